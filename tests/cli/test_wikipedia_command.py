@@ -89,7 +89,7 @@ def test_download(folder, capsys):
         result = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert result["algorithm"] == "sha1" and result["fetched"] == result["size"]
         assert main([*words, "--mirror", mirror.url]) == 0
-        assert "was there already, sha1 as published" in capsys.readouterr().out
+        assert "already downloaded, sha1 as published" in capsys.readouterr().out
     assert build("dumps", "--from", "wikipedia") == 0
     assert len(texts("out")) == 2
     assert main([*words, "--date", "today"]) == 2

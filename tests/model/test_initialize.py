@@ -95,7 +95,7 @@ def test_a_parameter_that_nobody_draws_is_refused():
     """Left alone it would start from the global random state, or from whatever the memory held."""
     model = tiny_model()
     model.blocks[1].extra = torch.nn.Linear(2, 2)
-    with pytest.raises(TypeError, match=r"fills blocks\.1\.extra\.weight, blocks\.1\.extra\.bias"):
+    with pytest.raises(TypeError, match=r"initializes blocks\.1\.extra\.weight, blocks\.1\.extra\.bias"):
         initialize(model, 0)
 
 
@@ -124,7 +124,7 @@ def test_draw_fills_buffers_too():
 def test_a_buffer_that_nobody_fills_is_refused(forgotten):
     """What its constructor put there is lost, since models are built without memory."""
     filled = [name for name in ("scale", "pattern", "mask") if name != forgotten]
-    with pytest.raises(TypeError, match=rf"no draw method fills 0\.{forgotten}: "):
+    with pytest.raises(TypeError, match=rf"no draw method initializes 0\.{forgotten}: "):
         initialize(torch.nn.Sequential(Patterned(*filled)), 0)
 
 

@@ -168,7 +168,7 @@ def _time_contenders(arguments: argparse.Namespace, recipe: "Recipe") -> dict[st
     if best is not None:
         result["ratio"] = speeds["hornbook"].tokens_per_second / best
         print(f"{result['ratio']:.2f} times the speed of the best {arguments.peer}")
-    return {**result, **_look_closer(arguments, contenders["hornbook"], world)}
+    return {**result, **_print_details(arguments, contenders["hornbook"], world)}
 
 
 def _peers(arguments: argparse.Namespace, recipe: "Recipe", world: "World", stack: ExitStack) -> dict[str, "Step"]:
@@ -187,7 +187,7 @@ def _peers(arguments: argparse.Namespace, recipe: "Recipe", world: "World", stac
     return steps
 
 
-def _look_closer(arguments: argparse.Namespace, step: "Step", world: "World") -> dict[str, Any]:
+def _print_details(arguments: argparse.Namespace, step: "Step", world: "World") -> dict[str, Any]:
     """Print and return the measurements of ``--operators`` and ``--neighbor``."""
     from dataclasses import asdict
 

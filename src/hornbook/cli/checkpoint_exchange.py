@@ -70,8 +70,8 @@ def import_command(arguments: argparse.Namespace) -> dict[str, Any]:
     model = recipe_from_dict(contents.documents["recipe"]).model
     if not has_tokenizer(Path(contents.documents["source"]["folder"])):
         files = "vocab.txt" if model.family == "bert" else "vocab.json and merges.txt"
-        mend = f"add tokenizer.json, or {files}, and import it again to generate or evaluate"
-        warnings.append(f"no tokenizer in {folder}: {mend}")
+        remedy = f"add tokenizer.json, or {files}, and import it again to generate or evaluate"
+        warnings.append(f"no tokenizer in {folder}: {remedy}")
     _warn(warnings)
     layers, parameters = counted(model.num_layers, "layer"), f"{model.num_parameters():,} parameters"
     print(f"{path}: {_kind(model)}, {layers}, hidden {model.hidden_size}, {parameters}")

@@ -69,14 +69,14 @@ def _walk(words: tuple[str, ...], parser: CommandParser) -> Iterator[Command]:
 
 def _value_of(action: argparse.Action, *, positional: bool = False) -> Value:
     """Return the values of an argument; positional arguments without known values are paths."""
-    told, metavar = _one_sentence(action.help), str(action.metavar or "")
+    help_text, metavar = _one_sentence(action.help), str(action.metavar or "")
     if action.dest == "recipe":
-        return Value(help=told, words=tuple(bundled_recipes()), is_path=metavar == "RECIPE")
+        return Value(help=help_text, words=tuple(bundled_recipes()), is_path=metavar == "RECIPE")
     words = tuple(map(str, action.choices)) if action.choices else ()
     if listed := re.fullmatch(r"\{(?P<words>.*)\}|\[(?P<truth>true\|false)\]", metavar):
         words = tuple(listed["words"].split(",") if listed["words"] else listed["truth"].split("|"))
     is_path = action.type is Path or bool(_PATHS.fullmatch(metavar)) or (positional and not words)
-    return Value(help=told, words=words, is_path=is_path, is_flag=action.nargs == 0)
+    return Value(help=help_text, words=words, is_path=is_path, is_flag=action.nargs == 0)
 
 
 def _one_sentence(text: str | None) -> str:

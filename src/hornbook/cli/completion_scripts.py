@@ -180,7 +180,7 @@ def _quoted(words: Iterable[str]) -> str:
 def _fish_lines(command: Command) -> list[str]:
     name = " ".join(command.words)
     at, exactly = (f"complete -c hornbook -n {shlex.quote(f'__hornbook_{how} {name}'.strip())}" for how in ("at", "is"))
-    lines = [f"{exactly} -a {word} -d {_fish_quoted(told)}" for word, told in command.subcommands.items()]
+    lines = [f"{exactly} -a {word} -d {_fish_quoted(help_text)}" for word, help_text in command.subcommands.items()]
     for option, value in command.options.items():
         kind = "-l" if option.startswith("--") else "-s"
         takes = "" if value.is_flag else f" -x -a {_quoted(value.words)}" if value.words else " -x"

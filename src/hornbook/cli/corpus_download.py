@@ -39,6 +39,6 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
     mirror = arguments.mirror or MIRROR
     found = download_dump(arguments.language, arguments.date, arguments.output, mirror=mirror, on_progress=show)
-    done = f"{format_bytes(found.fetched)} fetched" if found.fetched else "was there already"
+    done = f"{format_bytes(found.fetched)} fetched" if found.fetched else "already downloaded"
     sys.stdout.write(f"{found.path}: {format_bytes(found.size)}, {done}, {found.algorithm} as published\n")
     return asdict(found)

@@ -67,9 +67,9 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         print_columns([(finding.level, finding.about, finding.message) for finding in found])
     errors = sum(finding.level == "error" for finding in found)
     print(f"\n{_verdict(arguments.recipe, errors, len(found) - errors)}")
-    told = [vars(finding) for finding in found]
+    documents = [vars(finding) for finding in found]
     asked = {"recipe": arguments.recipe, "output": str(output), "processes": processes}
-    return {**facts, **asked, "findings": told, "exit_code": _REFUSED if errors else 0}
+    return {**facts, **asked, "findings": documents, "exit_code": _REFUSED if errors else 0}
 
 
 def _verdict(recipe: str | None, errors: int, warnings: int) -> str:
@@ -90,17 +90,17 @@ def _rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     speeds = [f"{verb} {size(disk[key])}/s" for key, verb in (("write", "writes"), ("read", "reads")) if disk[key]]
     yield "disk", ", ".join([f"{size(disk['free'])} free{kind}", *speeds, disk["folder"]])
     yield from _gpus(facts)
-    told = [f"{name}={value}" for name, value in facts["variables"].items()]
-    yield "variables", ", ".join(told) or "none that change a training"
+    variables = [f"{name}={value}" for name, value in facts["variables"].items()]
+    yield "variables", ", ".join(variables) or "none that change a training"
 
 
 def _software(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, told in facts["versions"].items():
-        yield name, f"{told['version']} ({told['oldest']} or later)" if told["oldest"] else str(told["version"])
+    for name, found in facts["versions"].items():
+        yield name, f"{found['version']} ({found['oldest']} or later)" if found["oldest"] else str(found["version"])
     extras = facts["extras"]
-    there, missing = ([name for name in extras if extras[name] is wanted] for wanted in (True, False))
+    installed, missing = ([name for name in extras if extras[name] is wanted] for wanted in (True, False))
     install = f"; not installed: {', '.join(missing)} (pip install 'hornbook[NAME]')" if missing else ""
-    yield "extras", f"{', '.join(there) or 'none'}{install}"
+    yield "extras", f"{', '.join(installed) or 'none'}{install}"
     yield "compiler", facts["compiler"] or "none; native operators need one"
     operators = facts["operators"]
     using = ", ".join([*operators["backends"], operators["cpu_capability"]])
@@ -122,19 +122,19 @@ def _speed(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _instructions(found: Collection[str]) -> str:
     """Return the x86 instruction sets that the processor has and lacks, or all names of another processor."""
-    there = [label for name, label in _X86.items() if name in found]
+    present = [label for name, label in _X86.items() if name in found]
     missing = [label for name, label in _X86.items() if name not in found]
-    return ", ".join(there) + (f"; without {', '.join(missing)}" if missing else "") if there else ", ".join(found)
+    return ", ".join(present) + (f"; without {', '.join(missing)}" if missing else "") if present else ", ".join(found)
 
 
 def _gpus(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     gpus, cuda = facts["gpus"], facts["cuda"]
     for gpu in gpus:
-        told = [gpu["name"], size(gpu["memory"])]
+        properties = [gpu["name"], size(gpu["memory"])]
         if "capability" in gpu:
             native = "bf16" if gpu["bf16"] else "no bf16"
-            told += [f"{size(gpu['free'])} free", f"compute capability {gpu['capability']}", native]
-        yield "GPU", ", ".join(told)
+            properties += [f"{size(gpu['free'])} free", f"compute capability {gpu['capability']}", native]
+        yield "GPU", ", ".join(properties)
     built = f"PyTorch is built for CUDA {cuda['build']}" if cuda["build"] else "PyTorch is built without CUDA"
     driver = f"driver {cuda['driver']}" if cuda["driver"] else "no NVIDIA driver"
     nccl = f", NCCL {cuda['nccl']}" if cuda["nccl"] else ""

@@ -41,8 +41,8 @@ def dry_run(recipe: "Recipe", arguments: argparse.Namespace) -> dict[str, object
         print_columns([*_rows(shapes)], right=(2, 3))
         print()
         print_plan(plan)
-    told = {name: list(shape) for name, shape in shapes.items()}
-    return {"shapes": told, **describe_plan(plan), "exit_code": 0 if plan.fits else _REFUSED}
+    listed = {name: list(shape) for name, shape in shapes.items()}
+    return {"shapes": listed, **describe_plan(plan), "exit_code": 0 if plan.fits else _REFUSED}
 
 
 def _rows(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, str, str, str]]:

@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     )
     result = run_tasks(tasks, given, data)
     if folder := run_of(loaded.path):
-        _keep(folder / "evaluation.json", result["tasks"])
+        _save(folder / "evaluation.json", result["tasks"])
     for task in result["tasks"]:
         print(f"{task['name']} of {result['checkpoint']}, on {text_of(task)}")
         _print_rows(task["rows"])
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     return result
 
 
-def _keep(path: Path, tasks: "list[dict[str, object]]") -> None:
+def _save(path: Path, tasks: "list[dict[str, object]]") -> None:
     """Add the evaluations to those of the run; only warn about a failure, since the numbers are printed anyway."""
     from hornbook.errors import HornbookError
     from hornbook.track.console import Console

@@ -117,7 +117,7 @@ def _answer(words: Sequence[str], *, as_json: bool, debug: bool) -> int:
             traceback.print_exc()
         return _fail([str(error)], error.exit_code, as_json, is_reported=error.is_reported)
     except StoppedBySignal as stop:
-        return _tell([str(stop)], stop.exit_code, as_json, key="stopped")
+        return _end([str(stop)], stop.exit_code, as_json, key="stopped")
     except HornbookError as error:
         if debug:
             traceback.print_exc()
@@ -171,10 +171,10 @@ def build_parsers() -> tuple[CommandParser, dict[str, CommandParser]]:
 
 def _fail(lines: list[str], exit_code: int, as_json: bool, *, is_reported: bool = False) -> int:
     """Print the error lines, unless another process does, and return the exit code."""
-    return _tell(lines, exit_code, as_json, key="error", is_reported=is_reported)
+    return _end(lines, exit_code, as_json, key="error", is_reported=is_reported)
 
 
-def _tell(
+def _end(
     lines: list[str], exit_code: int, as_json: bool, *, key: Literal["error", "stopped"], is_reported: bool = False
 ) -> int:
     """Print the lines with which the command ends, unless another process does, and return the exit code."""

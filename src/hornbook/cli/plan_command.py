@@ -79,17 +79,17 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
     plan = make_plan(recipe, machine)
     print_plan(plan)
-    told = describe_plan(plan)
+    document = describe_plan(plan)
     if arguments.search:
         from hornbook.plan.search import search_layouts
 
         layouts = search_layouts(recipe, machine)
         print()
         print_layouts(layouts)
-        told["layouts"] = [
+        document["layouts"] = [
             {"options": layout.words, **describe_plan(layout.plan, with_advice=False)} for layout in layouts
         ]
-    return {**told, "exit_code": 0 if plan.fits else _REFUSED}
+    return {**document, "exit_code": 0 if plan.fits else _REFUSED}
 
 
 def _refuse_other_mode(arguments: argparse.Namespace) -> None:
@@ -174,8 +174,8 @@ def _check(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, object]
         for rank, ((measured, predicted), error) in enumerate(zip(rows, errors, strict=True))
     ]
     step = {"measured": found.step_seconds, "predicted": found.predicted_seconds}
-    told = {"recipe": recipe.name, "device": str(device), "ranks": ranks, "step_seconds": step}
-    return {**told, "exit_code": 0 if is_close else 1}
+    result = {"recipe": recipe.name, "device": str(device), "ranks": ranks, "step_seconds": step}
+    return {**result, "exit_code": 0 if is_close else 1}
 
 
 def _print_time(check: "Check") -> None:

@@ -51,9 +51,9 @@ def _layout(plan: "Plan") -> Iterator[tuple[str, str]]:
 
 def _memory(plan: "Plan") -> Iterator[tuple[str, ...]]:
     yield "memory of a rank", "weights", "gradients", "moments", "activations", "workspace", "peak", ""
-    beside = plan.machine.num_ranks // len(plan.stages)
+    per_stage = plan.machine.num_ranks // len(plan.stages)
     for first, memory in plan.stages.items():
-        ranks = f"rank {first}" if beside == 1 else f"ranks {first}-{first + beside - 1}"
+        ranks = f"rank {first}" if per_stage == 1 else f"ranks {first}-{first + per_stage - 1}"
         parts = (memory.weights, memory.gradients, memory.moments, sum(memory.activations.values()), memory.workspace)
         yield ranks, *map(size, (*parts, memory.peak)), "" if memory.peak <= plan.machine.limit else "too much"
 
@@ -87,9 +87,9 @@ def _speed(plan: "Plan") -> Iterator[tuple[str, str]]:
     speed, machine = plan.speed, plan.machine
     efficiency = machine.efficiency or EFFICIENCY[machine.device.kind]
     parts = ("products", "bubble", "communication", "update", "offload")
-    told = [f"{name} {_seconds(getattr(speed, name))}" for name in parts if getattr(speed, name) > 0]
+    terms = [f"{name} {_seconds(getattr(speed, name))}" for name in parts if getattr(speed, name) > 0]
     peak = machine.device.flops[plan.compute.dtype]
-    yield "step", f"{_seconds(speed.seconds)}: {', '.join(told)}"
+    yield "step", f"{_seconds(speed.seconds)}: {', '.join(terms)}"
     mfu = speed.mfu(peak * machine.num_ranks)
     yield "speed", f"{short(speed.tokens_per_second)} tokens/s, MFU {mfu:.1%} of {flop_rate(peak)} a device"
     again = "" if speed.hardware_flops == speed.flops else f", {_flops(speed.hardware_flops)} with recomputation"
@@ -164,7 +164,7 @@ def _execution(recipe: "Recipe") -> str:
 def describe_plan(plan: "Plan", *, with_advice: bool = True) -> dict[str, Any]:
     """Return a plan as a JSON object, in bytes, seconds and dollars."""
     machine, speed, recipe = plan.machine, plan.speed, plan.recipe
-    told: dict[str, Any] = {
+    document: dict[str, Any] = {
         "recipe": recipe.name,
         "device": machine.device.name,
         "num_devices": machine.num_ranks,
@@ -188,19 +188,19 @@ def describe_plan(plan: "Plan", *, with_advice: bool = True) -> dict[str, Any]:
         "step_price": plan.step_price,
         "num_steps": plan.num_steps,
     }
-    return told | ({"largest_micro_batch": plan.largest_micro_batch, "advice": plan.advice} if with_advice else {})
+    return document | ({"largest_micro_batch": plan.largest_micro_batch, "advice": plan.advice} if with_advice else {})
 
 
 def _stage(rank: int, memory: "Memory") -> dict[str, Any]:
-    told = {}
+    phased = {}
     if (transfer := memory.transfer) is not None:
-        told = {
+        phased = {
             "scratch": transfer.size,
             "bytes_read": transfer.passes.read + transfer.update.read,
             "bytes_written": transfer.passes.written + transfer.update.written,
         }
     return {
-        **told,
+        **phased,
         "rank": rank,
         "peak": memory.peak,
         "weights": memory.weights,

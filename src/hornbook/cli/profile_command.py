@@ -160,8 +160,8 @@ def _compare(arguments: argparse.Namespace) -> dict[str, object]:
         shown = [(name[:60], *(f"{1e3 * value:,.2f}" for value in values)) for name, *values in rows[:_SHOWN]]
         print_columns([(title, "A", "B", "B - A"), *shown], right=(1, 2, 3))
     keys = ("name", "a", "b", "difference")
-    told = {"modules": modules, "operators": operators}
-    listed = {kind: [dict(zip(keys, row, strict=True)) for row in rows] for kind, rows in told.items()}
+    tables = {"modules": modules, "operators": operators}
+    listed = {kind: [dict(zip(keys, row, strict=True)) for row in rows] for kind, rows in tables.items()}
     return {"a": numbers, "b": other, **listed}
 
 

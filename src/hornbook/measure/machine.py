@@ -131,8 +131,8 @@ def compiler() -> str | None:
     """Return the version line of the C++ or C compiler, ``CXX`` and ``CC`` first; None without a compiler."""
     for name in (os.environ.get("CXX"), os.environ.get("CC"), "c++", "g++", "clang++", "cc"):
         path = shutil.which(name) if name else None
-        if path and (told := _first_line(path, "--version")):
-            return told
+        if path and (version := _first_line(path, "--version")):
+            return version
     return None
 
 

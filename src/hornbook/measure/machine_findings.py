@@ -40,13 +40,13 @@ def machine_findings(facts: Mapping[str, Any], precision: str = "auto", processe
 
 
 def _of_versions(versions: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, told in versions.items():
-        version, oldest = told["version"], told["oldest"]
+    for name, found in versions.items():
+        version, oldest = found["version"], found["oldest"]
         if oldest and _numbers(version) < _numbers(oldest):
-            mend = "install a newer Python" if name == "python" else f"pip install '{name}>={oldest}'"
+            remedy = "install a newer Python" if name == "python" else f"pip install '{name}>={oldest}'"
             yield (
                 "versions",
-                f"{name} {version} is older than {oldest}, the oldest supported version: {mend}",
+                f"{name} {version} is older than {oldest}, the oldest supported version: {remedy}",
             )
 
 
@@ -64,13 +64,13 @@ def _of_precision(products: Mapping[str, Any], forms: Mapping[str, str], precisi
     other = {"bf16": "fp32", "fp32": "bf16"}.get(chosen)
     if other is None or f"linear_{chosen}" in forms:  # fp16 is not measured
         return
-    here, there = (products["flops_per_second"][dtype] for dtype in (chosen, other))
-    if precision != "fp32" and there > _CLEARLY_FASTER * here:
+    here, other_rate = (products["flops_per_second"][dtype] for dtype in (chosen, other))
+    if precision != "fp32" and other_rate > _CLEARLY_FASTER * here:
         whose = "auto chooses" if precision == "auto" else "the recipe says"
         yield (
             "precision",
             f"precision.compute: {whose} {chosen}, whose products run at {flop_rate(here)} here, but those of {other} "
-            f"run at {flop_rate(there)}: train with --precision.compute {other}",
+            f"run at {flop_rate(other_rate)}: train with --precision.compute {other}",
         )
 
 

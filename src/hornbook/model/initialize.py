@@ -98,13 +98,13 @@ def initialize(model: nn.Module, seed: int) -> None:
     before = {id(tensor): (tensor, tensor._version) for _, tensor in _tensors(model)}
     for name, module in model.named_modules():
         _draw(model, name, module, seed)
-    left = []
+    uninitialized = []
     for name, tensor in _tensors(model):
         untouched = id(tensor) in before and before[id(tensor)][1] == tensor._version
         if bool(local(tensor.detach()).isnan().any()) if tensor.is_floating_point() else untouched:
-            left.append(name)
-    if left:
-        raise TypeError(f"no draw method fills {', '.join(left)}: give the module that holds it one")
+            uninitialized.append(name)
+    if uninitialized:
+        raise TypeError(f"no draw method initializes {', '.join(uninitialized)}: add one to the module")
 
 
 def fill_unsaved_buffers(model: nn.Module, seed: int) -> None:

@@ -3,7 +3,7 @@
 ::
 
     rank 0..n-1 --"here 3": its recipe--> store      all wait for all, and then compare
-    rank 3      --"told": its error-----> store      the first rank that fails prints its error; the others are silent
+    rank 3      --"error": its line-----> store      the first rank that fails prints its error; the others are silent
 
 The store is in the launcher of the ranks (``torchrun``, ``hornbook train --processes``), or in rank 0 if there is none,
 as with ``srun python``.
@@ -23,7 +23,7 @@ ARRIVAL = timedelta(minutes=5)
 """Maximum time to wait for the other ranks."""
 LAUNCHER = -1
 """The rank number of the process that started the ranks."""
-_TOLD = "told"
+_ERROR = "error"
 
 
 def launcher_has_store() -> bool:
@@ -125,17 +125,17 @@ _LOCAL = ("data.train", "data.validation", "data.tokenizer")
 
 def report(store: Store, rank: int, line: str, exit_code: int) -> RankError:
     """Report an error to all ranks and return the one to raise: ``line``, or that of the first rank that reported."""
-    said = json.dumps({"rank": rank, "line": line, "exit_code": exit_code})
-    first = json.loads(store.compare_set(_TOLD, "", said))
+    error = json.dumps({"rank": rank, "line": line, "exit_code": exit_code})
+    first = json.loads(store.compare_set(_ERROR, "", error))
     return RankError(first["line"], first["exit_code"], is_reported=first["rank"] != rank)
 
 
 def reported(store: Store) -> RankError | None:
     """Return the error that another rank reported, if any."""
-    if not store.check([_TOLD]):
+    if not store.check([_ERROR]):
         return None
-    said = json.loads(store.get(_TOLD))
-    return RankError(said["line"], said["exit_code"], is_reported=True)
+    error = json.loads(store.get(_ERROR))
+    return RankError(error["line"], error["exit_code"], is_reported=True)
 
 
 def named(ranks: list[int], size: int) -> str:

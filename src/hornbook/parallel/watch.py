@@ -70,8 +70,8 @@ class Watch:
         This takes some seconds, unless a rank has reported an error.
         """
         try:
-            if said := reported(self._store):
-                return said
+            if error_of_other := reported(self._store):
+                return error_of_other
             before = self._counts()
             time.sleep(_WINDOW_SECONDS)
             lost = [rank for rank, (old, new) in enumerate(zip(before, self._counts(), strict=True)) if old == new]
@@ -119,8 +119,8 @@ class Watch:
         while not self._ended.wait(_BEAT_SECONDS):
             self._stop_if_alone()
             self._count(self._rank, 1)
-            if (said := reported(self._store)) and not self._ended.wait(_GRACE_SECONDS):
-                _leave(said)
+            if (error := reported(self._store)) and not self._ended.wait(_GRACE_SECONDS):
+                _leave(error)
             count, now = self._count(other, 0), time.monotonic()
             was_stopped_itself = now - last > _WINDOW_SECONDS
             if count != seen or count >= _HAS_LEFT or was_stopped_itself:
