@@ -138,3 +138,16 @@ def test_a_budget_measures_a_layer_of_each_new_shape():
     )
     assert new > seen
     assert memory_of(recipe, compute=Compute()).peak == new
+
+
+@pytest.mark.parametrize(("schedule", "num_wires"), [("1f1b", 1), ("zero-bubble", 2), ("interleaved", 6)])
+def test_a_micro_batch_more_takes_a_wire_to_receive_and_one_that_was_sent(schedule, num_wires):
+    """Of the first of two ranks: one neighbor or three; 1f1b keeps nothing that was sent."""
+    parallel = ParallelConfig(pipeline_parallel=2, pipeline_schedule=schedule)
+    recipe = replace(RECIPES["gpt2-small"], parallel=parallel)
+    less, more = (
+        memory_of(replace(recipe, training=replace(recipe.training, **sizes)), 2, compute=Compute()).peak
+        for sizes in ({"micro_batch_size": 1, "global_batch_size": size} for size in (16, 32))
+    )
+    wire = 4 * recipe.sequence_length * recipe.model.hidden_size
+    assert (more - less) / wire == pytest.approx(16 * num_wires)

@@ -131,7 +131,7 @@ class Layers:
         size = self._blocks.get(name, num_in * num_out)
         is_native = self._is_native(name)
         itemsize = FP32 if name in self._blocks or is_native else self.itemsize
-        if self._postpones(name, size + bias * num_out, itemsize, gradient, *frees):
+        if self.postpones(name, size + bias * num_out, itemsize, gradient, *frees):
             if is_native and name not in self._blocks:
                 self.panels(f"{name}/panels of the gradient", size)
             self.scratch(result, num_rows * num_in)
@@ -153,7 +153,7 @@ class Layers:
         self.tape.free(*frees, f"{name}/cast")
         self.arrived(name, size + bias * num_out)
 
-    def _postpones(self, name: str, numbers: float, itemsize: int, gradient: str, *frees: str) -> bool:
+    def postpones(self, name: str, numbers: float, itemsize: int, gradient: str, *frees: str) -> bool:
         """Keep what the gradient of a parameter takes if it is computed later, and tell whether it is.
 
         Args:
@@ -226,7 +226,7 @@ class Layers:
         is_mixed = self.compute.device == "cpu" and self.itemsize < FP32 and not self.compute.has_native_layers
         if is_mixed:
             self.tape.use(num_rows * size * self.itemsize)
-        if self._postpones(name, 2 * size, FP32, gradient, f"{name}/statistics", *frees):
+        if self.postpones(name, 2 * size, FP32, gradient, f"{name}/statistics", *frees):
             return
         self.add_gradient(name, 2 * size, FP32)
         self.tape.free(*frees, f"{name}/statistics")

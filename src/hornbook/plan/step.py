@@ -13,7 +13,7 @@ from typing import Final
 
 from hornbook.config.linears import linears_of
 from hornbook.config.optimizers import LambConfig
-from hornbook.config.pipeline import rounds_of
+from hornbook.config.pipeline import KEEPS_SENT, rounds_of
 from hornbook.config.rank_part import RankPart, shard_size
 from hornbook.config.recipe import Recipe
 from hornbook.config.sections import DTYPE_BYTES
@@ -27,7 +27,9 @@ from hornbook.plan.tape import Tape
 
 _MIB: Final = 1 << 20
 _ALL_TOKENS: Final = "head/all tokens"
-_STAY: Final = ("/gradient", "/panels", "/panels of the gradient", "gathered weights", "wires")
+_SENT: Final = " sent"
+"""How the name of what was sent to another stage ends."""
+_STAY: Final = ("/gradient", "/panels", "/panels of the gradient", "gathered weights", "wires", _SENT)
 """How names end of what outlives a forward pass that keeps nothing else."""
 _ROUNDING: Final = 3 * 4
 """Bytes of a number while it is rounded stochastically: random words and what is made of them."""
@@ -67,11 +69,16 @@ class Step:
         self._blocks = {layer: self._block(layer, mixes_again=layer in again["attention"]) for layer in part.blocks}
 
     def write(self) -> None:
-        """Write it."""
-        if self.part.sizes.pipeline > 1:
-            self._wires()
-        for each in self._passes():
-            self._write_pass(each)
+        """Write it, twice where a later step finds weights packed that this one packs after its peak."""
+        passes, is_pipeline = self._passes(), self.part.sizes.pipeline > 1
+        if is_pipeline:
+            self._wires(1 + max(each.number for each in passes))
+        packs = self.layers.compute.has_native_layers and (is_pipeline or self.num_micro_batches == 1)
+        for _ in range(1 + packs):
+            self.tape.free(*(name for name in self.tape.names() if name.endswith("/gradient")))
+            for each in passes:
+                self._write_pass(each)
+            self.tape.free(*(name for name in self.tape.names() if name.endswith(_SENT)))
         self.update()
 
     def _passes(self) -> list[Pass]:
@@ -102,14 +109,14 @@ class Step:
         elif kind == "I":
             self._postponed[key] = layers.postponed = []
             tape.keeps_activations = True
-            self.backward(stage)
+            self.backward(stage, number)
             tape.keeps_activations = False
             layers.postponed = None
         elif kind == "W" and stage:
             for gradient in reversed(self._postponed.pop(key)):
                 layers.add_postponed(gradient)
         else:
-            self.backward(stage)
+            self.backward(stage, number)
         if kind in "FI":
             tape.set_aside(key, _of_micro_batch(tape))
         else:
@@ -136,7 +143,7 @@ class Step:
             tape.free(*[x] * (self.num_slices > 1))
         tape.free("gathered weights")
 
-    def backward(self, stage: int) -> None:
+    def backward(self, stage: int, number: int) -> None:
         """Compute the gradients of all that was written by `forward`."""
         part, tape = self.part, self.tape
         results = [_input(stage), *(f"blocks.{layer}/result" for layer in part.blocks_of_stage[stage])]
@@ -146,6 +153,7 @@ class Step:
             self._scatter("head.")
         else:
             self.layers.scratch("gradient", self._own.num * self.recipe.model.hidden_size)
+            self._send(results[-1], stage, stage + 1, number)
             tape.free(results[-1])
         for layer, x in zip(reversed(part.blocks_of_stage[stage]), reversed(results[:-1]), strict=True):
             block = self._blocks[layer]
@@ -160,7 +168,14 @@ class Step:
             self._look_up()
             embed_backward(self.layers, self.recipe.model, self._own, part.table[0])
             self._scatter("embedding.")
+        else:
+            self._send("gradient", stage, stage - 1, number)
         tape.free("gradient", _input(stage), "gathered weights", "gradients that are summed")
+
+    def _send(self, name: str, stage: int, to: int, number: int) -> None:
+        """Keep what goes to another stage, which PyTorch's schedules of several stages keep until a round ends."""
+        if self.recipe.parallel.pipeline_schedule in KEEPS_SENT and (to < stage or to not in self.part.own_stages):
+            self.tape.rename(name, f"{stage}.{number}.{to}{_SENT}")
 
     def _look_up(self) -> None:
         """Look up all tokens in the rank's part of the table, or gather their gradients, where it keeps a slice."""
@@ -235,15 +250,20 @@ class Step:
         inner = [name for name in names if ".attention/" in name and not name.endswith(("/qkv", "/y"))]
         return sum(map(tape.size, inner if of_attention else names))
 
-    def _wires(self) -> None:
-        """Hold the buffers of a schedule, one for each micro-batch of a round and neighbor."""
+    def _wires(self, num_written: int) -> None:
+        """Hold the buffers of a schedule, one for each micro-batch of a round and neighbor, and what was sent.
+
+        Args:
+            num_written: micro-batches of the round that are written; what the others sent is there already.
+        """
         recipe, part = self.recipe, self.part
         ranks, schedule = part.sizes.pipeline, recipe.parallel.pipeline_schedule
         wire = self._own.num * recipe.model.hidden_size * self.layers.itemsize
         size = max(rounds_of(self.num_micro_batches, ranks, schedule))
         neighbors = [stage + way for stage in part.own_stages for way in (-1, 1)]
         num_wires = sum(0 <= stage < part.num_stages for stage in neighbors)  # also between two stages of a rank
-        self.tape.hold("workspace", "wires", num_wires * size * wire)
+        others = max(0, size - num_written) * (schedule in KEEPS_SENT)
+        self.tape.hold("workspace", "wires", num_wires * (size + others) * wire)
 
     def _gather(self, *names: str) -> None:
         """Hold the whole weights of a part of the model as they come and as they are used, where ranks hold shards."""
