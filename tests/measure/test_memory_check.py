@@ -96,6 +96,13 @@ def test_every_layout_of_sequences(name, layout):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_a_sparse_token_table(block_size, kernels):
+    assert abs(error_of("sparse-demo", f"sparsity.embedding_block_size={block_size}", kernels=kernels)) < 0.03
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
 @pytest.mark.parametrize("layout", LAYOUTS_OF_RANKS)
 def test_every_layout_of_ranks(layout, kernels):
     options = [f"--{word}" for word in LAYOUTS_OF_RANKS[layout].split()]

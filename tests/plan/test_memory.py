@@ -151,3 +151,13 @@ def test_a_micro_batch_more_takes_a_wire_to_receive_and_one_that_was_sent(schedu
     )
     wire = 4 * recipe.sequence_length * recipe.model.hidden_size
     assert (more - less) / wire == pytest.approx(16 * num_wires)
+
+
+def test_a_sparse_token_table_has_one_gradient_of_its_blocks():
+    recipe = RECIPES["sparse-demo"]  # of two micro-batches, the second finds gradients
+    recipe = replace(recipe, training=replace(recipe.training, micro_batch_size=1, global_batch_size=2))
+    sparse = replace(recipe, sparsity=replace(recipe.sparsity, embedding_block_size=16))
+    dense_table, sparse_table = (memory_of(each, compute=Compute()).gradients for each in (recipe, sparse))
+    table, absent = math.prod(RankPart.of(recipe, 1, 0).table), sparse.sparsity.num_absent(recipe.model)
+    kept = math.prod(dict(recipe.model.shapes())["embedding.tokens"]) - absent["embedding.tokens"]
+    assert dense_table - sparse_table == 4 * (2 * table - kept)

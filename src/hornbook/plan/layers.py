@@ -18,6 +18,8 @@ from hornbook.config.sections import DTYPE_BYTES, Dtype
 from hornbook.plan.tape import Kind, Tape
 
 FP32 = 4
+TABLE = "embedding.tokens"
+"""The name of the token table, which a tied head shares."""
 SUMMED = "/gradient that is summed"
 """How the name of a whole gradient ends until ranks that hold shards have summed it."""
 
@@ -66,7 +68,7 @@ class Layers:
         tape: to write on.
         compute: decides what is kept.
         num_shards: ranks that keep a share of each gradient.
-        blocks: the weights of sparse linear maps by name, which are used as they are.
+        blocks: the weights of sparse linear maps and of a sparse table by name, which are used as they are.
         num_parts: tensor-parallel ranks.
     """
 
@@ -94,6 +96,11 @@ class Layers:
     def is_cut(self, weight: str) -> bool:
         """Tell whether tensor-parallel ranks hold a part of a weight each."""
         return self._num_parts > 1 and cut_dimension(weight) is not None
+
+    @property
+    def table_weights(self) -> int | None:
+        """The weights of a sparse token table; None where it is dense."""
+        return self._blocks.get(TABLE)
 
     def _is_native(self, name: str) -> bool:
         """Tell whether a native operator computes a linear map: none multiplies by a weight that is cut."""

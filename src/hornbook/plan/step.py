@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from hornbook.config.linears import linears_of
 from hornbook.config.optimizers import LambConfig
@@ -21,7 +21,7 @@ from hornbook.plan.attention import Tokens
 from hornbook.plan.blocks import Block, block_of, own_tokens
 from hornbook.plan.embedding import embed, embed_backward
 from hornbook.plan.head import Head
-from hornbook.plan.layers import FP32, SUMMED, Compute, Layers, Postponed
+from hornbook.plan.layers import FP32, SUMMED, TABLE, Compute, Layers, Postponed
 from hornbook.plan.passes import Pass, passes_of
 from hornbook.plan.tape import Tape
 
@@ -296,10 +296,14 @@ def _of_micro_batch(tape: Tape) -> list[str]:
 
 
 def _blocks_of(recipe: Recipe) -> dict[str, int]:
-    """Return how many weights each sparse linear map has."""
-    absent = recipe.sparsity.num_absent(recipe.model) if recipe.sparsity.linears else {}
+    """Return how many weights each sparse linear map has, and a sparse token table."""
+    absent = recipe.sparsity.num_absent(recipe.model) if recipe.sparsity.is_sparse else {}
     linears = linears_of(recipe.model) or {}
-    return {name: size.num_out * size.num_in - absent[name] for name, size in linears.items() if name in absent}
+    dense = {name: size.num_out * size.num_in for name, size in linears.items()}
+    if TABLE in absent:
+        model: Any = recipe.model
+        dense[TABLE] = math.prod(dict(model.shapes())[TABLE])
+    return {name: size - absent[name] for name, size in dense.items() if name in absent}
 
 
 def _forgettable(tape: Tape, staying: set[str]) -> Sequence[str]:
