@@ -96,12 +96,18 @@ def test_every_layout_of_sequences(name, layout):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_a_sparse_token_table(block_size, kernels):
+    assert abs(error_of("sparse-demo", f"sparsity.embedding_block_size={block_size}", kernels=kernels)) < 0.03
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
 @pytest.mark.parametrize("layout", LAYOUTS_OF_RANKS)
 def test_every_layout_of_ranks(layout, kernels):
     options = [f"--{word}" for word in LAYOUTS_OF_RANKS[layout].split()]
     options += ["--precision.compute=fp32", f"--precision.kernels={kernels}"]
-    names = MODELS[:1] if "pipeline" in LAYOUTS_OF_RANKS[layout] else MODELS
-    errors = dict(zip(names, errors_of(2, [[name, *options] for name in names]), strict=True))
+    errors = dict(zip(MODELS, errors_of(2, [[name, *options] for name in MODELS]), strict=True))
     assert max(abs(error) for each in errors.values() for error in each) < TOLERANCES["resident"], errors
 
 

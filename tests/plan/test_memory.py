@@ -138,3 +138,26 @@ def test_a_budget_measures_a_layer_of_each_new_shape():
     )
     assert new > seen
     assert memory_of(recipe, compute=Compute()).peak == new
+
+
+@pytest.mark.parametrize(("schedule", "num_wires"), [("1f1b", 1), ("zero-bubble", 2), ("interleaved", 6)])
+def test_a_micro_batch_more_takes_a_wire_to_receive_and_one_that_was_sent(schedule, num_wires):
+    """Of the first of two ranks: one neighbor or three; 1f1b keeps nothing that was sent."""
+    parallel = ParallelConfig(pipeline_parallel=2, pipeline_schedule=schedule)
+    recipe = replace(RECIPES["gpt2-small"], parallel=parallel)
+    less, more = (
+        memory_of(replace(recipe, training=replace(recipe.training, **sizes)), 2, compute=Compute()).peak
+        for sizes in ({"micro_batch_size": 1, "global_batch_size": size} for size in (16, 32))
+    )
+    wire = 4 * recipe.sequence_length * recipe.model.hidden_size
+    assert (more - less) / wire == pytest.approx(16 * num_wires)
+
+
+def test_a_sparse_token_table_has_one_gradient_of_its_blocks():
+    recipe = RECIPES["sparse-demo"]  # of two micro-batches, the second finds gradients
+    recipe = replace(recipe, training=replace(recipe.training, micro_batch_size=1, global_batch_size=2))
+    sparse = replace(recipe, sparsity=replace(recipe.sparsity, embedding_block_size=16))
+    dense_table, sparse_table = (memory_of(each, compute=Compute()).gradients for each in (recipe, sparse))
+    table, absent = math.prod(RankPart.of(recipe, 1, 0).table), sparse.sparsity.num_absent(recipe.model)
+    kept = math.prod(dict(recipe.model.shapes())["embedding.tokens"]) - absent["embedding.tokens"]
+    assert dense_table - sparse_table == 4 * (2 * table - kept)

@@ -21,6 +21,8 @@ PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "v-sha
 
 SPLITS_NO_BACKWARD: Final = ("gpipe", "1f1b", "interleaved")
 """Schedules that compute the gradients of weights and of inputs together."""
+KEEPS_SENT: Final = ("interleaved", "zero-bubble", "v-shaped")
+"""Schedules in which PyTorch keeps what a rank has sent until the round ends: it waits for all sends there."""
 _ROUND_SIZE: Final = 16
 """Maximum micro-batches of a round per rank of the pipeline."""
 _IN_GROUPS: Final = ("interleaved", "zero-bubble")

@@ -87,15 +87,14 @@ class _Block:
 
     def gather(self, layers: Layers, result: str) -> None:
         """Compute ``result``, the tokens of all ranks, concatenated."""
-        numbers = self.tokens.num * self.size
-        layers.scratch("slices", numbers)
-        layers.scratch(result, numbers)
+        for name in ("slices", result):
+            layers.scratch(name, self.tokens.num * self.size)
         layers.tape.free("slices")
 
     def scatter(self, layers: Layers, result: str) -> None:
         """Compute the rank's slice of the sum of ``result`` over the ranks, which send copies of its slices."""
         layers.scratch("slices", self.tokens.num * self.size)
-        layers.activation(result, self.own * self.size)
+        layers.scratch(result, self.own * self.size)
         layers.tape.free("slices")
 
     def enter(self, layers: Layers, name: str, num_out: int, result: str) -> None:
@@ -109,16 +108,13 @@ class _Block:
         self, layers: Layers, name: str, num_out: int, gradient: str, result: str, *frees: str, bias: bool = True
     ) -> None:
         """Compute the gradient ``result`` of the input; with slices, the input is gathered once more."""
-        sizes = (name, self.tokens.num, self.size, num_out, gradient)
-        if self.num_slices == 1:
-            layers.linear_backward(*sizes, result, *frees, bias=bias)
-            return
-        layers.scratch(result, self.tokens.num * self.size)
-        layers.scratch("slices", self.tokens.num * self.size)
-        layers.scratch(result, self.own * self.size)
-        layers.tape.free("slices")
-        layers.tape.use(self.tokens.num * self.size * layers.itemsize)
-        layers.linear_backward(*sizes, "all tokens", *frees, bias=bias)
+        whole = result
+        if self.num_slices > 1:
+            whole, numbers = "all tokens", self.tokens.num * self.size
+            layers.scratch(result, numbers)
+            self.scatter(layers, result)
+            layers.tape.use(numbers * layers.itemsize)
+        layers.linear_backward(name, self.tokens.num, self.size, num_out, gradient, whole, *frees, bias=bias)
         layers.tape.free("all tokens")
 
     def leave(self, layers: Layers, name: str, num_in: int, result: str) -> None:
@@ -133,8 +129,7 @@ class _Block:
         """Compute the gradient ``result`` of the input, and free ``gradient`` unless it is that of the residual."""
         whole = gradient
         if self.num_slices > 1:
-            whole = "all gradients"
-            self.gather(layers, whole)
+            self.gather(layers, whole := "all gradients")
         layers.linear_backward(name, self.tokens.num, num_in, self.size, whole, result, *frees, bias=bias)
         layers.tape.free("all gradients", *[gradient] * (gradient != "gradient"))
 
@@ -280,8 +275,7 @@ class GroupBlock(_Block):
     def forward(self, layers: Layers, x: str, y: str) -> None:
         """See ``Block``."""
         name, num, size = self.name, self.own, self.size
-        works = (self.convolve, self._first, self.attend, self._second)
-        for number, work in enumerate(works):
+        for number, work in enumerate((self.convolve, self._first, self.attend, self._second)):
             layers.norm(f"{name}.norms.{number}", num, size, f"{name}.norms.{number}/y")
             work(layers, "change")
             self.drop(layers, "change")
@@ -330,11 +324,15 @@ class GroupBlock(_Block):
         weights = inner * self.size // self._group.feed_forward_groups
         self.leave_backward(layers, f"{name}.down", self._middle, gradient, "dmiddle", f"{name}/middle")
         layers.scratch("dparts", num * inner)
-        layers.scratch(f"{name}.grouped/new", weights + self.size)
-        tape.free(f"{name}/hidden", f"{name}.grouped/cast", "dmiddle")
+        used = f"{name}/hidden", f"{name}.grouped/cast"
+        is_later = layers.postpones(f"{name}.grouped", weights + self.size, layers.itemsize, "dmiddle", *used)
+        if not is_later:
+            layers.scratch(f"{name}.grouped/new", weights + self.size)
+        tape.free(*used, "dmiddle")
         layers.scratch("dhidden", num * inner)
         tape.free("dparts")
-        layers.arrived(f"{name}.grouped", weights + self.size)
+        if not is_later:
+            layers.arrived(f"{name}.grouped", weights + self.size)
         layers.scratch("dup", num * inner)
         tape.free("dhidden", f"{name}/up")
         self.enter_backward(layers, f"{name}.up", inner, "dup", result, *frees)
@@ -379,9 +377,13 @@ class GroupBlock(_Block):
         tape.free("dmixed")
         for what in ("copy", "order", "dcolumn"):
             layers.scratch(what, rows * size)
-        layers.scratch(f"{name}/new", self._num_filters)
-        tape.free("copy", "order", "drows", f"{name}/column", f"{name}/cast")
-        layers.arrived(name, self._num_filters)
+        used = f"{name}/column", f"{name}/cast"
+        if layers.postpones(name, self._num_filters, layers.itemsize, "drows", *used):
+            tape.free("copy", "order")
+        else:
+            layers.scratch(f"{name}/new", self._num_filters)
+            tape.free("copy", "order", "drows", *used)
+            layers.arrived(name, self._num_filters)
         layers.scratch("dgated", num * size)
         tape.free("dcolumn")
         layers.scratch("dgate", 2 * num * size)

@@ -21,6 +21,8 @@ def embed(layers: Layers, model: TransformerConfig, tokens: Tokens, num_rows: in
     if layers.compute.weights != "fp32":
         layers.scratch("table", num_rows * size, FP32)
     layers.scratch("embedded", num * size, FP32)
+    if layers.table_weights is not None:  # rows of blocks are put into zeros
+        tape.use(num * size * FP32)
     tape.free("table")
     tables = 1 + (isinstance(model, EncoderConfig) and model.num_segments > 1)
     for _ in range(tables):
@@ -54,8 +56,9 @@ def embed_backward(layers: Layers, model: TransformerConfig, tokens: Tokens, num
     rows *= getattr(model, "positions", "learned") == "learned"
     for name, count in (("segments", getattr(model, "num_segments", 0)), ("positions", rows), ("tokens", num_rows)):
         if count:
-            layers.scratch(f"embedding.{name}/new", count * size, FP32)
-            layers.add_gradient(f"embedding.{name}", count * size, FP32, new=f"embedding.{name}/new")
+            numbers = layers.table_weights if name == "tokens" and layers.table_weights is not None else count * size
+            layers.scratch(f"embedding.{name}/new", numbers, FP32)
+            layers.add_gradient(f"embedding.{name}", numbers, FP32, new=f"embedding.{name}/new")
     tape.free("gradient")
 
 

@@ -12,7 +12,7 @@ from hornbook.config.models import EncoderConfig, GroupBertConfig, LabelledConfi
 from hornbook.config.recipe import Recipe
 from hornbook.config.shapes import HEAD_TOKENS
 from hornbook.plan.attention import Tokens
-from hornbook.plan.layers import FP32, Layers
+from hornbook.plan.layers import FP32, TABLE, Layers
 
 _BLOCK = 64
 
@@ -74,6 +74,9 @@ class Head:
         num, size, tape = self.tokens.num_scored, self.size, layers.tape
         if self.has_pairs:
             self._pool(layers)
+        if layers.table_weights is not None:  # the blocks are put into zeros, which are laid out as a table
+            for _ in range(2):
+                layers.scratch("head.table/dense", self.num_rows * self.width, FP32)
         if self.is_causal_classifier:
             layers.activation("head/last tokens", self.tokens.num_sequences * size)
             layers.norm("head.norm", self.tokens.num_sequences, size, "head/normed")
@@ -86,7 +89,7 @@ class Head:
             self._transform(layers)
         if self.has_loss_of_tokens:
             self._cross_entropy(layers)
-        tape.free("head/normed")
+        tape.free("head/normed", "head.table/dense")
         if self.is_causal_classifier or isinstance(self.model, EncoderConfig):
             tape.free(x)
 
@@ -100,8 +103,12 @@ class Head:
                 layers.scratch("product", num * width, FP32)
                 layers.scratch("gradient", num * width)
                 tape.free("product")
+            numbers, owner = self.num_rows * width, "head.table"
+            if layers.table_weights is not None:  # the dense gradient is copied before its blocks are read
+                tape.use(numbers * FP32)
+                numbers, owner = layers.table_weights, TABLE
             tape.free("head/dx", "head/dtable", "head/dbias")  # the table's gradient is scaled in place
-            layers.add_gradient("head.table", self.num_rows * width, FP32)
+            layers.add_gradient(owner, numbers, FP32)
         if self.is_causal_classifier:
             sequences = self.tokens.num_sequences
             layers.norm_backward("head.norm", sequences, size, "gradient", "branch", "head/last tokens")
@@ -147,7 +154,8 @@ class Head:
             is_weighted = item < FP32 and getattr(self.objective, "recurrence_weights", False)
             in_place = item + max(before, is_weighted * 2 * FP32)
             tape.use(tokens * rows * (before + exact if is_cut else in_place), "logits")
-            tape.free(*packed * is_cut)  # a part of a table is packed anew for each micro-batch
+            is_made = is_cut or layers.table_weights is not None
+            tape.free(*packed * is_made)  # what is no parameter is packed anew for each micro-batch
             return
         if layers.compute.weights != layers.compute.dtype:
             layers.scratch("head.table/cast", rows * size)

@@ -18,6 +18,8 @@ from hornbook.config.sections import DTYPE_BYTES, Dtype
 from hornbook.plan.tape import Kind, Tape
 
 FP32 = 4
+TABLE = "embedding.tokens"
+"""The name of the token table, which a tied head shares."""
 SUMMED = "/gradient that is summed"
 """How the name of a whole gradient ends until ranks that hold shards have summed it."""
 
@@ -66,7 +68,7 @@ class Layers:
         tape: to write on.
         compute: determines which tensors are kept.
         num_shards: number of ranks over which gradients are sharded.
-        blocks: number of weights of block-sparse layers by name, which are not copied.
+        blocks: number of weights of block-sparse layers, and of a sparse token table, by name, which are not copied.
         num_parts: number of tensor-parallel ranks.
     """
 
@@ -94,6 +96,11 @@ class Layers:
     def is_cut(self, weight: str) -> bool:
         """Return whether a weight is split over tensor-parallel ranks."""
         return self._num_parts > 1 and cut_dimension(weight) is not None
+
+    @property
+    def table_weights(self) -> int | None:
+        """Number of weights of a sparse token table; None if it is dense."""
+        return self._blocks.get(TABLE)
 
     def _is_native(self, name: str) -> bool:
         """Return whether a native operator computes a linear layer; there is none for split weights."""
@@ -131,7 +138,7 @@ class Layers:
         size = self._blocks.get(name, num_in * num_out)
         is_native = self._is_native(name)
         itemsize = FP32 if name in self._blocks or is_native else self.itemsize
-        if self._postpones(name, size + bias * num_out, itemsize, gradient, *frees):
+        if self.postpones(name, size + bias * num_out, itemsize, gradient, *frees):
             if is_native and name not in self._blocks:
                 self.panels(f"{name}/panels of the gradient", size)
             self.scratch(result, num_rows * num_in)
@@ -153,7 +160,7 @@ class Layers:
         self.tape.free(*frees, f"{name}/cast")
         self.arrived(name, size + bias * num_out)
 
-    def _postpones(self, name: str, numbers: float, itemsize: int, gradient: str, *frees: str) -> bool:
+    def postpones(self, name: str, numbers: float, itemsize: int, gradient: str, *frees: str) -> bool:
         """Return whether the gradient of a parameter is computed later, and keep the tensors that it needs.
 
         Args:
@@ -226,7 +233,7 @@ class Layers:
         is_mixed = self.compute.device == "cpu" and self.itemsize < FP32 and not self.compute.has_native_layers
         if is_mixed:
             self.tape.use(num_rows * size * self.itemsize)
-        if self._postpones(name, 2 * size, FP32, gradient, f"{name}/statistics", *frees):
+        if self.postpones(name, 2 * size, FP32, gradient, f"{name}/statistics", *frees):
             return
         self.add_gradient(name, 2 * size, FP32)
         self.tape.free(*frees, f"{name}/statistics")

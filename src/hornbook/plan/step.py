@@ -9,11 +9,11 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from hornbook.config.linears import linears_of
 from hornbook.config.optimizers import LambConfig
-from hornbook.config.pipeline import rounds_of
+from hornbook.config.pipeline import KEEPS_SENT, rounds_of
 from hornbook.config.rank_part import RankPart, shard_size
 from hornbook.config.recipe import Recipe
 from hornbook.config.sections import DTYPE_BYTES
@@ -21,13 +21,15 @@ from hornbook.plan.attention import Tokens
 from hornbook.plan.blocks import Block, block_of, own_tokens
 from hornbook.plan.embedding import embed, embed_backward
 from hornbook.plan.head import Head
-from hornbook.plan.layers import FP32, SUMMED, Compute, Layers, Postponed
+from hornbook.plan.layers import FP32, SUMMED, TABLE, Compute, Layers, Postponed
 from hornbook.plan.passes import Pass, passes_of
 from hornbook.plan.tape import Tape
 
 _MIB: Final = 1 << 20
 _ALL_TOKENS: Final = "head/all tokens"
-_STAY: Final = ("/gradient", "/panels", "/panels of the gradient", "gathered weights", "wires")
+_SENT: Final = " sent"
+"""Suffix of the names of tensors sent to another stage."""
+_STAY: Final = ("/gradient", "/panels", "/panels of the gradient", "gathered weights", "wires", _SENT)
 """Suffixes of the names of tensors that remain after a forward pass without activations."""
 _ROUNDING: Final = 3 * 4
 """Temporary bytes per element for stochastic rounding: random words and intermediate results."""
@@ -67,11 +69,16 @@ class Step:
         self._blocks = {layer: self._block(layer, mixes_again=layer in again["attention"]) for layer in part.blocks}
 
     def write(self) -> None:
-        """Write the step."""
-        if self.part.sizes.pipeline > 1:
-            self._wires()
-        for each in self._passes():
-            self._write_pass(each)
+        """Write the step; twice if a later step starts with packed weights that the first packs after its peak."""
+        passes, is_pipeline = self._passes(), self.part.sizes.pipeline > 1
+        if is_pipeline:
+            self._wires(1 + max(each.number for each in passes))
+        packs = self.layers.compute.has_native_layers and (is_pipeline or self.num_micro_batches == 1)
+        for _ in range(1 + packs):
+            self.tape.free(*(name for name in self.tape.names() if name.endswith("/gradient")))
+            for each in passes:
+                self._write_pass(each)
+            self.tape.free(*(name for name in self.tape.names() if name.endswith(_SENT)))
         self.update()
 
     def _passes(self) -> list[Pass]:
@@ -102,14 +109,14 @@ class Step:
         elif kind == "I":
             self._postponed[key] = layers.postponed = []
             tape.keeps_activations = True
-            self.backward(stage)
+            self.backward(stage, number)
             tape.keeps_activations = False
             layers.postponed = None
         elif kind == "W" and stage:
             for gradient in reversed(self._postponed.pop(key)):
                 layers.add_postponed(gradient)
         else:
-            self.backward(stage)
+            self.backward(stage, number)
         if kind in "FI":
             tape.set_aside(key, _of_micro_batch(tape))
         else:
@@ -136,7 +143,7 @@ class Step:
             tape.free(*[x] * (self.num_slices > 1))
         tape.free("gathered weights")
 
-    def backward(self, stage: int) -> None:
+    def backward(self, stage: int, number: int) -> None:
         """Compute the gradients of the tensors of `forward`."""
         part, tape = self.part, self.tape
         results = [_input(stage), *(f"blocks.{layer}/result" for layer in part.blocks_of_stage[stage])]
@@ -146,6 +153,7 @@ class Step:
             self._scatter("head.")
         else:
             self.layers.scratch("gradient", self._own.num * self.recipe.model.hidden_size)
+            self._send(results[-1], stage, stage + 1, number)
             tape.free(results[-1])
         for layer, x in zip(reversed(part.blocks_of_stage[stage]), reversed(results[:-1]), strict=True):
             block = self._blocks[layer]
@@ -160,7 +168,14 @@ class Step:
             self._look_up()
             embed_backward(self.layers, self.recipe.model, self._own, part.table[0])
             self._scatter("embedding.")
+        else:
+            self._send("gradient", stage, stage - 1, number)
         tape.free("gradient", _input(stage), "gathered weights", "gradients that are summed")
+
+    def _send(self, name: str, stage: int, to: int, number: int) -> None:
+        """Keep what goes to another stage, which PyTorch's schedules of several stages keep until a round ends."""
+        if self.recipe.parallel.pipeline_schedule in KEEPS_SENT and (to < stage or to not in self.part.own_stages):
+            self.tape.rename(name, f"{stage}.{number}.{to}{_SENT}")
 
     def _look_up(self) -> None:
         """Look up all tokens in the rank's part of the table, or gather their gradients, where it keeps a slice."""
@@ -228,15 +243,20 @@ class Step:
         inner = [name for name in names if ".attention/" in name and not name.endswith(("/qkv", "/y"))]
         return sum(map(tape.size, inner if of_attention else names))
 
-    def _wires(self) -> None:
-        """Hold the buffers of a schedule, one for each micro-batch of a round and adjacent stage."""
+    def _wires(self, num_written: int) -> None:
+        """Hold the buffers of a schedule, one for each micro-batch of a round and adjacent stage, and sent tensors.
+
+        Args:
+            num_written: number of micro-batches of the round that are written; tensors sent for the others are held.
+        """
         recipe, part = self.recipe, self.part
         ranks, schedule = part.sizes.pipeline, recipe.parallel.pipeline_schedule
         wire = self._own.num * recipe.model.hidden_size * self.layers.itemsize
         size = max(rounds_of(self.num_micro_batches, ranks, schedule))
         neighbors = [stage + way for stage in part.own_stages for way in (-1, 1)]
         num_wires = sum(0 <= stage < part.num_stages for stage in neighbors)  # also between two stages of a rank
-        self.tape.hold("workspace", "wires", num_wires * size * wire)
+        others = max(0, size - num_written) * (schedule in KEEPS_SENT)
+        self.tape.hold("workspace", "wires", num_wires * (size + others) * wire)
 
     def _gather(self, *names: str) -> None:
         """Hold the unsharded weights of a part of the model, as received and as used, if weights are sharded."""
@@ -269,10 +289,14 @@ def _of_micro_batch(tape: Tape) -> list[str]:
 
 
 def _blocks_of(recipe: Recipe) -> dict[str, int]:
-    """Return the number of weights of each block-sparse layer."""
-    absent = recipe.sparsity.num_absent(recipe.model) if recipe.sparsity.linears else {}
+    """Return the number of weights of each block-sparse layer and of a sparse token table."""
+    absent = recipe.sparsity.num_absent(recipe.model) if recipe.sparsity.is_sparse else {}
     linears = linears_of(recipe.model) or {}
-    return {name: size.num_out * size.num_in - absent[name] for name, size in linears.items() if name in absent}
+    dense = {name: size.num_out * size.num_in for name, size in linears.items()}
+    if TABLE in absent:
+        model: Any = recipe.model
+        dense[TABLE] = math.prod(dict(model.shapes())[TABLE])
+    return {name: size - absent[name] for name, size in dense.items() if name in absent}
 
 
 def _forgettable(tape: Tape, staying: set[str]) -> Sequence[str]:
