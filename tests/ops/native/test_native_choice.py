@@ -68,6 +68,16 @@ def test_no_compiler_leaves_pytorch_and_says_why(monkeypatch):
     assert "there is no C++ compiler" in str(kernels)
 
 
+def test_block_sparse_products_without_a_native_form_warn_once(times, monkeypatch, caplog):
+    monkeypatch.setattr(block_sparse, "newest_form", lambda: "there is no C++ compiler")
+    choice._warn_of_pytorch.cache_clear()
+    with caplog.at_level("WARNING", logger="hornbook.ops"):
+        for asked in ("torch", "auto", "native"):
+            assert choose(asked, CPU, torch.float64, blocks="auto").blocks == PYTORCH
+            assert len(caplog.messages) == (asked != "torch")
+    assert caplog.messages[0].endswith("slower: there is no C++ compiler")
+
+
 def test_a_form_that_disagrees_is_never_chosen(monkeypatch, tmp_path):
     monkeypatch.setattr(library, "_times_file", lambda: tmp_path / "seconds.json")
     kernel = Kernel("odd_bf16", torch.bfloat16, lambda form, _: form == Form(right), lambda form, _: None)

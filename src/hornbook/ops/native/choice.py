@@ -12,6 +12,8 @@ Block-sparse products are native if possible, also in fp32, unless ``precision.k
 A resumed run keeps its forms as far as the machine has them, so that it continues with the same bits.
 """
 
+import functools
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
@@ -34,6 +36,7 @@ from hornbook.ops.native.kernels import BLOCKS, NOT_CHOSEN, Kernels, form_of, in
 from hornbook.ops.native.library import PYTORCH, Form, Kernel, instruction_sets, is_right, load, seconds
 from hornbook.ops.native.operands import SUFFIXES
 
+_logger = logging.getLogger("hornbook.ops")
 KERNELS: tuple[Kernel, ...] = (
     *products.KERNELS,
     *attention.KERNELS,
@@ -91,7 +94,16 @@ def _blocks(asked: str, kernel: str, device: torch.device, earlier: Mapping[str,
     if before and is_right(block_sparse.KERNEL, before):
         return before
     newest = block_sparse.newest_form()
-    return newest.isa if isinstance(newest, Form) else PYTORCH
+    if isinstance(newest, Form):
+        return newest.isa
+    _warn_of_pytorch(newest)
+    return PYTORCH
+
+
+@functools.cache
+def _warn_of_pytorch(why: str) -> None:
+    """Warn, once a process, that block-sparse products are slower than they could be."""
+    _logger.warning("PyTorch computes the block-sparse products, which is slower: %s", why)
 
 
 def form_for_tokens(x: Tensor) -> Form | None:

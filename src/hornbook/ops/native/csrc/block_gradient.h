@@ -39,10 +39,11 @@ struct Operands {
   }
 };
 
-// Adds alongᵀ others of tokens to `count` blocks of at most a vector; with `across`, the transposed. Each vector that is
-// loaded serves b or `count` sums. (Inlined, g++ would not keep all sums in registers.)
+// Adds alongᵀ others of tokens to `count` blocks of at most a vector; with `across`, the transposed, for which blocks are
+// transposed after the last tokens (`is_last`). Each vector that is loaded serves b or `count` sums. (Inlined, g++ would not
+// keep all sums in registers.)
 template <i64 b, bool across, i64 count>
-__attribute__((noinline)) void multiply_groups(const float* along, const float* const* others, i64 num_tokens,
+__attribute__((noinline)) void multiply_groups(const float* along, const float* const* others, i64 num_tokens, bool is_last,
                                                float* const* blocks) {
   constexpr i64 group = Operands<b>::group;
   Vec totals[count][b];
@@ -65,13 +66,12 @@ __attribute__((noinline)) void multiply_groups(const float* along, const float* 
   for (i64 i = 0; i < count; ++i) {
     Vec found[b / group];
 #pragma GCC unroll 16
-    for (i64 n = 0; n < b / group; ++n) found[n] = sums_of_groups<group>(totals[i] + n * group);
-    if constexpr (across) transpose(found);
+    for (i64 n = 0; n < b / group; ++n)
+      found[n] = load(blocks[i] + n * Vec::lanes) + sums_of_groups<group>(totals[i] + n * group);
+    if constexpr (across)
+      if (is_last) transpose(found);
 #pragma GCC unroll 16
-    for (i64 n = 0; n < b / group; ++n) {
-      float* part = blocks[i] + n * Vec::lanes;
-      store(part, load(part) + found[n]);
-    }
+    for (i64 n = 0; n < b / group; ++n) store(blocks[i] + n * Vec::lanes, found[n]);
   }
 }
 
@@ -119,7 +119,7 @@ HB_INLINE void with_count(i64 count, Function function) {
 // Adds the products of a line with the others to its blocks; small blocks take several others at once.
 template <i64 b, bool across>
 void multiply_line(const float* along, const float* others, const Lines& lines, i64 line, i64 num_tokens, i64 width,
-                   float* of_values) {
+                   bool is_last, float* of_values) {
   constexpr i64 most = Operands<b>::most;
   const i64 begin = lines.starts[line], num_blocks = lines.starts[line + 1] - begin;
   const int parts = static_cast<int>((num_blocks + most - 1) / most);
@@ -134,7 +134,7 @@ void multiply_line(const float* along, const float* others, const Lines& lines, 
     }
     if constexpr (b <= Vec::lanes)
       with_count<most>(own.end - own.begin, [&](auto count) {
-        multiply_groups<b, across, count.value>(along, operands, num_tokens, blocks);
+        multiply_groups<b, across, count.value>(along, operands, num_tokens, is_last, blocks);
       });
     else
       multiply_tokens<b>(across ? operands[0] : along, across ? along : operands[0], num_tokens, blocks[0]);

@@ -236,6 +236,7 @@ void weight_gradient(const T* along, i64 stride, const T* others, i64 others_str
       std::memset(of_values + lines.block(i) * b * b, 0, b * b * sizeof(float));
     for (i64 token = 0; token < m; token += most) {
       const i64 real = smaller(most, m - token), fetched = (real + kStep - 1) / kStep;
+      const bool is_last = token + most >= m;
       Own::pack(others + token * others_stride + packs.begin, others_stride, real, packs.end - packs.begin,
                 packed + packs.begin * room, room);
       if (running > 1) hb_runtime.barrier();
@@ -245,7 +246,8 @@ void weight_gradient(const T* along, i64 stride, const T* others, i64 others_str
         Own::pack(tokens + first * b, stride, real, (last - first) * b, of_lines, room);
         for (i64 line = first; line < last; ++line) {
           if (last < own.end) fetch<false>(tokens + (line - first) * fetched * stride + last * b, stride, fetched);
-          multiply_line<b, across>(of_lines + (line - first) * b * room, packed, lines, line, real, room, of_values);
+          multiply_line<b, across>(of_lines + (line - first) * b * room, packed, lines, line, real, room, is_last,
+                                   of_values);
         }
       }
       if (running > 1) hb_runtime.barrier();
