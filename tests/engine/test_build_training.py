@@ -65,7 +65,11 @@ def test_a_layout_that_a_part_may_not_support_is_refused(changes, world, message
 
 
 @pytest.mark.parametrize(
-    "changes", [{"memory": MemoryConfig(offload_activations=True)}, {"precision": PrecisionConfig(partials="half")}]
+    "changes",
+    [
+        {"memory": MemoryConfig(offload_activations=True)},
+        {"precision": PrecisionConfig(partials="half", kernels="torch")},
+    ],
 )
 def test_an_option_of_gpus_is_refused_on_a_cpu(changes):
     with pytest.raises(UserError, match="this run uses cpu: remove it, or use --device cuda"):

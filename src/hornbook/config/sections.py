@@ -130,8 +130,8 @@ class PrecisionConfig:
     partials: Literal["auto", "fp32", "half"] = option(
         "auto",
         help=(
-            "dtype of partial sums in bf16 and fp16 products on a GPU; half: faster but less accurate; "
-            "auto: PyTorch's default"
+            "dtype of partial sums in bf16 and fp16 products; half: faster but less accurate, for GPUs and for CPUs "
+            "with AVX512-FP16; auto: PyTorch's default on a GPU, fp32 on a CPU"
         ),
     )
     weights: Dtype = option(

@@ -35,8 +35,10 @@ from hornbook.errors import UserError
 from hornbook.model import LanguageModel, initialize, model_of
 from hornbook.model.forward import forward_resident, forward_split
 from hornbook.objective import OBJECTIVES, build_objective
+from hornbook.ops.native.build import HALVES
 from hornbook.ops.native.choice import choose
 from hornbook.ops.native.kernels import use
+from hornbook.ops.native.library import instruction_sets
 from hornbook.optim.schedules import build_schedule
 from hornbook.optim.updates import UPDATES, Update, build_update, in_groups
 from hornbook.parallel.device import DTYPES, add_up_in, compute_dtype, return_large_buffers
@@ -121,7 +123,7 @@ def build_training(
 ) -> tuple[TrainState, StepConfig]:
     """Return the state before the first step, on the world's device, and the fixed parts of a step.
 
-    This also sets the process's operators to ``precision.kernels``, and a GPU's accumulation to ``precision.partials``.
+    This also sets the process's operators to ``precision.kernels``, and their accumulation to ``precision.partials``.
 
     Args:
         recipe: complete, with a vocabulary.
@@ -141,7 +143,7 @@ def build_training(
     if world.device.type == "cuda":
         add_up_in(precision.partials)
     blocks = recipe.sparsity.kernel if recipe.sparsity.linears else None
-    use(choose(precision.kernels, world.device, dtype, earlier=forms, blocks=blocks))
+    use(choose(precision.kernels, world.device, dtype, partials=precision.partials, earlier=forms, blocks=blocks))
     with torch.device("meta"):
         model = model_of(recipe, dtype)
     if precision.weights != "fp32":
@@ -258,10 +260,13 @@ def refuse_options_of_gpus(recipe: Recipe, device: torch.device) -> None:
                 f"memory.{option} offloads tensors from a GPU to host memory, but this run uses "
                 f"{device.type}: remove it, or use --device cuda"
             )
-    if recipe.precision.partials == "half":
+    precision = recipe.precision
+    is_native = device.type == "cpu" and precision.kernels != "torch"
+    is_bf16 = compute_dtype(precision.compute, device) == torch.bfloat16
+    if precision.partials == "half" and not (is_native and is_bf16 and HALVES in instruction_sets()):
         raise UserError(
-            f'precision.partials = "half" requires a GPU, but this run uses {device.type}: remove it, '
-            "or use --device cuda"
+            'precision.partials = "half" requires a GPU, or bf16 and native operators on a CPU with AVX512-FP16, but '
+            f"this run uses {device.type}: remove it, or use --device cuda"
         )
 
 

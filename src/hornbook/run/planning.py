@@ -24,14 +24,14 @@ _UNKNOWN_GPU = "h100"
 def compute_on(recipe: Recipe, device: torch.device) -> Compute:
     """Return the operators that compute a recipe on a device: PyTorch's, or hornbook's own."""
     dtype = compute_dtype(recipe.precision.compute, device)
-    forms = choose(recipe.precision.kernels, device, dtype).forms
+    forms = choose(recipe.precision.kernels, device, dtype, partials=recipe.precision.partials).forms
     return Compute(
         device="cuda" if device.type == "cuda" else "cpu",
         dtype=cast(Dtype, dtype_name(dtype)),
         weights=recipe.precision.weights,
         gradients=recipe.precision.gradients,
         is_native=bool(forms),
-        panel_bytes=2 if forms.get("linear_bf16") in ("avx512bf16", "amx") else 4,
+        panel_bytes=2 if forms.get("linear_bf16") in ("avx512bf16", "avx512fp16", "amx") else 4,
     )
 
 

@@ -8,7 +8,7 @@ import torch
 
 from hornbook.ops.block_sparse import choose_kernel
 from hornbook.ops.native import block_sparse, choice, library, products
-from hornbook.ops.native.build import BuildError
+from hornbook.ops.native.build import HALVES, BuildError
 from hornbook.ops.native.choice import choose
 from hornbook.ops.native.kernels import BLOCKS, Kernels, using
 from hornbook.ops.native.library import PYTORCH, Form, Kernel, instruction_sets, is_right, seconds
@@ -35,7 +35,7 @@ def times(monkeypatch):
 @pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "linear_f32"), (torch.bfloat16, "linear_bf16")])
 def test_auto_takes_the_fastest_form_if_it_beats_pytorch(times, dtype, name):
     (kernel,) = (kernel for kernel in products.KERNELS if kernel.name == name)
-    newest, *_, oldest = kernel.instruction_sets
+    newest, *_, oldest = (isa for isa in kernel.instruction_sets if isa != HALVES)
     assert choose("auto", CPU, dtype).forms == {name: oldest}
     times[newest] = 0.5
     assert choose("auto", CPU, dtype).forms == {name: newest}
@@ -52,8 +52,18 @@ def test_other_dtypes_and_devices_and_the_option_leave_pytorch(times):
         assert kernels.why in str(kernels)
 
 
+def test_partial_sums_are_in_fp16_only_where_the_recipe_permits_it(times):
+    times[HALVES] = 0.5
+    oldest, earlier = {"linear_bf16": instruction_sets()[-1]}, {"linear_bf16": HALVES}
+    assert choose("auto", CPU, torch.bfloat16).forms == choose("native", CPU, torch.bfloat16).forms == oldest
+    assert choose("auto", CPU, torch.bfloat16, partials="fp32", earlier=earlier).forms == oldest
+    if HALVES in instruction_sets():
+        assert choose("auto", CPU, torch.bfloat16, partials="half").forms == earlier
+        assert choose("auto", CPU, torch.bfloat16, partials="half", earlier=earlier).forms == earlier
+
+
 def test_a_run_keeps_the_forms_that_it_was_computed_with(times):
-    newest = instruction_sets()[0]
+    newest = next(isa for isa in instruction_sets() if isa != HALVES)
     assert choose("auto", CPU, torch.bfloat16, earlier={"linear_bf16": newest}).forms == {"linear_bf16": newest}
     assert choose("native", CPU, torch.bfloat16, earlier={"linear_bf16": newest}).forms == {"linear_bf16": newest}
     assert choose("auto", CPU, torch.bfloat16, earlier={}).forms == {}, "it was computed by PyTorch"

@@ -6,6 +6,8 @@
     native   each kernel's fastest form
     torch    only PyTorch's operators
 
+Forms with partial sums in fp16 are selected only if ``precision.partials`` is ``half``.
+
 Block-sparse products are native if possible, also in fp32, unless ``precision.kernels`` is ``torch`` and
 ``sparsity.kernel`` is ``auto``.
 
@@ -31,7 +33,7 @@ from hornbook.ops.native import (
     products,
     token_block,
 )
-from hornbook.ops.native.build import BuildError
+from hornbook.ops.native.build import HALVES, BuildError
 from hornbook.ops.native.kernels import BLOCKS, NOT_CHOSEN, Kernels, form_of, in_use
 from hornbook.ops.native.library import PYTORCH, Form, Kernel, instruction_sets, is_right, load, seconds
 from hornbook.ops.native.operands import SUFFIXES
@@ -54,6 +56,7 @@ def choose(
     device: torch.device,
     dtype: torch.dtype,
     *,
+    partials: Literal["auto", "fp32", "half"] = "auto",
     earlier: Mapping[str, str] | None = None,
     blocks: str | None = None,
 ) -> Kernels:
@@ -63,20 +66,24 @@ def choose(
         asked: ``precision.kernels``.
         device: of the run.
         dtype: of the activations.
+        partials: ``precision.partials``; only ``half`` permits forms with partial sums in fp16.
         earlier: ``Kernels.record`` of the run before it was resumed; None for a new run.
         blocks: ``sparsity.kernel`` of a run with block-sparse products; None for a dense run.
     """
-    dense = _dense(asked, device, dtype, earlier)
+    dense = _dense(asked, device, dtype, earlier, in_half=partials == "half")
     return dense if blocks is None else replace(dense, blocks=_blocks(asked, blocks, device, earlier))
 
 
-def _dense(asked: str, device: torch.device, dtype: torch.dtype, earlier: Mapping[str, str] | None) -> Kernels:
+def _dense(
+    asked: str, device: torch.device, dtype: torch.dtype, earlier: Mapping[str, str] | None, *, in_half: bool
+) -> Kernels:
     if reason := _why_not(asked, device, dtype):
         return Kernels(why=reason)
-    forms = {}
+    forms: dict[str, str] = {}
     for kernel in KERNELS:
-        if kernel.dtype in (dtype, None) and (isa := _form(kernel, earlier, is_free=asked == "auto")) is not None:
-            forms[kernel.name] = isa
+        if kernel.dtype in (dtype, None):
+            isa = _form(kernel, earlier, is_free=asked == "auto", in_half=in_half)
+            forms |= {} if isa is None else {kernel.name: isa}
     if not forms:
         return Kernels(why="no native form is right and faster here")
     why = "as before" if earlier is not None else "precision.kernels" if asked == "native" else "faster here"
@@ -113,7 +120,7 @@ def form_for_tokens(x: Tensor) -> Form | None:
     kernel = next((kernel for kernel in token_block.KERNELS if kernel.dtype == x.dtype), None)
     if kernel is None or _why_not("native", x.device, x.dtype):
         return None
-    isa = _form(kernel, None, is_free=True)
+    isa = _form(kernel, None, is_free=True, in_half=False)
     return None if isa is None else Form(isa)
 
 
@@ -131,21 +138,22 @@ def _why_not(asked: str, device: torch.device, dtype: torch.dtype) -> str | None
     return None if instruction_sets() else "no native operators: the processor has no AVX2"
 
 
-def _form(kernel: Kernel, earlier: Mapping[str, str] | None, *, is_free: bool) -> str | None:
+def _form(kernel: Kernel, earlier: Mapping[str, str] | None, *, is_free: bool, in_half: bool) -> str | None:
     """Return the instruction set for a kernel; None for PyTorch.
 
     Args:
         kernel: to select a form of.
         earlier: the forms of the run before it was resumed.
         is_free: whether PyTorch's operators may be selected if they are faster.
+        in_half: whether partial sums may be in fp16.
     """
     if earlier is not None:
         before = earlier.get(kernel.name)
-        if before is not None and is_right(kernel, before):
+        if before is not None and (in_half or before != HALVES) and is_right(kernel, before):
             return before
         if before is None and is_free:
             return None
-    times = dict(seconds(kernel))
+    times = {isa: time for isa, time in seconds(kernel).items() if in_half or isa != HALVES}
     of_torch = times.pop(PYTORCH)
     fast = [isa for isa in sorted(times, key=times.__getitem__) if not is_free or of_torch > _MIN_GAIN * times[isa]]
     return next((isa for isa in fast if is_right(kernel, isa)), None)
