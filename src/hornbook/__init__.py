@@ -1,13 +1,13 @@
-"""hornbook takes raw text to a pre-trained, evaluated language model.
+"""hornbook: from raw text to a pre-trained, evaluated language model.
 
     import hornbook
 
     run = hornbook.train("demo", {"data.train": "corpora/mine"})     the same as the command ``hornbook train``
     print(run.load().generate("Once upon a time"))
 
-``__all__`` lists what is public here; docs/python.md describes it, and `hornbook.extend` is the public API for parts of
-your own. Every other module is private and may change. An attribute is imported when it is first used, so that
-``import hornbook`` takes no torch.
+``__all__`` lists the public names; docs/python.md describes them, and `hornbook.extend` is the public API for custom
+models, objectives and other parts. Every other module is private and may change. Names are imported on first use, so
+that ``import hornbook`` does not import torch.
 """
 
 import importlib
@@ -48,7 +48,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first used."""
+    """Import a public name on first use."""
     for module, names in _MODULES.items():
         if name in names:
             value = globals()[name] = getattr(importlib.import_module(module), name)
@@ -57,5 +57,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """List the public names, imported or not."""
+    """Return the public names, imported or not."""
     return list(__all__)

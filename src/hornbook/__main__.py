@@ -1,4 +1,4 @@
-"""``hornbook`` and ``python -m hornbook``: the command line's front door."""
+"""The entry point of ``hornbook`` and ``python -m hornbook``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The types of arrays that data are made of, one name each; shapes stand where the arrays do."""
+"""Type aliases of NumPy arrays."""
 
 from typing import Any, TypeAlias
 
@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Integers: TypeAlias = NDArray[np.integer[Any]]
-"""Of any width and sign, as a file has them."""
+"""Integers of any width and sign, as stored in files."""
 
 Int64s: TypeAlias = NDArray[np.int64]
-"""What is computed with: tokens in batches, lengths, places, numbers of samples."""
+"""Integers in computations: tokens of batches, lengths, positions, sample numbers."""
 
 Hashes: TypeAlias = NDArray[np.uint64]
-"""64 random bits each, by `hornbook.samples.hashing`."""
+"""64-bit hashes from `hornbook.samples.hashing`."""
 
 Bools: TypeAlias = NDArray[np.bool_]

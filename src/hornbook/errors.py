@@ -1,19 +1,20 @@
-"""Every error that hornbook raises on purpose, with the exit code that the command line answers.
+"""The exceptions of hornbook and the exit codes of the command line.
 
-    0   done
-    1   failed, but worth a retry (disk full, a rank died)
-    2   the user's mistake, a path included: one line that says what happened, what was expected and how to mend it
+    0   success
+    1   failure that a retry may fix (disk full, lost rank)
+    2   user error, such as an invalid option or path
     3   the training diverged
-    75  stopped by a signal, with its state saved (EX_TEMPFAIL: run the same command again)
+    75  stopped by a signal, with the state saved (EX_TEMPFAIL: run the same command again)
 
-A message is one line. It is all that a user sees; the traceback appears with ``--debug`` alone.
+A message is one line that says what happened, what was expected and how to fix it. Tracebacks are shown only with
+``--debug``.
 """
 
 from typing import ClassVar
 
 
 class HornbookError(Exception):
-    """An operation failed through no fault of the user's; trying again may help."""
+    """An operation failed, not because of the user; a retry may succeed."""
 
     exit_code: ClassVar[int] = 1
 
@@ -21,24 +22,24 @@ class HornbookError(Exception):
 class StorageError(HornbookError):
     """A file could not be written or read: disk full, I/O error.
 
-    Whatever reads or writes files may raise it; docstrings mention it only where they say more.
+    Any function that reads or writes files may raise it; docstrings mention it only to add details.
     """
 
 
 class PathError(StorageError):
-    """A path leads nowhere, or to what may not be read or written; another attempt would meet the same."""
+    """A path does not exist, or its permissions forbid the operation, so a retry would fail as well."""
 
     exit_code: ClassVar[int] = 2
 
 
 class UserError(HornbookError):
-    """The user asked for something that cannot be done as asked."""
+    """An argument or an input is invalid."""
 
     exit_code: ClassVar[int] = 2
 
 
 class RecipeError(UserError):
-    """A recipe, or an override on the command line, is wrong; ``problems`` lists all mistakes, one line each."""
+    """A recipe or an override is invalid; ``problems`` lists all mistakes, one line each."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
@@ -46,11 +47,11 @@ class RecipeError(UserError):
 
 
 class DataError(UserError):
-    """An input file is malformed; the message names the file and the place in it."""
+    """An input file is malformed; the message names the file and the position in it."""
 
 
 class CheckpointError(UserError):
-    """A checkpoint is damaged, or does not fit the run that asked for it."""
+    """A checkpoint is damaged, or does not match the run."""
 
 
 class DivergedError(HornbookError):
@@ -60,21 +61,21 @@ class DivergedError(HornbookError):
 
 
 class RankError(HornbookError):
-    """One of several ranks failed, and all leave because of it.
+    """One of several ranks failed, so all of them exit.
 
     Args:
         message: names the rank.
         exit_code: of every rank.
-        is_told: another process prints the line, so that it appears once.
+        is_reported: whether another process prints the message.
     """
 
-    def __init__(self, message: str, exit_code: int, *, is_told: bool = False) -> None:
+    def __init__(self, message: str, exit_code: int, *, is_reported: bool = False) -> None:
         super().__init__(message)
         self.exit_code = exit_code  # type: ignore[misc]
-        self.is_told = is_told
+        self.is_reported = is_reported
 
 
-class StoppedBySignal(HornbookError):  # noqa: N818 - a stop is no error, it only travels like one
-    """A signal asked the run to stop; its state is saved and the same command goes on."""
+class StoppedBySignal(HornbookError):  # noqa: N818 - a stop is not an error, but is raised like one
+    """A signal stopped the run; its state is saved, and the same command resumes it."""
 
     exit_code: ClassVar[int] = 75

@@ -1,8 +1,8 @@
-"""Libraries that only some commands need: each is an extra, imported where it is used.
+"""Import optional dependencies, each of which is an extra of the package.
 
-require("pyarrow", extra="arrow", purpose="reading Parquet files")    the module, or one line that names the command
+require("pyarrow", extra="arrow", purpose="reading Parquet files")    the module, or an error with the pip command
 
-The command names the Python that runs, since another one's pip would install into another environment.
+The command contains the path of this interpreter, since another one's pip would install into another environment.
 """
 
 import importlib
@@ -16,15 +16,15 @@ from hornbook.errors import UserError
 
 
 def require(module: str, *, extra: str, purpose: str) -> Any:
-    """Import a module that comes with an extra.
+    """Import a module of an extra.
 
     Args:
-        module: as in an import, ``"pyarrow"`` or ``"py3langid.langid"``.
+        module: full name, such as ``"pyarrow"`` or ``"py3langid.langid"``.
         extra: its name in ``pyproject.toml``.
-        purpose: what needs it, as in ``"reading Parquet files"``.
+        purpose: for the message, as in ``"reading Parquet files"``.
 
     Raises:
-        UserError: it is not installed.
+        UserError: the module is not installed.
     """
     try:
         return importlib.import_module(module)
@@ -34,7 +34,7 @@ def require(module: str, *, extra: str, purpose: str) -> Any:
 
 
 def _python() -> str:
-    """The interpreter that runs, as a shell takes it: from here on if it lies in a folder below this one."""
+    """Return the path of this interpreter, quoted for a shell, relative if it is below the working directory."""
     python, here = Path(sys.executable or "python"), Path.cwd()
     shown = str(python.relative_to(here)) if python.is_relative_to(here) else str(python)
     return shlex.quote(shown if os.sep in shown else str(python))

@@ -1,4 +1,4 @@
-"""Block-sparse linear maps, for models of one's own: ``from hornbook.sparse import BlockSparseLinear``."""
+"""Block-sparse linear layers for custom models: ``from hornbook.sparse import BlockSparseLinear``."""
 
 from hornbook.model.sparse_layers import BlockSparseLinear
 from hornbook.ops.block_sparse import KERNELS

@@ -1,3 +1,3 @@
-"""The version of hornbook, for records and ``--version``."""
+"""The version of hornbook."""
 
 __version__ = "0.1.0"

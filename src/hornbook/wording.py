@@ -1,4 +1,4 @@
-"""Words that go with a number, short lists, and text from outside made fit to be shown."""
+"""Format counts and short lists for messages, and escape untrusted text for display."""
 
 import re
 from typing import Final
@@ -13,7 +13,7 @@ _SINGULARS: Final = {
     "pages that are not wikitext": "page that is not wikitext",
     "redirects": "redirect",
 }
-"""Kinds that reports name in the plural."""
+"""Singular of the plural nouns in reports."""
 
 
 _UNSAFE = re.compile(
@@ -25,31 +25,31 @@ _MOST_NAMED: Final = 4
 
 
 def first_few(problems: list[str]) -> list[str]:
-    """Return the first four of many problems of one kind, and how many more there are."""
+    """Return the first four problems and, if there are more, a line with the number of the others."""
     more = len(problems) - _MOST_NAMED
     return [*problems[:_MOST_NAMED], f"so are {more:,} more"] if more > 0 else problems
 
 
 def counted(count: int, noun: str) -> str:
-    """Say how many there are of what is named in the singular: "1 file", "0 files", "1,234 empty files"."""
+    """Return a count with its noun, given in the singular: "1 file", "0 files", "1,234 empty files"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def counted_kind(count: int, kind: str) -> str:
-    """Say how many there are of a kind, as reports name it: "1 redirect", "2 redirects", "1 too short"."""
+    """Return a count with its kind, given as in reports: "1 redirect", "2 redirects", "1 too short"."""
     return f"{count:,} {_SINGULARS.get(kind, kind) if count == 1 else kind}"
 
 
 def visible(text: str) -> str:
-    r"""``text`` with all that could move a cursor, hide or reorder letters written as an escape such as ``\x1b``."""
+    r"""Return ``text`` with characters that move the cursor, hide or reorder text escaped, as in ``\x1b``."""
     return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text.replace("\r\n", "\n"))
 
 
 def as_text(name: str) -> str:
-    """Return a file's name, or a message with one, as Unicode: a byte that is no UTF-8 becomes an escape."""
+    """Return a file name, or a message with one, as valid Unicode: bytes that are not UTF-8 are escaped."""
     return name.encode(errors="backslashreplace").decode()
 
 
 def one_line(text: str) -> str:
-    """``visible``, with line ends and tabs written as escapes too."""
+    """Return ``visible(text)`` with line ends and tabs escaped, too."""
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")

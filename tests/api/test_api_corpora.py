@@ -55,7 +55,7 @@ def test_what_cannot_be_read_is_skipped_with_a_warning(tmp_path: Path, caplog: p
     [
         ({"format": "pdf"}, "format is 'pdf'; expected one of"),
         ({"on_error": "ignore"}, "on_error is 'ignore'; expected one of stop, skip"),
-        ({"suffixes": ".txt"}, "suffixes is the text '.txt'; expected a list"),
+        ({"suffixes": ".txt"}, "suffixes is a string, '.txt'; expected a list"),
         ({"kind": "bpe"}, "kind is 'bpe'; expected one of byte-bpe"),
         ({"vocab_size": 1}, "vocab_size 1 is out of range"),
         ({"cased": True}, "applies only to --kind wordpiece"),
@@ -123,7 +123,7 @@ def test_bad_corpora_are_one_line(folder: Path, tmp_path: Path) -> None:
     for error, part, options in (
         (UserError, "split is 'test'; expected one of train, validation", {"split": "test"}),
         (UserError, "sequence_length is 0", {"sequence_length": 0}),
-        (UserError, "one sample takes", {"sequence_length": 10**6}),
+        (UserError, "one sample needs", {"sequence_length": 10**6}),
     ):
         with pytest.raises(error) as caught:
             hornbook.corpus(folder, **options)

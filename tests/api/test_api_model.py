@@ -142,7 +142,7 @@ def test_an_encoders_loss_with_labels(bert: hornbook.Model) -> None:
     expected = torch.nn.functional.cross_entropy(bert.logits(ids), labels)
     assert bert.loss(ids, labels=labels) == pytest.approx(float(expected), rel=1e-6)
     assert bert.loss([ids.tolist()], labels=[labels.tolist()]) == pytest.approx(float(expected), rel=1e-6)
-    assert refuses(UserError, "do not have the lengths", call=lambda: bert.loss(ids, labels=labels[1:]))
+    assert refuses(UserError, "labels and sequences differ in length", call=lambda: bert.loss(ids, labels=labels[1:]))
     assert refuses(UserError, "label 5000 is not", call=lambda: bert.loss(ids, labels=torch.full_like(ids, 5000)))
     assert refuses(UserError, "no token is scored", call=lambda: bert.loss(ids, labels=torch.full_like(ids, -100)))
 
@@ -244,7 +244,7 @@ def test_a_fine_tuned_head_has_logits_of_its_own(tmp_path: Path, head: str, shap
         found.logits[0] if head == "classification" else torch.stack([found.start_logits, found.end_logits], -1)[0]
     )
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
-    assert refuses(UserError, "was fine-tuned and predicts no tokens", call=lambda: model.loss(ids))
+    assert refuses(UserError, "was fine-tuned and does not predict tokens", call=lambda: model.loss(ids))
 
 
 def test_dropout_is_off_and_the_mode_is_left_alone(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_predicted_classes_are_those_of_the_command(tmp_path: Path, capsys: pyte
     assert [each.as_json() for each in found] == lines_of(capsys, str(model.path), file)
     alone = model.predict(texts[0], top_k=1)
     assert alone.probabilities == pytest.approx({found[0].label: found[0].probability})
-    assert refuses(UserError, "1 texts came with 1 second texts", call=lambda: model.predict("a", "b"))
+    assert refuses(UserError, "1 texts have 1 second texts", call=lambda: model.predict("a", "b"))
     assert refuses(UserError, "is blank", call=lambda: model.predict([" "]))
 
 
@@ -301,6 +301,10 @@ def test_predicted_answers_are_those_of_the_command(
     found = model.predict(asked, [CONTEXT] * 3)
     assert [{"id": f"q{number}", **each.as_json()} for number, each in enumerate(found)] == expected
     assert model.predict(asked[0], CONTEXT).text == found[0].text and model.predict([]) == []
-    assert refuses(UserError, "top_k does not apply", call=lambda: model.predict(asked[0], CONTEXT, top_k=1))
-    assert refuses(UserError, "learned 'causal_lm' and no labels: fine-tune it", call=lambda: gpt.predict("a"))
-    assert refuses(UserError, "and no labels: fine-tune it", call=lambda: bert.predict("a"))
+    assert refuses(
+        UserError, "top_k applies only to classifiers", call=lambda: model.predict(asked[0], CONTEXT, top_k=1)
+    )
+    assert refuses(
+        UserError, "was trained with 'causal_lm' and has no labels: fine-tune it", call=lambda: gpt.predict("a")
+    )
+    assert refuses(UserError, "and has no labels: fine-tune it", call=lambda: bert.predict("a"))

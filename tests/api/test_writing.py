@@ -112,7 +112,7 @@ def test_gaps_are_those_of_the_command(bert_checkpoint: Path, capsys: pytest.Cap
 def test_each_kind_of_model_names_what_it_can(gpt: hornbook.Model, bert_checkpoint: Path) -> None:
     bert = hornbook.load(bert_checkpoint, device="cpu")
     for call, part in (
-        (lambda: gpt.fill("a [MASK]"), "is a decoder, which fills no gaps"),
+        (lambda: gpt.fill("a [MASK]"), "is a decoder, which does not fill masks"),
         (lambda: bert.generate("a"), "is an encoder, which does not generate text"),
         (lambda: bert.fill("no gap"), "has no mask: write [MASK]"),
         (lambda: bert.fill([1, 2]), "fill takes texts"),

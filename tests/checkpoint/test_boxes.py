@@ -104,11 +104,11 @@ def test_ranks_verify_each_file_once(four):
 @pytest.mark.parametrize(
     ("shards", "problem"),
     [
-        (cut(NUMBERS, 4, 0)[:3], "its boxes hold 36 elements, the tensor 48"),
-        ([*cut(NUMBERS, 2, 0), cut(NUMBERS, 2, 0)[1]], "its boxes hold 72 elements"),
+        (cut(NUMBERS, 4, 0)[:3], "its boxes have 36 elements, the tensor 48"),
+        ([*cut(NUMBERS, 2, 0), cut(NUMBERS, 2, 0)[1]], "its boxes have 72 elements"),
         ([cut(NUMBERS, 2, 0)[0], cut(NUMBERS, 2, 1)[0]], r"its boxes at \[0, 0\] and \[0, 0\] overlap"),
-        ([Shard(values=NUMBERS, begin=(1, 0), shape=(8, 6))], "a box begins at"),
-        ([Shard(values=NUMBERS, begin=(0,), shape=(8, 6))], "a box begins at"),
+        ([Shard(values=NUMBERS, begin=(1, 0), shape=(8, 6))], "a box at"),
+        ([Shard(values=NUMBERS, begin=(0,), shape=(8, 6))], "a box at"),
         ([cut(NUMBERS, 2, 0)[0], cut(NUMBERS.bfloat16(), 2, 0)[1]], "another shape or dtype in model-00001"),
     ],
 )
@@ -142,7 +142,7 @@ def test_ranks_that_each_write_their_part_make_the_bytes_that_one_process_writes
 
 
 def test_a_part_that_no_rank_wrote_leaves_no_checkpoint(tmp_path):
-    with pytest.raises(CheckpointError, match="its boxes hold 36 elements, the tensor 48"):
+    with pytest.raises(CheckpointError, match="its boxes have 36 elements, the tensor 48"):
         saved_by_ranks(tmp_path, by_rank(rows=cut(NUMBERS, 4, 0))[:3])
     assert list(tmp_path.iterdir()) == []
 
@@ -157,11 +157,11 @@ def forge(path: Path, **layouts: Layout) -> None:
 @pytest.mark.parametrize(
     ("layout", "problem"),
     [
-        (Layout(dtype="F32", shape=(8, 6), boxes={"model-00000.safetensors": Box((0, 0), (8, 6))}), "does not hold"),
-        (Layout(dtype="I32", shape=(2, 6), boxes={"model-00000.safetensors": Box((0, 0), (2, 6))}), "does not hold"),
-        (Layout(dtype="F32", shape=(8, 6), boxes={"model-00000.safetensors": Box((0, 0), (2, 6))}), "is not whole"),
-        (Layout(dtype="F32", shape=(2, 6), boxes={"model-00000.safetensors": Box((9, 0), (2, 6))}), "is not whole"),
-        (Layout(dtype="F32", shape=(2**40, 2**40), boxes={}), "is not whole"),
+        (Layout(dtype="F32", shape=(8, 6), boxes={"model-00000.safetensors": Box((0, 0), (8, 6))}), "does not have"),
+        (Layout(dtype="I32", shape=(2, 6), boxes={"model-00000.safetensors": Box((0, 0), (2, 6))}), "does not have"),
+        (Layout(dtype="F32", shape=(8, 6), boxes={"model-00000.safetensors": Box((0, 0), (2, 6))}), "is incomplete"),
+        (Layout(dtype="F32", shape=(2, 6), boxes={"model-00000.safetensors": Box((9, 0), (2, 6))}), "is incomplete"),
+        (Layout(dtype="F32", shape=(2**40, 2**40), boxes={}), "is incomplete"),
     ],
 )
 def test_a_manifest_that_contradicts_its_files_is_told(four, layout, problem):
@@ -174,7 +174,7 @@ def test_a_manifest_that_contradicts_its_files_is_told(four, layout, problem):
 
 def test_a_tensor_that_no_file_holds_is_told(four):
     forge(four, other=Layout(dtype="F32", shape=(2, 6), boxes={"model-00000.safetensors": Box((0, 0), (2, 6))}))
-    with pytest.raises(CheckpointError, match=r"model-00000\.safetensors does not hold \[2, 6\] of other"):
+    with pytest.raises(CheckpointError, match=r"model-00000\.safetensors does not have \[2, 6\] of other"):
         load(four)
 
 

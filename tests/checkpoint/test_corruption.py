@@ -128,9 +128,9 @@ def test_the_problems_are_named(folder):
         "'notes.txt' is not in the manifest",
         f"model-00000.safetensors has 100 bytes, expected {size}",
         "recipe.json is missing",
-        "state.json is altered: its SHA-256 is not the manifest's",
+        "state.json was altered: its SHA-256 differs from the manifest's",
     ]
-    with pytest.raises(CheckpointError, match=r"is damaged: 'notes.txt' .*; recipe.json is missing; .*take an older"):
+    with pytest.raises(CheckpointError, match=r"is damaged: 'notes.txt' .*; recipe.json is missing; .*use an older"):
         load(path)
 
 
@@ -143,7 +143,7 @@ def test_a_pipe_in_the_place_of_an_empty_file_is_not_waited_for(tmp_path):
 
 def test_a_checkpoint_under_the_name_of_another_step_is_caught(folder):
     (folder / "step-00000005").rename(folder / "step-00000015")
-    assert verify(folder / "step-00000015") == ["manifest.json is of step 5, the folder's name is step-00000015"]
+    assert verify(folder / "step-00000015") == ["manifest.json has step 5, but the folder is named step-00000015"]
     warnings: list[str] = []
     assert newest_sound(folder, warnings.append) == folder / "step-00000010"
     assert len(warnings) == 1

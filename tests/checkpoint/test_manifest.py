@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from tiny_checkpoints import contents, one_line
 
-from hornbook.checkpoint import folder_of, load, save, step_of, verify
+from hornbook.checkpoint import folder_of, load, save, verify
 from hornbook.checkpoint.manifest import Entry, Manifest, is_plain_name, parse_step, read_manifest
 from hornbook.errors import CheckpointError, StorageError
 from hornbook.storage.json_files import dump_json
@@ -43,7 +43,7 @@ def test_the_format_stays_as_it_is(tmp_path):
 
 @pytest.mark.parametrize("step", [0, 5, 1200, 99_999_999, 100_000_000, 123_456_789_012])
 def test_a_step_has_one_name(step, tmp_path):
-    assert step_of(folder_of(tmp_path, step)) == step
+    assert parse_step(folder_of(tmp_path, step).name) == step
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,8 @@ def test_a_step_has_one_name(step, tmp_path):
         "step-" + "9" * 19,
     ],
 )
-def test_other_names_are_no_steps(name, tmp_path):
+def test_other_names_are_no_steps(name):
     assert parse_step(name) is None
-    with pytest.raises(CheckpointError, match="expected a checkpoint named like"):
-        step_of(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["a", "model-00000.safetensors", "tokenizer.json", "A-1_b.c", "x" * 200])
@@ -87,7 +85,7 @@ def test_names_that_could_lead_elsewhere_are_refused(tmp_path, name):
     (tmp_path / "abc").write_bytes(b"abc")
     path = written(tmp_path / "in", manifest(files={"abc": entry(), name: entry()}))
     (problem,) = verify(path)
-    assert "no plain file name" in problem
+    assert "not a plain file name" in problem
     with pytest.raises(CheckpointError) as caught:
         load(path)
     assert one_line(caught.value)
@@ -101,25 +99,25 @@ def test_names_that_could_lead_elsewhere_are_refused(tmp_path, name):
         (b"{}\n", "not a checkpoint's"),
         (b'{"a": 1, "a": 1}', "twice"),
         (b"[" * 100_000, "not valid JSON"),
-        (b" " + dump_json(manifest()), "not as hornbook writes it"),
-        (dump_json(manifest())[:-1], "not as hornbook writes it"),
+        (b" " + dump_json(manifest()), "not written by hornbook"),
+        (dump_json(manifest())[:-1], "not written by hornbook"),
         (manifest(format="hornbook store"), "not a checkpoint's"),
-        (manifest(version=3), "format version 3, this hornbook reads 1 to 2"),
-        (manifest(version=2), "needs a step"),
+        (manifest(version=3), "format version 3, but this hornbook reads 1 to 2"),
+        (manifest(version=2), "must have step"),
         (manifest(version=True), "format version True"),
         (manifest(version="1"), "format version '1'"),
-        (manifest(step=-1), "needs a step"),
-        (manifest(step=5.0), "needs a step"),
-        (manifest(step=True), "needs a step"),
-        (manifest(step="5"), "needs a step"),
-        (manifest(step=2**63), "needs a step"),
+        (manifest(step=-1), "must have step"),
+        (manifest(step=5.0), "must have step"),
+        (manifest(step=True), "must have step"),
+        (manifest(step="5"), "must have step"),
+        (manifest(step=2**63), "must have step"),
         (manifest(more=1), "and nothing else"),
         (manifest(files=[]), "must be an object"),
-        (manifest(files={"abc": []}), "needs kind, size and sha256"),
-        (manifest(files={"abc": entry(more=1)}), "needs kind, size and sha256"),
-        (manifest(files={"abc": entry(kind="pickle")}), "cannot be of the kind 'pickle'"),
-        (manifest(files={"abc": entry(kind=["file"])}), "cannot be of the kind"),
-        (manifest(files={"abc": entry(kind="tensors")}), "cannot be of the kind 'tensors'"),
+        (manifest(files={"abc": []}), "must have kind, size and sha256"),
+        (manifest(files={"abc": entry(more=1)}), "must have kind, size and sha256"),
+        (manifest(files={"abc": entry(kind="pickle")}), "cannot have the kind 'pickle'"),
+        (manifest(files={"abc": entry(kind=["file"])}), "cannot have the kind"),
+        (manifest(files={"abc": entry(kind="tensors")}), "cannot have the kind 'tensors'"),
         (manifest(files={"abc": entry(size=-1)}), "malformed size"),
         (manifest(files={"abc": entry(size=3.0)}), "malformed size"),
         (manifest(files={"abc": entry(size=True)}), "malformed size"),

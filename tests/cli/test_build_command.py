@@ -219,7 +219,7 @@ def test_what_was_dropped_is_told_in_the_order_of_the_filters():
         (["texts", "--sequences", "sentences", "--sentence-language", "Deutsch"], "is no language"),
         (["texts", "--tokenizer", "bert", "--end-of-text", "stored"], "has no end-of-text token"),
         (["texts", "--min-characters", "100000"], "60 too short); check the inputs"),
-        (["texts", "void.txt"], "void.txt gave no document"),
+        (["texts", "void.txt"], "void.txt gave no documents"),
         (["texts", "--max-dropped", "0.1", "--min-words", "20", "--allow", "unused-file"], "more than 10%"),
         (["texts", "--decontaminate", "nothing"], "nothing"),
         (["texts", "--keep-matching", "("], "("),
@@ -288,7 +288,7 @@ def test_mostly_unreadable_is_suspicious(texts, capsys):
     lines = ['{"text": "one cat"}', '{"text": 1}', "{", '{"other": "a"}']
     (texts / "bad.jsonl").write_text("\n".join(lines))
     assert build("bad.jsonl", "--on-error", "skip") == 2
-    assert "3 of 4 documents did not stay (3 unreadable), more than 50%" in capsys.readouterr().err
+    assert "3 of 4 documents were dropped (3 unreadable), more than 50%" in capsys.readouterr().err
     assert build("bad.jsonl", "--on-error", "skip", "--allow", "dropped") == 0
 
 

@@ -77,11 +77,11 @@ def test_streams_of_others_become_a_store(corpus, capsys, kind):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("nothing", "x.npy"), "there is no such file"),
+        (("nothing", "x.npy"), "no such file"),
         (("corpus", "x.npy"), "choose one with --split"),
-        (("corpus", "x", "--split", "train"), "the name x does not tell the format; give --to"),
+        (("corpus", "x", "--split", "train"), "x: no format has this suffix; set it with --to"),
         (("corpus", "corpus", "--to", "store"), "exists already"),
-        (("corpus", "x", "--to", "bert-arrow"), "store holds documents"),
+        (("corpus", "x", "--to", "bert-arrow"), "store has documents"),
         (("corpus", "x", "--split", "train", "--to", "nanogpt"), '"nanogpt" is not one of store'),
         (("corpus", "x", "--to", "megatrn"), 'did you mean "megatron"'),
         (("corpus", "x.npy", "--split", "train", "--tokenizer", "nowhere"), "nowhere"),

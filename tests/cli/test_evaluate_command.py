@@ -167,7 +167,7 @@ def test_nothing_at_a_path(home: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["--tasks", "lambada", "--data", "none.jsonl"], "cannot read none.jsonl: No such file"),
         (["--tasks", "lambada", "--data", "lambda=x"], "--data names 'lambda', which is not among the tasks"),
         (["--tasks", "lambada", "--data", "bad.jsonl"], "bad.jsonl, line 2: "),
-        (["--tasks", "wikitext2", "--data", "empty"], "empty: there is no text in it"),
+        (["--tasks", "wikitext2", "--data", "empty"], "empty: the file has no text"),
         (["--tasks", "wikitext2", "--data", "latin"], "latin: not UTF-8 at byte 3 (0xe9)"),
         (["--window", "49"], "a window of 49 tokens is longer than the model's 48 positions"),
         (["--tasks", "wikitext2", "--data", "wiki.tokens", "--overlap", "48"], "cannot overlap by 48"),

@@ -72,9 +72,9 @@ def test_a_text(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run", "--tasks", "wikitext103", "--data", "text.txt"], "'wikitext103' is for decoders, and run/checkpoints"),
+        (["run", "--tasks", "wikitext103", "--data", "text.txt"], "'wikitext103' is for decoders, but run/checkpoints"),
         (["run", "--tasks", "masked_lm", "lambada"], "'lambada' is for decoders"),
-        (["run", "--tasks", "bits_per_byte"], "is an encoder: take one of "),
+        (["run", "--tasks", "bits_per_byte"], "is an encoder: use one of "),
         (["decoder", "--tasks", "masked_lm"], "'masked_lm' is for encoders, and decoder/checkpoints"),
         (["decoder", "--max-sequences", "3"], "--max-sequences applies only to encoders"),
         (["run", "--overlap", "3"], "--overlap applies only to decoders"),

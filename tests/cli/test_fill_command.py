@@ -178,7 +178,7 @@ def test_a_hugging_face_folder(capsys, tmp_path):
         (["--prompt", "[MASK]", "--prompt", "[mask]"], "prompt 2 has no mask"),
         (["--prompt", "[MASK] " * 63], "the prompt has 65 tokens with [CLS] [SEP], but the model has 64 positions"),
         (["--prompt-file", "prompts.txt"], "prompts.txt, line 2 has no mask"),
-        (["--prompt", "[MASK]", "--top-k", "101"], "top-k is 101; expected 1 to 100, the tokens that there are"),
+        (["--prompt", "[MASK]", "--top-k", "101"], "top-k is 101; expected 1 to 100, the size of the vocabulary"),
         (["--prompt", "[MASK]", "--top-k", "none"], "--top-k none applies only to decoders"),
         *(
             (["--prompt", "[MASK]", *option.split()], f"{option.split()[0]} applies only to decoders")
@@ -211,7 +211,7 @@ def test_mistakes_are_one_line_and_exit_code_2(run, capsys, tmp_path, monkeypatc
     ("tokenizer", "changes", "message"),
     [
         (tiny_tokenizer(), {}, "the tokenizer has no token"),
-        (Tokenizer.train(TEXTS, 200, kind="wordpiece"), {"vocab_size": 50}, "tokens and the model 50; take"),
+        (Tokenizer.train(TEXTS, 200, kind="wordpiece"), {"vocab_size": 50}, "tokens, but the model 50; use"),
     ],
 )
 def test_a_tokenizer_that_does_not_serve(tmp_path, capsys, tokenizer, changes, message):

@@ -154,7 +154,7 @@ def test_sizes_that_no_weights_have_are_refused_before_a_model_is_built(
     run = forged_copy(home, tmp_path / "run", f"{STEP}/recipe.json", change)
     line = refused(["evaluate", str(run), "--threads", "1"], capfd)
     assert "step-00000002/recipe.json describes a model of " in line
-    assert "iB in fp32, but the weights beside it take 93.4 KiB: restore" in line
+    assert "iB in fp32, but its weights take 93.4 KiB: restore" in line
     option = f"--model.{key.replace('_', '-')}"
     line = refused(command(home, tmp_path / "new", option, str(value)), capfd)
     assert "parameters takes " in line
@@ -186,7 +186,7 @@ def test_a_damaged_by_product_stops_no_run(
     [
         (f"{STEP}/state.json", None, "state.json is missing or has no `step`"),
         (f"{STEP}/state.json", b'{"step": 2, "samples": "8"}', "state.json: samples is '8'"),
-        (f"{STEP}/state.json", b'{"step": 1}', "state.json is of step 1"),
+        (f"{STEP}/state.json", b'{"step": 1}', "state.json has step 1"),
         ("run.json", b"[]", "run.json: expected the identity of a run"),
         ("run.json", b'{"format": 1, "data": {}, "init_from": {}}', "run.json: expected under `init_from`"),
         ("run.json", b'{"format": 1, "data": {}}', "run.json: expected a table of sections"),
@@ -203,11 +203,11 @@ def test_a_resume_names_the_file_that_is_odd(
 @pytest.mark.parametrize(
     ("name", "data", "told"),
     [
-        (f"{STEP}/recipe.json", None, "has no recipe.json to tell what the weights are of"),
+        (f"{STEP}/recipe.json", None, "has no recipe.json to describe the weights"),
         (f"{STEP}/recipe.json", b'{"model": {"num_layers": "x"}, "optimizer": 3}', "step-00000002/recipe.json"),
         (f"{STEP}/tokenizer.json", b"\xff", "step-00000002/tokenizer.json cannot be read"),
         (f"{STEP}/tokenizer.json", b"{}", "step-00000002/tokenizer.json cannot be read"),
-        (f"{STEP}/model-00000.safetensors", None, "holds no weights: it has no tensors of the group model"),
+        (f"{STEP}/model-00000.safetensors", None, "has no weights: it has no tensors in the group model"),
     ],
 )
 def test_an_evaluation_names_the_file_that_is_odd(

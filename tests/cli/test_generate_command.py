@@ -198,7 +198,8 @@ def test_a_cut_prompt_is_warned_of(run, capsys):
     words = ["--prompt", "the cat sat on the mat", "--prompt", "a", "--prompt", "the mat sat on the cat"]
     assert main(["generate", str(run), *words, "--input-length", "3", "--output-length", "2", *ALWAYS]) == 0
     err = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"warning: cut from the left to --input-length: prompt 1, by \d+ tokens, and 1 more", err[0])
+    words = "warning: truncated to the last --input-length tokens: prompt 1, by"
+    assert re.fullmatch(rf"{words} \d+ tokens, and 1 more", err[0])
 
 
 def test_a_terminal_is_shown_control_characters_and_a_pipe_gets_them(monkeypatch):

@@ -47,7 +47,7 @@ def test_options_of_corpora_and_documents(store, tmp_path, capsys):
     ("words", "message"),
     [
         (["--format", "bert-arrow", "--remask"], "--remask selects bert-tfrecord-remasked"),
-        (["--sequence-length", "4"], "5 tokens or more; got 4"),
+        (["--sequence-length", "4"], "at least 5 tokens; got 4"),
         (["--max-predictions", "126"], "expected 1 to 125"),
         (["--mask-probability", "1.5"], "--mask-probability"),
         (["--seed", "-1"], "--seed"),

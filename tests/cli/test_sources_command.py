@@ -130,8 +130,8 @@ def test_tokenizers_learn_from_them_all(folder, capsys):
         (["bert.txt", "--field", "x"], "--field 'x' does not apply: bert.txt is read as text, which has no fields"),
         (["bert.txt", "--exclude", "b*"], "--exclude b* excludes every input"),
         (["rows.csv"], "rows.csv: no column 'text' (columns: 'id', 'body'); set --field to the one with the text"),
-        (["bert.txt", "--from", "parquet"], "bert.txt: is damaged, or no Parquet file"),
-        (["bert.txt", "--from", "arrow"], "bert.txt: is no Arrow stream, or a truncated one"),
+        (["bert.txt", "--from", "parquet"], "bert.txt: damaged, or not a valid Parquet file"),
+        (["bert.txt", "--from", "arrow"], "bert.txt: not an Arrow stream, or truncated"),
         (["set", "--from", "arrow"], "set has the splits train, test; choose one with --split"),
         (["set", "--split", "dev"], "set has the splits train, test; choose one with --split"),
         (["bert.txt", "--split", "train"], "--split applies to a data set of the Hugging Face hub or a folder"),
@@ -140,9 +140,9 @@ def test_tokenizers_learn_from_them_all(folder, capsys):
         (["bert.txt", "--from", "paragraphs"], '"paragraphs" is not one of auto, text, lines'),
         (
             ["hf:some/words"],
-            "hf:some/words: not in the cache, and the Hugging Face hub may not be asked (HF_HUB_OFFLINE)",
+            "hf:some/words: not in the cache, and HF_HUB_OFFLINE is set",
         ),
-        (["hf:../words"], "'hf:../words' is no data set of the Hugging Face hub"),
+        (["hf:../words"], "'hf:../words' is not a data set of the Hugging Face hub"),
     ],
     ids=str,
 )
@@ -156,7 +156,7 @@ def test_what_cannot_be_read_is_skipped_and_counted(folder, capsys):
     data = (folder / "rows.parquet").read_bytes()
     (folder / "cut.parquet").write_bytes(data[:-20])
     assert build("rows.parquet", "cut.parquet") == 2
-    assert "cut.parquet: is damaged, or no Parquet file" in capsys.readouterr().err
+    assert "cut.parquet: damaged, or not a valid Parquet file" in capsys.readouterr().err
     capsys.readouterr()
     outcome = build("rows.parquet", "cut.parquet", "--on-error", "skip", "--allow", "empty-file")
     printed = capsys.readouterr()

@@ -36,7 +36,7 @@ def ask(capsys, *words):
 def test_import(google, capsys, source):
     code, result, said = ask(capsys, "checkpoint", "import", source, "--output", "runs/mine")
     assert (code, result["source"], result["tokenizer"], len(result["warnings"])) == (0, source, True, 1)
-    assert "the optimizer's state is left out" in result["warnings"][0]
+    assert "the optimizer state is left out" in result["warnings"][0]
     size = f"2 layers, hidden 32, {result['parameters']:,} parameters"
     warning = f"hornbook: warning: {result['warnings'][0]}"
     assert said == [warning, f"runs/mine/checkpoints/step-00000000: bert, {size}"]

@@ -50,7 +50,7 @@ def test_a_resume_that_differs_fails_and_keeps_both_runs(recipe, tmp_path, capfd
 
     monkeypatch.setattr(TrainingRun, "record", disturb)
     assert main(["verify", "resume", *recipe, "--output", "both"]) == 1
-    assert "the resumed run differs in weights, optimizer state" in capfd.readouterr().err
+    assert "differs from the uninterrupted one in weights, optimizer state" in capfd.readouterr().err
     assert {path.name for path in (tmp_path / "both").iterdir()} == {"whole", "interrupted"}
     assert main(["verify", "resume", *recipe, "--output", "both"]) == 2
     assert "both exists: remove it, or choose another --output" in capfd.readouterr().err

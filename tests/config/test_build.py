@@ -269,7 +269,7 @@ def test_all_mistakes_at_once(tmp_path):
 
 def test_a_file_of_many_keys_is_refused_as_a_whole(tmp_path):
     path = write(tmp_path, "".join(f"key{number} = 1\n" for number in range(50_000)))
-    assert problems(path) == [f"{path}:1: more than 500 keys, so it is probably no recipe"]
+    assert problems(path) == [f"{path}:1: more than 500 keys, so it is probably not a recipe"]
 
 
 @pytest.mark.parametrize("key", ["x" * 100_000, "a\\nb", " ", "\\u202e"])

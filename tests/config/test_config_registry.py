@@ -97,8 +97,8 @@ def test_a_stored_recipe_with_a_part_that_nobody_registered(section, tag, what):
     with pytest.raises(RecipeError) as caught:
         refuse_unknown_parts(document, "runs/mine")
     assert str(caught.value) == (
-        f'runs/mine holds a model {what} "mine", which hornbook does not have: run this command by the script '
-        "that registers it, python SCRIPT.py in place of hornbook"
+        f'runs/mine has a model {what} "mine", which hornbook does not have: run this command with the script '
+        "that registers it, python SCRIPT.py instead of hornbook"
     )
 
 
@@ -107,7 +107,7 @@ def test_a_stored_recipe_names_the_script_of_a_part_of_ones_own(mine, recipe):
     assert stored["scripts"] == {"model": __file__}
     assert "scripts" not in recipe_to_dict(Recipe())
     stored["model"]["family"] = "of_another_process"
-    with pytest.raises(RecipeError, match=f"by the script that registers it, python {__file__} in place of hornbook"):
+    with pytest.raises(RecipeError, match=f"with the script that registers it, python {__file__} instead of hornbook"):
         refuse_unknown_parts(stored, "runs/mine")
     stored["scripts"]["model"] = "mine.py; rm x"
     with pytest.raises(RecipeError, match=r"python 'mine\.py; rm x' in place"):

@@ -94,7 +94,7 @@ def test_types_that_no_recipe_can_hold_are_refused():
         sizes: tuple[str, str] = ("a", "b")
 
     for section in (Lists, Pairs):
-        with pytest.raises(UserError, match=rf"{section.__name__}.sizes: type .* is no recipe type"):
+        with pytest.raises(UserError, match=rf"{section.__name__}.sizes: type .* is not supported"):
             describe(section)
 
 

@@ -100,9 +100,9 @@ def test_rounds_of_a_number_that_does_not_divide():
 @pytest.mark.parametrize(
     ("num_micro_batches", "schedule", "message"),
     [
-        (3, "1f1b", "needs at least 4 micro-batches a step on 4 ranks, and the run has 3"),
+        (3, "1f1b", "needs at least 4 micro-batches a step on 4 ranks, but the run has 3"),
         (1, "gpipe", "needs at least 4 micro-batches"),
-        (6, "interleaved", "needs a multiple of 4 micro-batches a step on 4 ranks, and the run has 6"),
+        (6, "interleaved", "needs a multiple of 4 micro-batches a step on 4 ranks, but the run has 6"),
         (5, "zero-bubble", "needs a multiple of 4"),
     ],
 )

@@ -21,8 +21,8 @@ BUILD = "corpus build texts --from blank-lines --tokenizer corpus/train --valida
     ("command", "most_files", "most_functions"),
     [
         (f"--between hornbook.engine.step:train_step {TRAIN}", 22, 75),
-        (f"--until hornbook.optim.updates:adamw {TRAIN}", 58, 452),
-        (BUILD, 28, 220),
+        (f"--until hornbook.optim.updates:adamw {TRAIN}", 58, 451),
+        (BUILD, 26, 208),
     ],
     ids=["one step", "until the first update", "corpus build"],
 )

@@ -44,13 +44,13 @@ def of_two(*, tensor: int = 1) -> World:
         (
             {"parallel": ParallelConfig(data_parallel="shard"), "objective": Mine()},
             of_two(),
-            "needs all of the model in each micro-batch, and Mine may skip a part: set it to replicate",
+            "every micro-batch uses all of the model, which Mine does not guarantee: set it to 'replicate'",
         ),
         (
             {"memory": MemoryConfig(execution="phased"), "objective": Mine()},
             World(),
-            "memory.execution = 'phased' needs all of the model in each micro-batch, and Mine may skip a part: "
-            "set it to resident",
+            "memory.execution = 'phased' requires that every micro-batch uses all of the model, which Mine does not "
+            "guarantee: set it to 'resident'",
         ),
         (
             {"parallel": ParallelConfig(tensor_parallel=2), "optimizer": MyOptimizer()},
@@ -95,7 +95,7 @@ def test_a_schedule_that_an_older_torch_cannot_run_is_refused(schedule, monkeypa
     monkeypatch.setattr(torch, "__version__", "2.12.1+cu130")
     recipe, world = in_pipeline(schedule)
     with pytest.raises(
-        UserError, match=rf'"{schedule}" needs PyTorch 2.13 or newer, and this is 2.12.1\+cu130: choose'
+        UserError, match=rf'"{schedule}" requires PyTorch 2.13 or newer, but this is 2.12.1\+cu130: upgrade PyTorch or'
     ):
         build_training(recipe, 1, world)
 

@@ -17,8 +17,8 @@ def test_text_is_taken_as_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("content", "parts"),
     [
-        (b"", ("there is no text in it",)),
-        (b" \n\n", ("there is no text",)),
+        (b"", ("the file has no text",)),
+        (b" \n\n", ("the file has no text",)),
         (b"ab\xff", ("not UTF-8 at byte 2 (0xff)",)),
     ],
 )

@@ -78,13 +78,13 @@ def test_a_name_that_is_taken_is_refused(own_task):
     register_task("own", check=before.check)(before.measure)  # the same again is fine
     with pytest.raises(UserError) as caught:
         register_task("lambada")(lambda given: [])
-    assert one_line(caught.value, "there is a task 'lambada' already, of hornbook.evaluate.lambada; choose another")
+    assert one_line(caught.value, "task 'lambada' is already registered by hornbook.evaluate.lambada; choose another")
     assert find_task("lambada").check is not None
     with pytest.raises(UserError) as caught:
         register_task("wikitext2")(partial(find_task, "own"))
     assert one_line(
         caught.value,
-        "there is a task 'wikitext2' already, of hornbook.evaluate.wikitext_perplexity; choose another",
+        "task 'wikitext2' is already registered by hornbook.evaluate.wikitext_perplexity; choose another",
     )
 
 
@@ -155,4 +155,4 @@ def test_a_tokenizer_that_the_model_cannot_follow_is_refused():
     for task in ("lambada", "wikitext2"):
         with pytest.raises(CheckpointError) as caught:
             check_tasks([task], given, {})
-        assert one_line(caught.value, f"a tokenizer of {tiny_tokenizer().vocab_size} tokens and a model of 100")
+        assert one_line(caught.value, f"a tokenizer of {tiny_tokenizer().vocab_size} tokens, its model 100")

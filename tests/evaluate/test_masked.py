@@ -118,7 +118,7 @@ def test_masked_lm_equals_the_plain_computation(model, corpora, kind, objective,
 
 def test_the_convention_says_how_the_masks_were_drawn(model, corpora):
     rows = {row.metric: row.convention for row in run_task("masked_lm", given(model, corpora["lines"]))}
-    for part in ("probability 0.15", "80 % hidden, 10 % replaced, 10 % kept", "drawn by seed 0", "pairs of up to 24"):
+    for part in ("probability 0.15", "80 % masked, 10 % replaced, 10 % kept", "drawn by seed 0", "pairs of up to 24"):
         assert part in rows["loss"]
     tokens = int(rows["loss"].split("over ")[1].split(" tokens")[0])
     source = store_batches(
@@ -170,7 +170,7 @@ def test_a_store_without_sentences_has_no_pairs(model, corpora):
     assert values(rows) == pytest.approx(
         plain_masked(model, corpora["documents"], MaskedLMConfig(mask_probability=0.3)), rel=1e-5
     )
-    assert "probability 0.3" in rows[0].convention and "documents end to end, cut to 24 tokens" in rows[0].convention
+    assert "probability 0.3" in rows[0].convention and "concatenated documents, cut to 24 tokens" in rows[0].convention
 
 
 def test_instances_keep_the_masks_that_they_have(model, corpora, tmp_path):
@@ -184,7 +184,7 @@ def test_instances_keep_the_masks_that_they_have(model, corpora, tmp_path):
     assert "masked when they were made; instances of up to 24 tokens" in rows[0].convention
     with pytest.raises(UserError) as caught:
         run_task("masked_lm", given(model, path, window=20))
-    assert one_line(caught.value, "holds instances of 24 tokens, and the window is 20: give --window 24")
+    assert one_line(caught.value, "has instances of 24 tokens, but the window is 20: pass --window 24")
 
 
 def test_a_part_of_the_sequences_and_shorter_ones(model, corpora):
@@ -221,7 +221,7 @@ def test_pseudo_perplexity_equals_the_plain_computation(model, corpora, kind, la
     rows = run_task("pseudo_perplexity", given(model, corpora[kind], layout=layout, micro_batch_size=7))
     nats, count = plain_pseudo(model, held_out_documents(corpora[kind]))
     assert values(rows) == pytest.approx({"nats_per_token": nats, "pseudo_perplexity": math.exp(nats)}, rel=1e-5)
-    assert f"{count:,} tokens, each hidden by itself" in rows[1].convention
+    assert f"{count:,} tokens, each masked by itself" in rows[1].convention
 
 
 def test_pseudo_perplexity_of_some_sequences(model, corpora):
@@ -272,7 +272,7 @@ def test_tasks_of_decoders_are_refused_before_anything_is_read(model, task):
     with pytest.raises(UserError) as caught:
         run_tasks(["masked_lm", task], given(model, "no/such/folder"), {})
     assert one_line(
-        caught.value, f"the task '{task}' is for decoders, and somewhere is an encoder: take one of ", "masked_lm"
+        caught.value, f"the task '{task}' is for decoders, but somewhere is an encoder: use one of ", "masked_lm"
     )
 
 
@@ -280,7 +280,7 @@ def test_tasks_of_decoders_are_refused_before_anything_is_read(model, task):
 def test_tasks_of_encoders_are_refused_by_a_decoder(task):
     with pytest.raises(UserError) as caught:
         check_tasks(["bits_per_byte", task], tiny_input(), {})
-    assert one_line(caught.value, f"the task '{task}' is for encoders", " is a decoder: take one of bits_per_byte")
+    assert one_line(caught.value, f"the task '{task}' is for encoders", " is a decoder: use one of bits_per_byte")
 
 
 def test_the_kind_of_model_decides_what_is_measured(model):
@@ -303,11 +303,11 @@ def test_mistakes_are_one_line(model, corpora, tmp_path, task):
     refusal(DataError, "no/such", "no such token store", data="no/such")
     refusal(UserError, "a window of 25 tokens is longer than the model's 24", data=corpora["lines"], window=25)
     if task == "pseudo_perplexity":
-        refusal(DataError, "empty.txt: there is no text in it", data=tmp_path / "empty.txt")
+        refusal(DataError, "empty.txt: the file has no text", data=tmp_path / "empty.txt")
     else:
         classifier = ClassificationConfig()
-        refusal(UserError, 'learned "classification" last', data=corpora["lines"], objective=classifier)
+        refusal(UserError, 'was last trained with "classification"', data=corpora["lines"], objective=classifier)
     small = tiny_encoder(vocab_size=50)
     with pytest.raises(CheckpointError) as caught:
         run_task(task, given(small, corpora["lines"]))
-    assert one_line(caught.value, "a tokenizer of 100 tokens and a model of 50")
+    assert one_line(caught.value, "a tokenizer of 100 tokens, its model 50")

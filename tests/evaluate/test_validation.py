@@ -127,7 +127,7 @@ def test_model_keeps_its_mode_and_gets_no_gradients(model, training):
 
 def test_a_token_that_the_model_lacks_is_refused_in_one_line() -> None:
     windows = EvaluationWindows(SyntheticTokens(vocab_size=300, seed=1), 8, score_end_of_text=False)
-    with pytest.raises(DataError, match=r"the data hold token \d+, but model\.vocab_size is 70"):
+    with pytest.raises(DataError, match=r"the data contain token \d+, but model\.vocab_size 70"):
         measure(tiny_model(), windows, ranks=Ranks(), micro_batch_size=1)
 
 

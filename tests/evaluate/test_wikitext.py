@@ -160,7 +160,7 @@ def test_rows_are_joined_as_hugging_face_does():
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "there is no text in it"), (b"word\n", "but one word"), (b"a b \xff", "not UTF-8 at byte 4")],
+    [(b"", "the file has no text"), (b"word\n", "only one word"), (b"a b \xff", "not UTF-8 at byte 4")],
 )
 def test_files_that_cannot_be_scored(tmp_path, content, message):
     path = tmp_path / "wiki.tokens"

@@ -85,15 +85,15 @@ def test_all_that_is_wrong_with_the_weights_is_told_at_once(tmp_path):
 
     edit_weights(folder, change)
     message = refusal(folder)
-    assert message.startswith(f"{folder} does not hold the weights of its config: ")
+    assert message.startswith(f"{folder} does not have the weights of its config: ")
     for part in (
         "transformer.h.1.mlp.c_fc.bias is missing",
         "transformer.ln_f.weight is missing",
         "'transformer.h.2.ln_1.weight' is not expected",
         "'score.weight' is not expected",
-        "transformer.wpe.weight is [20, 16] and should be [24, 16]",
-        "transformer.h.0.ln_2.bias is int64 and should be fp32, bf16 or fp16",
-        "transformer.h.0.ln_1.bias holds values that are not finite",
+        "transformer.wpe.weight is [20, 16], expected [24, 16]",
+        "transformer.h.0.ln_2.bias is int64, expected fp32, bf16 or fp16",
+        "transformer.h.0.ln_1.bias has values that are not finite",
     ):
         assert part in message
     assert message.count(";") == 6
@@ -123,7 +123,7 @@ def test_a_hostile_file_gives_no_endless_line(tmp_path):
 def test_a_head_of_its_own_is_refused(tmp_path):
     folder = tiny_folder(tmp_path / "hf")
     edit_config(folder, tie_word_embeddings=False)
-    assert "lm_head.weight is missing, and tie_word_embeddings is false" in refusal(folder)
+    assert "lm_head.weight is missing, but tie_word_embeddings is false" in refusal(folder)
     edit_weights(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["transformer.wte.weight"].clone()}))
     read_folder(folder)
     edit_weights(folder, lambda tensors: tensors["lm_head.weight"].add_(1e-3))
@@ -186,8 +186,8 @@ def test_options_and_their_defaults():
         ("quantization_config", {"bits": 4}, "quantization_config is"),
         ("activation_function", "mish", "activation_function is 'mish', expected one of gelu_new, "),
         ("activation_function", ["gelu"], "activation_function is ['gelu']"),
-        ("model_type", "mpnet", "is of a model of the type 'mpnet'; hornbook reads gpt2, bert, roberta"),
-        ("model_type", None, "is of a model of the type None"),
+        ("model_type", "mpnet", "is for a model of type 'mpnet'; hornbook reads gpt2, bert, roberta"),
+        ("model_type", None, "is for a model of type None"),
         ("n_layer", "two", 'n_layer = "two" (config.json): expected an integer'),
         ("n_embd", 0, "n_embd = 0 (config.json)"),
         ("n_head", 3, "n_head = 3 (config.json)"),

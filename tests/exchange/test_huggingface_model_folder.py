@@ -151,7 +151,7 @@ def test_a_malformed_config(folder, text):
 
 
 def test_an_empty_folder(tmp_path):
-    assert refusal(tmp_path) == f"{tmp_path / 'config.json'} is missing, or no plain file; fetch the folder again"
+    assert refusal(tmp_path) == f"{tmp_path / 'config.json'} is missing or not a plain file; download the folder again"
 
 
 def mutated(value, draws):

@@ -48,16 +48,16 @@ def test_moments_are_left_out_and_named(tmp_path):
     expected, told = openai(tmp_path / "mine", slots=("Adam", "Adam_1")), []
     assert same(read_folder(tmp_path / "mine", warn=told.append).tensors["model"], expected)
     (note,) = told
-    assert f"the optimizer's state is left out ({2 * len(expected) + 2} variables" in note
+    assert f"the optimizer state is left out ({2 * len(expected) + 2} variables" in note
 
 
 @pytest.mark.parametrize(
     ("hparams", "told"),
     [
-        (None, "model.ckpt.index is a GPT-2 of OpenAI's: put its hparams.json beside it"),
+        (None, "model.ckpt.index is a GPT-2 of OpenAI: put its hparams.json next to it"),
         ({"n_vocab": 300, "n_embd": 16}, "hparams.json lacks n_ctx, n_head, n_layer"),
         ({**HPARAMS, "n_layer": 3}, "h.2.ln_1.weight is missing"),
-        ({**HPARAMS, "n_ctx": 25}, "wpe.weight is [24, 16] and should be [25, 16]"),
+        ({**HPARAMS, "n_ctx": 25}, "wpe.weight is [24, 16], expected [25, 16]"),
         ({**HPARAMS, "n_vocab": "many"}, "vocab_size"),
         ([], "hparams.json is not the config of a model"),
     ],
@@ -89,4 +89,4 @@ def test_a_wide_convolution_is_no_matrix(tmp_path):
     config = recipe_from_dict(contents.documents["recipe"]).model
     whole = openai_variables(gpt2.to_theirs(contents.tensors["model"], config))
     write_bundle(tmp_path / "124M" / "model.ckpt", whole | {name: torch.ones(2, 16, 64)})
-    assert "h.0.mlp.c_fc.weight is [2, 16, 64] and should be [16, 64]" in refusal(tmp_path / "124M")
+    assert "h.0.mlp.c_fc.weight is [2, 16, 64], expected [16, 64]" in refusal(tmp_path / "124M")

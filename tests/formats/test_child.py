@@ -73,14 +73,14 @@ def test_records_come_in_order_and_a_child_reads_the_next_file_too():
 @pytest.mark.parametrize(
     ("function", "arguments", "part"),
     [
-        (end_by, {"number": int(signal.SIGSEGV)}, "reading a.parquet with pyarrow ended with signal 11: the file is d"),
-        (end_by, {"number": int(signal.SIGABRT)}, "reading a.parquet with pyarrow ended with signal 6: the file is d"),
-        (leave, {"code": 3}, "reading a.parquet with pyarrow ended with exit code 3"),
-        (take_memory, {}, "reading a.parquet with pyarrow ended with exit code 1"),
+        (end_by, {"number": int(signal.SIGSEGV)}, "a.parquet: pyarrow ended with signal 11; the file is d"),
+        (end_by, {"number": int(signal.SIGABRT)}, "a.parquet: pyarrow ended with signal 6; the file is d"),
+        (leave, {"code": 3}, "a.parquet: pyarrow ended with exit code 3"),
+        (take_memory, {}, "a.parquet: pyarrow ended with exit code 1"),
         (
             flood,
             {"sizes": [5, 65_536, 65_537]},
-            "a.parquet: pyarrow made a row of 65,537 bytes of it; the file is damaged",
+            "a.parquet: pyarrow returned a row of 65,537 bytes; the file is damaged",
         ),
     ],
 )
@@ -93,7 +93,7 @@ def test_a_child_that_ends_or_floods_is_one_line(function, arguments, part):
 
 def test_a_loop_is_ended(monkeypatch):
     monkeypatch.setattr(child, "_MOST_SECONDS", 0.5)
-    with pytest.raises(DataError, match=r"a\.parquet: pyarrow gave no row in 0\.5 seconds; the file is damaged"):
+    with pytest.raises(DataError, match=r"a\.parquet: pyarrow returned no row in 0\.5 seconds; the file is damaged"):
         list(ask(loop))
 
 

@@ -128,7 +128,7 @@ def test_the_integers_of_a_feature():
     features = {"a": np.array([1, 2]), "b": np.ones(1, dtype=np.float32), "c": [b"x"]}
     assert integers(features, "a", "here").tolist() == [1, 2]
     for name in "bcd":
-        with pytest.raises(DataError, match=f"here: its feature '{name}'"):
+        with pytest.raises(DataError, match=f"here: the feature '{name}'"):
             integers(features, name, "here")
 
 

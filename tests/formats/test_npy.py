@@ -32,9 +32,9 @@ def test_a_header_and_its_items_are_a_file(tmp_path):
 def test_another_size_or_type_is_refused(tmp_path, size):
     data = npy_bytes(np.arange(6, dtype="<u8"))
     (tmp_path / "x.npy").write_bytes(data[:size] if size < 0 else data + b"\0")
-    with pytest.raises(DataError, match="by its header"):
+    with pytest.raises(DataError, match="but the header expects"):
         map_array(tmp_path / "x.npy", np.dtype("<u8"))
-    with pytest.raises(DataError, match=r"type '<u8'; expected int64") as caught:
+    with pytest.raises(DataError, match=r"the dtype is '<u8'; expected int64") as caught:
         map_array(tmp_path / "x.npy", np.dtype("<i8"))
     assert one_line(caught.value, "x.npy")
 

@@ -86,13 +86,16 @@ def test_an_error_of_the_source_leaves_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (frame(b"abc")[:-1], "3 bytes; 2 are left: it is truncated"),
-        (frame(b"abc")[:11], "11 bytes at byte 0 are no record"),
-        (frame(b"abc") + b"\0", "1 bytes at byte 19 are no record"),
-        (frame(b"abc")[:-1] + b"\0", "at byte 0 does not fit its checksum"),
-        (frame(b"abc").replace(b"abc", b"abd"), "at byte 0 does not fit its checksum"),
-        (b"\4" + frame(b"abc")[1:], "length at byte 0 does not fit its checksum; it is damaged, or no TFRecord"),
-        (frame(b"x") + b"\4" + frame(b"abc")[1:], "length at byte 17 does not fit"),
+        (frame(b"abc")[:-1], "3 bytes, but 2 are left; the file is truncated"),
+        (frame(b"abc")[:11], "11 bytes at byte 0 are not a record"),
+        (frame(b"abc") + b"\0", "1 bytes at byte 19 are not a record"),
+        (frame(b"abc")[:-1] + b"\0", "at byte 0 does not match its checksum"),
+        (frame(b"abc").replace(b"abc", b"abd"), "at byte 0 does not match its checksum"),
+        (
+            b"\4" + frame(b"abc")[1:],
+            "length at byte 0 does not match its checksum; the file is damaged",
+        ),
+        (frame(b"x") + b"\4" + frame(b"abc")[1:], "length at byte 17 does not match"),
         (b"\x1f\x8b\x08" + bytes(20), "compressed with gzip"),
     ],
 )
@@ -107,7 +110,7 @@ def test_damage_is_told_with_its_place(tmp_path, data, message):
 def test_a_huge_length_with_a_good_checksum_allocates_nothing(tmp_path, length):
     header = struct.pack("<Q", length)
     (tmp_path / "x").write_bytes(header + frame(header)[-4:] + bytes(100))
-    with pytest.raises(DataError, match=f"has {length} bytes; 96 are left"):
+    with pytest.raises(DataError, match=f"has {length} bytes, but 96 are left"):
         contents(tmp_path / "x")
 
 
@@ -116,7 +119,7 @@ def test_a_record_larger_than_any_of_ours(tmp_path):
     with (tmp_path / "x").open("wb") as file:
         file.write(header + frame(header)[-4:])
         file.truncate(18 << 20)
-    with pytest.raises(DataError, match="expected 16777216 at most"):
+    with pytest.raises(DataError, match="expected at most 16777216"):
         contents(tmp_path / "x")
 
 

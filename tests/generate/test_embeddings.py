@@ -88,7 +88,7 @@ def test_texts_are_framed_for_an_encoder_and_truncated_at_their_end():
     whole, short = (ids_of_texts(model, tokenizer, ["the cat sat on the mat"], length)[0] for length in (24, 5))
     assert whole.tolist() == [special.cls, *ids, special.sep]
     assert short.tolist() == [special.cls, *ids[:3], special.sep]
-    with pytest.raises(UserError, match="2 tokens have no room"):
+    with pytest.raises(UserError, match="2 tokens are too few"):
         ids_of_texts(model, tokenizer, ["the"], 2)
     plain = tiny_tokenizer()
     (found,) = ids_of_texts(decoder(), plain, ["the cat sat"], 3)

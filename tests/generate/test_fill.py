@@ -84,4 +84,4 @@ def test_a_fine_tuned_model_fills_no_gaps():
     model.head = OutputHead(32, model.vocab_size)
     with pytest.raises(UserError) as caught:
         GapFiller(model, encoder_tokenizer(), top_k=3)
-    assert one_line(caught.value, "fine-tuned", "no head for masked tokens")
+    assert one_line(caught.value, "fine-tuned", "no longer has a head for masked tokens")

@@ -211,7 +211,7 @@ def test_a_block_of_ones_own_may_keep_what_it_wants():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weights_are_cast_once_and_the_embedding_is_shared(dtype):
+def test_weights_are_cast_once_and_shared_where_they_can_be(dtype):
     model = tiny_model(compute_dtype=dtype).eval()
     quick = incremental(model)
     assert isinstance(quick, IncrementalModel)
@@ -230,3 +230,11 @@ def test_weights_are_cast_once_and_the_embedding_is_shared(dtype):
         block._attention.qkv.weight.float(),
         model.blocks[0].attention.qkv.weight.flatten(0, 1).to(dtype).float(),
     )
+    own = model.blocks[0].attention.qkv.weight.data_ptr()
+    assert (block._attention.qkv.weight.data_ptr() == own) == (dtype == torch.float32)
+    if quick._token is not None:
+        assert quick._token._blocks[0]._tensors[2].data_ptr() == block._attention.qkv.weight.data_ptr()
+        caches = [torch.zeros(1, 2, 2, length, 8) for length in (3, 4) for _ in quick.cache_shapes]
+        quick.logits(torch.ones(1, 3).long(), torch.arange(3)[None], caches[:2])
+        quick.logits(torch.ones(1, 1).long(), torch.full((1, 1), 3), caches[2:])
+        assert "_weight_for_one_token" not in vars(block._attention.qkv)

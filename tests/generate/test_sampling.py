@@ -162,11 +162,11 @@ def test_logits_that_are_not_finite_are_an_error(sampling, value):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": -0.1}, "temperature is -0.1; expected 0, or 1e-06 or more"),
+        ({"temperature": -0.1}, "temperature is -0.1; expected 0, or at least 1e-06"),
         ({"temperature": math.nan}, "temperature is nan"),
         ({"temperature": 1e-9}, "temperature is 1e-09"),
         ({"top_k": 0}, "top_k is 0; expected 1 or more"),
-        ({"top_p": 0.0}, "top_p is 0.0; expected more than 0, and 1 at most"),
+        ({"top_p": 0.0}, "top_p is 0.0; expected more than 0 and at most 1"),
         ({"top_p": 1.1}, "top_p is 1.1"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; expected more than 0"),
         ({"top_k": -1, "top_p": 2.0}, "top_k is -1; expected 1 or more; top_p is 2.0"),

@@ -129,7 +129,7 @@ def test_only_the_tokenizers_ids_are_written():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"output_length": 0}, "the output length is 0; expected 1 token or more"),
+        ({"output_length": 0}, "the output length is 0; expected at least 1 token"),
         ({"input_length": 0}, "the input length is 0; expected 1 to 32, the model's positions"),
         ({"input_length": 33}, "the input length is 33; expected 1 to 32"),
         ({"stop_strings": ("a", "")}, "--stop is empty"),

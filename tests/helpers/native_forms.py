@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hornbook.ops.native import build, library
-from hornbook.ops.native.build import TILES, BuildError
+from hornbook.ops.native.build import HALVES, TILES, BuildError
 from hornbook.ops.native.choice import KERNELS
 from hornbook.ops.native.kernels import Kernels
 from hornbook.ops.native.library import Form, instruction_sets, load
@@ -24,13 +24,14 @@ def forms() -> list[Form]:
     built = load()
     if isinstance(built, BuildError):
         pytest.skip(str(built))
-    return [Form(isa) for isa in instruction_sets() if isa != TILES]
+    return [Form(isa) for isa in instruction_sets() if isa not in (HALVES, TILES)]
 
 
-def all_native() -> Kernels:
-    """Return the newest form of every kernel."""
+def all_native(isa: str | None = None) -> Kernels:
+    """Return the form of ``isa`` of every kernel that has it, and the newest form of all others."""
     forms()
-    return Kernels(why="test", forms={kernel.name: kernel.instruction_sets[0] for kernel in KERNELS})
+    chosen = {kernel.name: isa if isa in kernel.instruction_sets else kernel.instruction_sets[0] for kernel in KERNELS}
+    return Kernels(why="test", forms=chosen)
 
 
 EMULATED = "emulated"

@@ -17,9 +17,9 @@ SHAPES: list[tuple[tuple[int, ...], Role, int]] = [
 """Of each kind of parameter one: shape, role, parts."""
 
 
-def make_slots(state_names: tuple[str, ...] = ("exp_avg", "exp_avg_sq"), seed: int = 0) -> list[Slot]:
+def make_slots(state_names: tuple[str, ...] = ("exp_avg", "exp_avg_sq")) -> list[Slot]:
     """Fresh slots; the parts of the stacked one differ in size by powers of ten, so that ratios do, too."""
-    draws = torch.Generator().manual_seed(seed)
+    draws = torch.Generator().manual_seed(0)
     slots = [
         Slot(
             name="bias" if role == "bias" else "weight",

@@ -34,7 +34,7 @@ def on_corpus(corpus: Path) -> tuple[str, ...]:
 
 
 @cache
-def stories(count: int = 24) -> tuple[str, ...]:
+def stories() -> tuple[str, ...]:
     """Documents of 2 to 7 sentences, one a line, of some frequent words and many rare ones."""
     draws = random.Random(5)
 
@@ -42,7 +42,7 @@ def stories(count: int = 24) -> tuple[str, ...]:
         words = [draws.choice(_NAMES if draws.random() < 0.1 else _WORDS) for _ in range(draws.randint(2, 9))]
         return " ".join(words) + "."
 
-    return tuple("\n".join(sentence() for _ in range(draws.randint(2, 7))) for _ in range(count))
+    return tuple("\n".join(sentence() for _ in range(draws.randint(2, 7))) for _ in range(24))
 
 
 @cache
@@ -51,14 +51,14 @@ def encoder_tokenizer(kind: str = "wordpiece") -> Tokenizer:
     return Tokenizer.train(stories(), 100 if kind == "wordpiece" else 300, kind=kind)
 
 
-def build_sentences(folder: Path, kind: str = "wordpiece", *, sequences: str = "lines") -> Path:
+def build_sentences(folder: Path, *, sequences: str = "lines") -> Path:
     """Build a corpus of the stories' sentences, or documents; some are held out."""
     texts = folder.parent / f"{folder.name}-texts"
     texts.mkdir()
     for number, story in enumerate(stories()):
         (texts / f"{number:02}.txt").write_text(story)
     options = BuildOptions(validation=0.25, sequences=sequences)
-    build_corpus([texts], encoder_tokenizer(kind), folder, options, lambda progress: None, lambda line: None)
+    build_corpus([texts], encoder_tokenizer(), folder, options, lambda progress: None, lambda line: None)
     return folder
 
 

@@ -63,8 +63,8 @@ def make_samples(lengths: Sequence[int], *, vocab_size: int = 70, seed: int = 0)
     return samples
 
 
-def lay_out(samples: Sequence[Sample], layout: str, num_columns: int = 24, filled_up: int = 3) -> Batch:
-    """One micro-batch of all samples; places to predict are filled up with ``filled_up`` that are not scored."""
+def lay_out(samples: Sequence[Sample], layout: str, num_columns: int = 24) -> Batch:
+    """One micro-batch of all samples; places to predict are filled up with three that are not scored."""
     rows = _rows(samples, layout, num_columns)
     width = sum(len(sample.tokens) for sample in samples) if layout == "unpadded" else num_columns
     names = ("tokens", "positions", "segments", "keys")
@@ -83,11 +83,11 @@ def lay_out(samples: Sequence[Sample], layout: str, num_columns: int = 24, fille
             firsts.append(first)
             ordered.append(sample)
             first += length
-    targets = [*(sample.targets for sample in ordered), torch.full((filled_up,), NOT_SCORED)]
+    targets = [*(sample.targets for sample in ordered), torch.full((3,), NOT_SCORED)]
     return batch | {
         "firsts": torch.tensor(firsts),
         "lengths": torch.tensor([len(sample.tokens) for sample in ordered]),
-        "predictions": torch.cat([*predictions, torch.zeros(filled_up, dtype=torch.int64)]),
+        "predictions": torch.cat([*predictions, torch.zeros(3, dtype=torch.int64)]),
         "targets": torch.cat(targets),
         "pair_labels": torch.tensor([sample.label for sample in ordered]),
     }

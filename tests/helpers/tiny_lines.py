@@ -16,12 +16,12 @@ _WORDS = [
 ]
 
 
-def line_texts(num_documents: int = 12, seed: int = 0) -> list[str]:
+def line_texts(seed: int = 0) -> list[str]:
     """Documents of two to eight sentences."""
     draws = random.Random(seed)
     sentences = [
         [" ".join(draws.choices(_WORDS, k=draws.randint(3, 9))) + "." for _ in range(draws.randint(2, 8))]
-        for _ in range(num_documents)
+        for _ in range(12)
     ]
     return ["\n".join(document) + "\n" for document in sentences]
 

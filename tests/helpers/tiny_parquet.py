@@ -23,9 +23,9 @@ SHAPES = {
 }
 
 
-def write_parquet(path, shape="dictionary", texts=TEXTS):
+def write_parquet(path, shape="dictionary"):
     """A column ``text`` and, in structs, a column ``meta.body``, both of the same texts."""
-    table = pyarrow.table({"text": pyarrow.array(texts, pyarrow.string()), "meta": [{"body": text} for text in texts]})
+    table = pyarrow.table({"text": pyarrow.array(TEXTS, pyarrow.string()), "meta": [{"body": text} for text in TEXTS]})
     pyarrow.parquet.write_table(table, path, **SHAPES[shape])
     return path
 

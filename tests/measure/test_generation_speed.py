@@ -80,7 +80,7 @@ def test_contenders_write_as_many_tokens_as_they_are_asked_for(recipe, contender
 
 
 def test_what_does_not_fit_is_refused(recipe):
-    with pytest.raises(UserError, match=r"^20 \+ 5 tokens do not fit the model's 24 positions; take a smaller"):
+    with pytest.raises(UserError, match=r"^20 \+ 5 tokens exceed the model's 24 positions; decrease"):
         random_prompts(recipe, batch_size=1, prompt_length=20, num_tokens=5)
 
 
@@ -108,4 +108,4 @@ def test_one_token_cannot_be_timed(capsys: pytest.CaptureFixture[str]):
 
 def test_an_encoder_is_refused(capsys: pytest.CaptureFixture[str]):
     assert main(["bench", "generate", "bert-tiny", "--threads", "1"]) == 2
-    assert "bert-tiny is an encoder, which generates no text" in capsys.readouterr().err
+    assert "bert-tiny is an encoder, which does not generate text" in capsys.readouterr().err

@@ -6,12 +6,14 @@ from dataclasses import replace
 import pytest
 
 from hornbook.__main__ import main
+from hornbook.cli.bench_step import _operators
 from hornbook.config import load_recipe
 from hornbook.errors import UserError
 from hornbook.measure import peers, throughput
 from hornbook.measure.peer_process import transformers_step_apart
 from hornbook.measure.peers import transformers_step
 from hornbook.measure.throughput import hornbook_step, measure_steps, synthetic_loader
+from hornbook.ops.native.kernels import Kernels, using
 from hornbook.parallel.world import World
 from hornbook.samples.batches import size_of
 
@@ -94,6 +96,18 @@ def test_the_command_gives_the_ratio(capsys):
     assert (result["num_parameters"], result["vocab_size"]) == (model.num_parameters(), model.vocab_size)
 
 
+def test_operators_that_a_step_has_no_use_for_are_not_named():
+    forms = dict.fromkeys(("linear_f32", "dropout_f32", "token_block_f32"), "avx2")
+    recipe = small("bert-tiny")
+    none = {"embedding_dropout": 0.0, "residual_dropout": 0.0, "attention_dropout": 0.1}
+    with using(Kernels(why="test", forms=forms)):
+        found = [
+            _operators(replace(recipe, model=replace(recipe.model, **none | {"residual_dropout": share})))
+            for share in (0.0, 0.1)
+        ]
+    assert found == ["native: linear_f32 avx2 (test)", "native: linear_f32 avx2, dropout_f32 avx2 (test)"]
+
+
 def test_data_are_refused_since_steps_are_timed_on_random_tokens(capsys):
     assert main(["bench", "step", "bert-tiny", *SIZES, "--data.train", "nowhere"]) == 2
     assert "the benchmark uses random tokens: remove data.train" in capsys.readouterr().err
@@ -116,7 +130,7 @@ def test_a_peer_in_a_process_of_its_own_makes_the_same_steps():
 def test_a_peer_that_transformers_lacks_is_one_line_in_its_own_process_too(capfd):
     recipe = load_recipe("demo", [*SIZES, "--model.activation", "relu_squared"], require_data=False).recipe
     with (
-        pytest.raises(UserError, match="ended in a process of its own"),
+        pytest.raises(UserError, match="ended for the reason above"),
         transformers_step_apart(recipe, World(), precision="fp32"),
     ):
         pass

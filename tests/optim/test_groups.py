@@ -81,7 +81,7 @@ def test_a_pattern_that_matches_nothing_is_refused():
         ("learning-rate-scale=embedding.*=-1", "expected PATTERN=FACTOR"),
         ("learning-rate-scale=embedding.*=nan", "expected PATTERN=FACTOR"),
         ("learning-rate-scale=a*=1,a*=2", "has two factors"),
-        ("no-decay=block.*", "'block.*' matches no parameter; the names are such as embedding.tokens, blocks.0.att"),
+        ("no-decay=block.*", "'block.*' matches no parameter; names of parameters are, for example, embedding.tokens,"),
     ],
 )
 def test_mistakes_are_told_in_one_line(option, told, tmp_path, capsys):

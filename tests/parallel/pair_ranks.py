@@ -44,7 +44,7 @@ def train(folder: Path, layout: str, world: World, stop_after: int | None = None
         with open_run(recipe, folder, world) as run:
             loop.train_until_done(run, stop_after)
     except HornbookError as error:
-        if stop_after is None or not world.was_told(error):
+        if stop_after is None or not world.was_reported(error):
             raise
     finally:
         loop.train_step = train_step

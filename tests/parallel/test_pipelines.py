@@ -221,7 +221,7 @@ def test_a_command_line_run_is_resumed_evaluated_and_generates(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("ranks_started", "words", "message"),
     [
-        (2, ("--training.micro-batch-size=8",), "needs at least 2 micro-batches a step on 2 ranks, and the run has 1"),
+        (2, ("--training.micro-batch-size=8",), "needs at least 2 micro-batches a step on 2 ranks, but the run has 1"),
         (2, ("--parallel.layers-per-stage=1,1",), "layers_per_stage adds up to 2, and the model has 3 layers"),
         (3, (), "needs a multiple of 2 ranks (pipeline_parallel 2), but the run has 3"),
     ],

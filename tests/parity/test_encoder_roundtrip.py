@@ -119,7 +119,7 @@ def test_what_tensorflow_wrote_gives_the_same_logits(tmp_path, num_shards):
     write_json(tmp_path / "google" / "bert_config.json", options)
     told: list[str] = []
     checkpoint = save(tmp_path / "checkpoints", read_folder(tmp_path / "google" / "bert_model.ckpt", warn=told.append))
-    assert len(told) == 1 and "the optimizer's state is left out" in told[0]
+    assert len(told) == 1 and "the optimizer state is left out" in told[0]
     close(our_outputs(checkpoint, "bert"), their_outputs(model))
 
 
@@ -130,7 +130,7 @@ def test_what_tensorflow_wrote_gives_the_same_logits(tmp_path, num_shards):
         (BertModel, ["no head for masked tokens, pairs of texts"]),
         (
             RobertaModel,
-            ["no head for masked tokens", "left out, since the model has no use for it: pooler.dense"],
+            ["no head for masked tokens", "left out, since the model does not use them: pooler.dense"],
         ),
     ],
 )
@@ -185,15 +185,15 @@ def test_an_export_has_no_weights_that_were_never_trained(tmp_path, kind, told):
     assert not report["unexpected_keys"] and len(report["missing_keys"]) == len(left_out)
 
 
-@pytest.mark.parametrize(("objective", "is_told"), [(MaskedLMConfig(), True), (PretrainingConfig(), False)])
-def test_a_pair_head_that_the_objective_did_not_train_is_told(tmp_path, objective, is_told):
+@pytest.mark.parametrize(("objective", "is_reported"), [(MaskedLMConfig(), True), (PretrainingConfig(), False)])
+def test_a_pair_head_that_the_objective_did_not_train_is_told(tmp_path, objective, is_reported):
     contents = contents_of("bert")
     recipe = replace(recipe_from_dict(contents.documents["recipe"]), objective=objective)
     told: list[str] = []
     trained = replace(contents, documents={"recipe": recipe_to_dict(recipe)})
     write_folder(tmp_path / "hf", trained, warn=told.append)
-    note = "the head for pairs of texts and its pooler are written as they are; the objective mlm does not train them"
-    assert told == [note] * is_told
+    note = "the head for pairs of texts and its pooler are exported, although the objective mlm does not train them"
+    assert told == [note] * is_reported
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["architectures"] == ["BertForPreTraining"]
 
 
@@ -234,7 +234,7 @@ def test_a_dropout_that_is_lost_is_told(tmp_path):
     write_folder(tmp_path / "lossy", contents_of("bert", embedding_dropout=0.3, residual_dropout=0.1), warn=told.append)
     assert told == [
         "model.embedding_dropout 0.3 is lost: transformers has one hidden_dropout_prob, and model.residual_dropout 0.1 "
-        "is written there"
+        "is written to it"
     ]
     assert json.loads((tmp_path / "lossy" / "config.json").read_text())["hidden_dropout_prob"] == 0.1
     write_folder(tmp_path / "hf", contents_of("bert", embedding_dropout=0.1, residual_dropout=0.1), warn=told.append)
@@ -292,8 +292,8 @@ def test_all_that_is_wrong_with_the_weights_is_told_at_once(tmp_path):
         "bert.encoder.layer.1.attention.self.key.bias is missing",
         "bert.pooler.dense.bias is missing",
         "'bert.encoder.layer.2.output.dense.bias' is not expected",
-        "bert.encoder.layer.0.attention.self.query.weight is [32, 16] and should be [32, 32]",
-        "cls.predictions.bias holds values that are not finite",
+        "bert.encoder.layer.0.attention.self.query.weight is [32, 16], expected [32, 32]",
+        "cls.predictions.bias has values that are not finite",
     ):
         assert part in message
     assert message.count(";") == 4

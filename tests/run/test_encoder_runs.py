@@ -117,7 +117,7 @@ def test_tasks_in_the_course_of_a_training_choose_the_best(tmp_path, corpus):
     [
         (
             ("--evaluation.tasks=bits_per_byte",),
-            "'bits_per_byte' is for decoders, and .*run is an encoder: take one of",
+            "'bits_per_byte' is for decoders, but .*run is an encoder: use one of",
         ),
         (("--evaluation.tasks=lambda",), "there is no task 'lambda'"),
         (
@@ -136,7 +136,7 @@ def test_tasks_of_decoders_are_refused_before_the_training(tmp_path, corpus, ove
 
 def test_tasks_of_encoders_are_refused_by_a_decoder(tmp_path):
     with pytest.raises(
-        UserError, match=r"'masked_lm' is for encoders, and .*run is a decoder: take one of bits_per_byte"
+        UserError, match=r"'masked_lm' is for encoders, but .*run is a decoder: use one of bits_per_byte"
     ):
         run_tiny(tmp_path, "--evaluation.tasks=masked_lm")
 

@@ -97,7 +97,7 @@ def test_kept_moments_go_on_into_the_next_run(trained: Path, tmp_path: Path) -> 
 def test_a_run_from_fresh_weights_remembers_that(tmp_path: Path) -> None:
     start(tmp_path, "--training.steps=1")
     assert identity(tmp_path)["init_from"] is None
-    with pytest.raises(UserError, match="the run did not start from somewhere: remove --init-from"):
+    with pytest.raises(UserError, match="the run was not started from somewhere: remove --init-from"):
         start(tmp_path, init=InitFrom(source="somewhere"))
 
 

@@ -61,12 +61,12 @@ def test_a_batch_that_is_larger_than_the_data() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "theirs", "is_told"),
+    ("own", "theirs", "is_reported"),
     [(50257, 4096, True), (513, 512, True), (512, 500, False), (384, 300, False), (385, 300, True), (300, None, False)],
 )
-def test_a_vocabulary_that_is_larger_than_padding_explains(own, theirs, is_told) -> None:
+def test_a_vocabulary_that_is_larger_than_padding_explains(own, theirs, is_reported) -> None:
     note = large_vocabulary(recipe(model=GPTConfig(vocab_size=own)), sources(theirs))
-    assert (note is not None) is is_told
+    assert (note is not None) is is_reported
 
 
 def test_a_run_tells_both_at_its_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -141,8 +141,7 @@ def test_the_best_checkpoint_is_kept(
     scripted.update(values)
     result = run(folder, "--evaluation.tasks=scripted", f"--checkpoint.best-by={by}", "--checkpoint.keep-last=1")
     assert (result["best_by"], result["best_value"], result["best_step"]) == (by, values[best], best)
-    kept = sorted(checkpoint.step_of(path) for path in (folder / "run" / "checkpoints").iterdir())
-    assert kept == sorted({best, 8})
+    assert checkpoint.steps_in(folder / "run" / "checkpoints") == sorted({best, 8})
 
 
 def test_another_measure_forgets_the_old_best(folder: Path, scripted: dict[int, float]) -> None:

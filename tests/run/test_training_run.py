@@ -116,7 +116,7 @@ def test_a_run_whose_folder_is_moved_writes_nothing_to_its_old_place(
 
     with monkeypatch.context() as patch:
         patch.setattr(tiny_runs.TrainingRun, "record", record_and_move)
-        with pytest.raises(StorageError, match=r"was moved or removed while this process used it; move it back"):
+        with pytest.raises(StorageError, match=r"was moved or removed while this process was using it; move it back"):
             tiny_runs.run_tiny(tmp_path / "here")
     assert "checkpoint not saved, training continues" in capfd.readouterr().err, "after step 6"
     assert not (tmp_path / "here" / "run").exists()

@@ -96,10 +96,10 @@ def test_micro_batches_are_dealt_round_robin():
 @pytest.mark.parametrize(
     ("batch_sizes", "world_size", "advice"),
     [
-        ((10, 4), 1, "set training.micro_batch_size to 2, which changes nothing that is learned"),
-        ((16, 16), 2, "set training.micro_batch_size to 8, which changes nothing that is learned"),
-        ((65600, 32), 4, "set training.micro_batch_size to 25, which changes nothing that is learned"),
-        ((4, 8), 1, "set training.micro_batch_size to 4, which changes nothing that is learned"),
+        ((10, 4), 1, "set training.micro_batch_size to 2, which does not change the training"),
+        ((16, 16), 2, "set training.micro_batch_size to 8, which does not change the training"),
+        ((65600, 32), 4, "set training.micro_batch_size to 25, which does not change the training"),
+        ((4, 8), 1, "set training.micro_batch_size to 4, which does not change the training"),
         ((10, 2), 3, "take a multiple of 6, such as 6 or 12"),
         ((0, 8), 1, "take a multiple of 8, such as 8"),
     ],
@@ -302,7 +302,7 @@ def batch_of(tokens, targets):
     [([3, 70], [4, 5], 70), ([3, -5], [4, 5], -5), ([3, 4], [4, 70], 70), ([3, 4], [4, -5], -5), ([-100], [], -100)],
 )
 def test_a_token_outside_the_vocabulary_is_refused(tokens, targets, unknown):
-    with pytest.raises(DataError, match=rf"the data hold token {unknown}, but model\.vocab_size is 70"):
+    with pytest.raises(DataError, match=rf"the data contain token {unknown}, but model\.vocab_size 70"):
         refuse_unknown_tokens(batch_of(tokens, targets), 70)
 
 
@@ -315,6 +315,6 @@ def test_a_loader_that_knows_the_vocabulary_refuses_the_step_that_has_an_unknown
     windows = Windows(InMemoryTokens([[3, 4, 5, 70, 0]], "stored"), 4, seed=0)
     with (
         make_loader(windows, global_batch_size=1, vocab_size=70) as loader,
-        pytest.raises(DataError, match="the data hold token 70"),
+        pytest.raises(DataError, match="the data contain token 70"),
     ):
         next(loader)

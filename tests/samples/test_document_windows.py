@@ -45,7 +45,7 @@ def test_evaluation_takes_them_in_order_and_pads_with_nothing_to_score():
 
 
 def test_no_long_document_is_refused():
-    with pytest.raises(UserError, match=r"takes 8 tokens of each document, and the longest has 6"):
+    with pytest.raises(UserError, match=r"needs 8 tokens per document, but the longest has 6"):
         DocumentWindows(InMemoryTokens(DOCUMENTS), 7, seed=0)
 
 

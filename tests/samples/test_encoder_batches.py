@@ -182,5 +182,5 @@ def test_a_token_that_the_tokenizer_lacks_is_refused_before_it_is_masked(store, 
     batches = make(store)
     foreign = TokenSequence(np.array([2, token, 3], dtype=np.int64), np.zeros(3, dtype=np.int64))
     monkeypatch.setattr(batches.source, "sequences", lambda samples: [foreign for _ in samples])
-    with pytest.raises(DataError, match=f"the data hold token {token}, but the tokenizer has 0 to "):
+    with pytest.raises(DataError, match=f"the data contain token {token}, but the tokenizer has only 0 to "):
         batches.batches(np.arange(4, dtype=np.int64).reshape(2, 2))

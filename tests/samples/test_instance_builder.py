@@ -138,12 +138,12 @@ def test_beside_the_file_of_googles_script(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sequence_length": 4}, "5 tokens or more; got 4"),
+        ({"sequence_length": 4}, "at least 5 tokens; got 4"),
         ({"max_predictions": 30}, "expected 1 to 29"),
         ({"max_predictions": 0}, "expected 1 to 29"),
         ({"duplicates": 0}, "one pass"),
-        ({"mask_probability": 0.0}, "are shares"),
-        ({"format_name": "npy"}, "no format of instances"),
+        ({"mask_probability": 0.0}, "must be between 0 and 1"),
+        ({"format_name": "npy"}, "not a format of instances"),
         ({"format_name": "bert-arrow", "records_per_file": 3}, "leave out --records-per-file"),
     ],
 )
@@ -179,7 +179,7 @@ def test_a_store_without_a_manifest_needs_its_tokenizer(store, tokenizer, tmp_pa
     build_instances(store, tmp_path / "own", OPTIONS)
     assert (tmp_path / "out").read_bytes() == (tmp_path / "own").read_bytes()
     small = Tokenizer.train(["xyz"], 100, kind="wordpiece")
-    with pytest.raises(UserError, match="name another"):
+    with pytest.raises(UserError, match="name the right one"):
         build_instances(others, tmp_path / "third", OPTIONS, small)
 
 

@@ -45,25 +45,25 @@ def test_tabs_part_columns_and_quotes_are_text(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "parts"),
     [
-        ("x.jsonl", '{"text": "a"}', ["line 1", "'label' is missing (there: 'text')", "--objective.label"]),
+        ("x.jsonl", '{"text": "a"}', ["line 1", "'label' is missing (columns: 'text')", "--objective.label"]),
         ("x.jsonl", '{"text": "a", "label": "b"}\n{"text": " ", "label": "b"}', ["line 2", "'text' has no text"]),
-        ("x.jsonl", '{"text": "a", "label": 0.5}', ["'label' holds no label"]),
-        ("x.jsonl", '{"text": "a", "label": null}', ["'label' holds no label"]),
+        ("x.jsonl", '{"text": "a", "label": 0.5}', ["'label' has no label"]),
+        ("x.jsonl", '{"text": "a", "label": null}', ["'label' has no label"]),
         ("x.jsonl", '{"text": "a", "text": "b", "label": 1}', ["line 1", "not valid JSON"]),
         ("x.jsonl", "[1]", ["expected an object"]),
         ("x.jsonl", "\n", ["no examples"]),
-        ("x.csv", "", ["'text' is missing (there: none)"]),
+        ("x.csv", "", ["'text' is missing (columns: none)"]),
         ("x.csv", "text,label\n", ["no examples"]),
-        ("x.csv", "text,label\na,b\nc,d,e\n", ["line 3: 3 columns, where the table has 2"]),
+        ("x.csv", "text,label\na,b\nc,d,e\n", ["line 3: 3 columns, but the table has 2"]),
         (
             "x.jsonl",
             '{"text": "a", "label": "b"}\n{"text": "a \\ud800", "label": "b"}',
             ["line 2: character 2 of 'text'"],
         ),
         ("x.csv", 'text,label\n"a,b\n', ["not a table"]),
-        ("x.csv", "text,text,label\na,b,c\n", ["'text' is there twice"]),
+        ("x.csv", "text,text,label\na,b,c\n", ["'text' is duplicated"]),
         ("x.csv", b"text,label\n\xff,b\n", ["not UTF-8 at byte 11"]),
-        ("x.txt", "a", ["expected labelled texts, a file called .jsonl, .csv or .tsv"]),
+        ("x.txt", "a", ["expected labeled texts in a .jsonl, .csv or .tsv file"]),
     ],
 )
 def test_what_is_wrong_is_told(tmp_path, name, text, parts):
@@ -74,7 +74,7 @@ def test_what_is_wrong_is_told(tmp_path, name, text, parts):
 
 def test_a_column_out_of_range(tmp_path):
     with pytest.raises(
-        DataError, match=r"'5' is out of range \(there: '0', '1'\); name the right one by --objective.l"
+        DataError, match=r"'5' is out of range \(columns: '0', '1'\); name the right one by --objective.l"
     ):
         read_examples(write(tmp_path / "x.csv", "a,b\n"), ClassificationConfig(text="0", label="5"))
 
@@ -86,7 +86,7 @@ def test_a_text_of_any_length_is_a_column(tmp_path):
 
 
 def test_a_missing_file(tmp_path):
-    with pytest.raises(DataError, match="the file of labelled texts is missing"):
+    with pytest.raises(DataError, match="the file of labeled texts is missing"):
         read_examples(str(tmp_path / "x.jsonl"), ClassificationConfig())
 
 
@@ -100,7 +100,7 @@ def test_classes_are_sorted_and_numbers_by_value(tmp_path):
     assert labels_of(examples_of(tmp_path, 10, 9, -1, 0), "x") == ("-1", "0", "9", "10")
     expected = tuple(name for digit in "123456789" for name in (f"00{digit}", f"0{digit}", digit))
     assert labels_of(examples_of(tmp_path, *expected[::-1]), "x") == expected, "whatever a set's order"
-    with pytest.raises(DataError, match="all examples are of one class, 'a'"):
+    with pytest.raises(DataError, match="all examples have the same class, 'a'"):
         labels_of(examples_of(tmp_path, "a", "a"), "x")
 
 
@@ -108,7 +108,7 @@ def test_labels_become_numbers(tmp_path):
     assert label_numbers(examples_of(tmp_path, "b", "a"), ("b", "a")).tolist() == [0, 1]
     assert label_numbers(examples_of(tmp_path, 1, "bad"), ("bad", "good")).tolist() == [1, 0]
     for label, labels in ((2, ("bad", "good")), (0, ("1", "2")), ("godo", ("bad", "good"))):
-        with pytest.raises(DataError, match=f"line 1: the label '{label}' is none of the 2 classes"):
+        with pytest.raises(DataError, match=f"line 1: the label '{label}' is not among the 2 classes"):
             label_numbers(examples_of(tmp_path, label), labels)
 
 
@@ -120,7 +120,7 @@ def test_of_a_pair_the_longer_text_is_cut(tmp_path):
     assert tokenizer.decode(whole.tokens) == "[CLS] the whale the whale the whale [SEP] sea sea [SEP]"
     assert tokenizer.decode(cut.tokens) == "[CLS] the whale the whale [SEP] sea sea [SEP]"
     assert cut.segments.tolist() == [0] * 6 + [1] * 3
-    with pytest.raises(UserError, match="no room for a text"):
+    with pytest.raises(UserError, match="too short for a text"):
         encode_examples(examples, tokenizer, 4)
 
 
@@ -133,7 +133,7 @@ def test_a_decoder_reads_the_texts_and_one_token_between_them(tmp_path):
     (cut,) = encode_examples(examples, tokenizer, len(whole.tokens) - 1, is_causal=True)
     end = whole.tokens.tolist().index(tokenizer.end_of_text_id)
     assert cut.tokens.tolist() == [*whole.tokens[: end - 1], *whole.tokens[end:]]
-    with pytest.raises(UserError, match="no room for a text"):
+    with pytest.raises(UserError, match="too short for a text"):
         encode_examples(examples, tokenizer, 2, is_causal=True)
     with pytest.raises(UserError, match="no end-of-text token"):
         encode_examples(examples, word_pieces(), 64, is_causal=True)
@@ -208,7 +208,7 @@ def test_any_other_file_has_a_text_a_line(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "text", "parts"),
     [
-        ("x.txt", "", ["there are no examples", "a text a line"]),
+        ("x.txt", "", ["the file has no examples", "a text per line"]),
         ("x.txt", "a\n \nb", ["line 2: the line is blank"]),
         ("x.txt", b"a\n\xff", ["line 2: not UTF-8 at byte 0"]),
         ("x.jsonl", '{"text": "a"}\n{"txt": "a"}', ["line 2", "'text' is missing", "by --text"]),

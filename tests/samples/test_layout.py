@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hornbook.samples.layout import choose_layout, lay_out, place
+from hornbook.samples.layout import choose_layout, lay_out, place_sequences
 from hornbook.samples.sequences import TokenSequence
 
 LAYOUTS = ("padded", "packed", "unpadded")
@@ -53,7 +53,7 @@ def test_every_sequence_can_be_read_back(sequences, layout):
 @given(lengths=st.lists(st.integers(1, WIDTH), min_size=1, max_size=30))
 def test_rows_hold_what_fits(lengths):
     sizes = np.array(lengths, dtype=np.int64)
-    padded, packed, unpadded = (place(sizes, WIDTH, layout) for layout in LAYOUTS)
+    padded, packed, unpadded = (place_sequences(sizes, WIDTH, layout) for layout in LAYOUTS)
     assert padded.num_rows == len(lengths)
     assert unpadded[1:] == (1, sum(lengths))
     assert -(-sum(lengths) // WIDTH) <= packed.num_rows <= len(lengths)

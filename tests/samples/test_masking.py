@@ -27,7 +27,7 @@ def sequences(count, shortest=8, longest=128, seed=0):
 
 
 def counts_of(masked, lengths):
-    return np.bincount(np.searchsorted(np.cumsum(lengths), masked.places, side="right"), minlength=len(lengths))
+    return np.bincount(np.searchsorted(np.cumsum(lengths), masked.indices, side="right"), minlength=len(lengths))
 
 
 def by(kind, batch, rules=RULES, most=32, **options):
@@ -44,14 +44,14 @@ def test_what_is_hidden_is_text_and_its_labels_are_the_tokens_there(kind, rules)
     batch = sequences(300)
     masked = by(kind, batch, rules)
     tokens = batch[0]
-    assert (np.diff(masked.places) > 0).all()
-    assert np.array_equal(masked.labels, tokens[masked.places])
+    assert (np.diff(masked.indices) > 0).all()
+    assert np.array_equal(masked.labels, tokens[masked.indices])
     others = np.ones(len(tokens), dtype=bool)
-    others[masked.places] = False
+    others[masked.indices] = False
     assert np.array_equal(masked.tokens[others], tokens[others])
     hidden = {"dynamic": (CLS, SEP, UNKNOWN), "static": (CLS, SEP)}[kind]
     assert not np.isin(masked.labels, hidden).any()
-    replaced = masked.tokens[masked.places]
+    replaced = masked.tokens[masked.indices]
     assert not np.isin(replaced[replaced != masked.labels], (PAD, UNKNOWN, CLS, SEP)).any()
 
 
@@ -60,7 +60,7 @@ def test_what_is_hidden_is_text_and_its_labels_are_the_tokens_there(kind, rules)
 def test_shares_of_80_10_10(kind, rules):
     batch = sequences(3000)
     masked = by(kind, batch, rules)
-    new, old = masked.tokens[masked.places], masked.labels
+    new, old = masked.tokens[masked.indices], masked.labels
     num = len(old)
     hidden, kept = np.count_nonzero(new == MASK), np.count_nonzero(new == old)
     expected = np.array([0.8, 0.1 + 0.1 / 95, 0.1 - 0.1 / 95]) * num  # a random token is now and then the same
@@ -76,11 +76,11 @@ def test_dynamic_rate_and_independence():
     free = np.count_nonzero(tokens >= 5)
     masked = dynamic_mask(tokens, lengths, samples, RULES, most=128)
     deviation = np.sqrt(free * 0.15 * 0.85)
-    assert abs(len(masked.places) - 0.15 * free) < 3.3 * deviation
-    neighbours = np.count_nonzero(np.diff(masked.places) == 1)
+    assert abs(len(masked.indices) - 0.15 * free) < 3.3 * deviation
+    neighbours = np.count_nonzero(np.diff(masked.indices) == 1)
     assert abs(neighbours / free - 0.15**2) < 0.002
     whole = dynamic_mask(tokens, lengths, samples, WORDS, most=128)
-    assert abs(len(whole.places) / free - 0.15) < 0.01
+    assert abs(len(whole.indices) / free - 0.15) < 0.01
 
 
 @WHOLE
@@ -91,8 +91,8 @@ def test_no_more_is_hidden_than_the_cap_and_what_is_above_goes_at_random(rules):
     assert counts.max() <= 16
     assert np.count_nonzero(counts == 16) > 800
     free = dynamic_mask(*batch, rules, most=128)
-    assert np.isin(masked.places, free.places).all()
-    places = masked.places % 128
+    assert np.isin(masked.indices, free.indices).all()
+    places = masked.indices % 128
     halves = np.count_nonzero((places > 0) & (places < 64)), np.count_nonzero((places > 64) & (places < 127))
     assert abs(halves[0] / halves[1] * 62 / 63 - 1) < 0.03
 
@@ -125,7 +125,7 @@ def test_words_are_hidden_whole(kind):
     tokens = batch[0]
     masked = by(kind, batch, WORDS, most=20)
     is_hidden = np.zeros(len(tokens), dtype=bool)
-    is_hidden[masked.places] = True
+    is_hidden[masked.indices] = True
     goes_on = ~WORDS.begins_word[tokens] & (tokens >= 5)
     goes_on[1:] &= tokens[:-1] >= 5
     goes_on[0] = False
@@ -147,7 +147,7 @@ def test_a_pure_function_of_seed_and_sample(kind, rules):
         alone = by(kind, (tokens[start:end], lengths[number : number + 1], samples[number : number + 1]), rules)
         assert np.array_equal(alone.tokens, masked.tokens[start:end])
     for other in (by(kind, batch, replace(rules, seed=12)), by(kind, (tokens, lengths, samples + 1), rules)):
-        assert np.isin(other.places, masked.places).mean() < 0.4
+        assert np.isin(other.indices, masked.indices).mean() < 0.4
 
 
 @KINDS
@@ -155,15 +155,15 @@ def test_nothing_to_hide(kind):
     tokens = np.array([CLS, SEP, SEP])
     masked = by(kind, (tokens, np.array([3]), np.array([0])))
     assert masked.tokens.tolist() == tokens.tolist()
-    assert masked.places.size == masked.labels.size == 0
+    assert masked.indices.size == masked.labels.size == 0
     empty = np.zeros(0, dtype=np.int64)
-    assert by(kind, (empty, empty, empty)).places.size == 0
+    assert by(kind, (empty, empty, empty)).indices.size == 0
 
 
 def test_all_of_it():
     batch = sequences(20)
     masked = dynamic_mask(*batch, replace(RULES, probability=1.0), most=128)
-    assert np.array_equal(masked.places, np.flatnonzero(batch[0] >= 5))
+    assert np.array_equal(masked.indices, np.flatnonzero(batch[0] >= 5))
 
 
 def test_beginnings_of_words_by_the_tokenizer():
@@ -187,5 +187,5 @@ def test_shares_up_to_none_and_all(rules, probability):
     tokens, lengths, samples = sequences(200)
     masked = dynamic_mask(tokens, lengths, samples, replace(rules, probability=probability), most=128)
     is_text = ~np.isin(tokens, list(SPECIAL.special_ids))
-    share = np.isin(np.flatnonzero(is_text), masked.places).mean()
+    share = np.isin(np.flatnonzero(is_text), masked.indices).mean()
     assert share == (pytest.approx(0.5, abs=0.03) if probability == 0.5 else round(probability))

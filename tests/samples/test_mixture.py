@@ -177,7 +177,7 @@ def test_sources_have_orders_of_their_own():
 
 
 def test_a_source_too_short_for_a_window_is_refused():
-    with pytest.raises(UserError, match=r"^the store has 10 tokens .*one sample takes 21"):
+    with pytest.raises(UserError, match=r"^the store has 10 tokens .*one sample needs 21"):
         Mixture([FIRST, SECOND], 20, SEED)
 
 

@@ -137,7 +137,7 @@ def test_truncation_cuts_at_both_ends_by_fair_coins():
 
 
 def test_what_cannot_be_paired_is_refused():
-    with pytest.raises(UserError, match=r"two documents or more.*has 1 with text"):
+    with pytest.raises(UserError, match=r"at least two documents.*has 1 with text"):
         first_sentences(sentences_of([[3, 4]]), PairRules(sequence_length=20, seed=0), 0)
-    with pytest.raises(UserError, match="5 tokens or more; got 4"):
+    with pytest.raises(UserError, match="at least 5 tokens; got 4"):
         first_sentences(sentences_of([[3], [4]]), PairRules(sequence_length=4, seed=0), 0)

@@ -178,7 +178,7 @@ def test_what_cannot_be_done_is_said(tmp_path, store):
     with pytest.raises(UserError, match="two documents"):
         pairs_of(open_store(sentence_store(tmp_path / "b", [[[9], [8]]])))
     for kind in KINDS:
-        with pytest.raises(UserError, match="3 tokens or more; got 2"):
+        with pytest.raises(UserError, match="at least 3 tokens; got 2"):
             kind(store, SPECIAL, sequence_length=2, seed=0)
     for kind in (LineSequences, DocumentSequences):
         empty = tmp_path / kind.__name__

@@ -63,13 +63,13 @@ def test_arrays_for_the_training(tmp_path):
         (question(0, "Who?", ("Ahab", 3)), ["'q0'", "answer 'Ahab' is not at character 3"]),
         (question(0, "Who?", ("Ahab", -5)), ["is not at character -5"]),
         (question(0, "Who?", ("Ahab", "3")), ["is not at character"]),
-        (question(0, " ", ("The", 0)), ["question, context or answer is no text"]),
+        (question(0, " ", ("The", 0)), ["question, context or answer is not a text"]),
         (question(0, "Who \ud800?", ("The", 0)), ["'q0'", "character 4 of the text 'Who", "half a surrogate pair"]),
         (question(0, "Who?", ("The", 0), id="\udc00"), ["character 0 of the id is half a surrogate pair"]),
         (question(0, "Who?"), ["it has no answer", "--objective.unanswerable"]),
         (question(0, "Who?", ("The", 0), is_impossible=True), ["it has no answer"]),
         ({"id": 1, "question": "Who?"}, ["not SQuAD's JSON (no 'answers')"]),
-        ({"id": 1, "question": "Who?", "answers": 3}, ["not SQuAD's JSON (a value of another kind)"]),
+        ({"id": 1, "question": "Who?", "answers": 3}, ["not SQuAD's JSON (a value of the wrong type)"]),
     ],
 )
 def test_what_is_wrong_is_told(tmp_path, asked, parts):
@@ -126,8 +126,8 @@ def test_questions_without_answers(tmp_path):
             ["line 2", "'question' has no text"],
         ),
         ('{"question": "a \\ud800", "context": "b"}', True, ["line 1", "half a surrogate pair"]),
-        ("", True, ["there are no questions in it"]),
-        ('{"data": []}', False, ["there are no questions in it"]),
+        ("", True, ["the file has no questions"]),
+        ('{"data": []}', False, ["the file has no questions"]),
         (
             '{"data": [{"paragraphs": [{"context": "b", "qas": [{"id": "q"}]}]}]}',
             False,

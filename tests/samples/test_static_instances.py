@@ -104,7 +104,7 @@ def test_damage_is_found_when_a_record_is_read(tmp_path):
     data[-20] ^= 1
     path.write_bytes(data)
     source = StaticInstances(path, seed=0)
-    with pytest.raises(DataError, match="does not fit its checksum") as caught:
+    with pytest.raises(DataError, match="does not match its checksum") as caught:
         all_of(source)
     assert one_line(caught.value, str(path))
     path.write_bytes(data[:-7])
@@ -124,5 +124,5 @@ def test_what_holds_no_instances(tmp_path):
     with pytest.raises(DataError, match="no instance"):
         StaticInstances(tmp_path / "empty.tfrecord", seed=0, format_name="bert-tfrecord")
     (tmp_path / "x.npy").write_bytes(b"1")
-    with pytest.raises(UserError, match="of the format npy; expected instances: bert-tfrecord"):
+    with pytest.raises(UserError, match="the format npy; expected instances: bert-tfrecord"):
         StaticInstances(tmp_path / "x.npy", seed=0)

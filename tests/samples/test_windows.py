@@ -152,7 +152,7 @@ def test_places_beyond_four_billion_tokens():
 
 @pytest.mark.parametrize(("documents", "count"), [([[1, 2, 3]], 4), ([], 0), ([[], []], 2)])
 def test_a_store_shorter_than_a_sample_is_refused(documents, count):
-    with pytest.raises(UserError, match=rf"^the store has {count} tokens .* one sample takes 6: .*shorten [^\n]*$"):
+    with pytest.raises(UserError, match=rf"^the store has {count} tokens .* one sample needs 6: .*shorten [^\n]*$"):
         Windows(InMemoryTokens(documents), 5, seed=0)
 
 
@@ -164,7 +164,7 @@ def test_the_shortest_store_that_is_long_enough():
 
 @pytest.mark.parametrize("kind", ["stored", "inserted"])
 def test_an_unknown_end_of_text_id_is_refused(kind):
-    with pytest.raises(DataError, match=f"end-of-text tokens are {kind}, but it does not say which id"):
+    with pytest.raises(DataError, match=f"end-of-text tokens are {kind}, but it does not state their id"):
         Windows(InMemoryTokens([[1, 2, 3]], kind, end_of_text_id=None), 2, seed=0)
 
 

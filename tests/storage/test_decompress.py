@@ -83,7 +83,7 @@ def test_the_first_bytes_count_where_the_name_promises_nothing(tmp_path, suffix)
 def test_a_name_has_to_keep_its_promise(tmp_path, suffix):
     for data in (b"plain text", b"", COMPRESS[".gz" if suffix == ".xz" else ".xz"](DATA)):
         (tmp_path / f"text{suffix}").write_bytes(data)
-        fails(tmp_path / f"text{suffix}", "as its name says")
+        fails(tmp_path / f"text{suffix}", "by the suffix")
 
 
 def test_members_one_after_the_other_are_one_text(tmp_path, suffix):
@@ -112,7 +112,7 @@ def test_a_truncated_file_is_told_with_its_offset(tmp_path, packed):
     data = packed.read_bytes()
     for size in [10, 11, 12, 100, *range(1000, len(data), 997), len(data) - 1]:
         packed.write_bytes(data[:size])
-        assert fails(packed, rf"offset {size}: the \w+ data ends in the middle").startswith(str(packed))
+        assert fails(packed, rf"offset {size}: the \w+ data is truncated").startswith(str(packed))
 
 
 def test_a_flipped_bit_is_told_or_harmless(packed):

@@ -78,7 +78,7 @@ def test_a_failed_fsync_is_not_tried_again(tmp_path):
 
 
 def test_a_full_disk_is_told_with_what_is_needed_and_what_is_free(tmp_path):
-    with Appender(Path("/dev/full"), anew=True) as log, pytest.raises(StorageError) as caught:
+    with Appender(Path("/dev/full"), truncate=True) as log, pytest.raises(StorageError) as caught:
         log.append("x" * (3 << 20))
     assert "No space left on device (3.0 MiB more needed, " in one_line(caught)
     assert " free)" in str(caught.value)
@@ -236,7 +236,7 @@ def test_a_log_that_leads_elsewhere_is_refused(tmp_path, make):
 def test_a_log_that_is_begun_anew_is_written_to_what_its_path_leads_to(tmp_path):
     (tmp_path / "file").write_bytes(b"old")
     (tmp_path / "link").symlink_to("file")
-    with Appender(tmp_path / "link", anew=True) as log:
+    with Appender(tmp_path / "link", truncate=True) as log:
         log.append("new")
         log.sync()
     assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_bytes() == b"new\n"
@@ -245,7 +245,7 @@ def test_a_log_that_is_begun_anew_is_written_to_what_its_path_leads_to(tmp_path)
 def test_a_pipe_takes_a_log_and_stays(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    with Appender(tmp_path / "pipe", anew=True) as log:
+    with Appender(tmp_path / "pipe", truncate=True) as log:
         log.append("a line")
         log.sync()
     assert os.read(reader, 99) == b"a line\n" and (tmp_path / "pipe").is_fifo()

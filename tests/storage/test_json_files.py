@@ -60,7 +60,7 @@ def test_a_missing_file_is_told(tmp_path, name):
 def test_what_is_no_plain_file_is_told_without_waiting_for_it(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", "."):
-        with pytest.raises(DataError, match="expected a file"):
+        with pytest.raises(DataError, match="is not a regular file"):
             read_json(tmp_path / name, "the manifest")
 
 

@@ -91,7 +91,7 @@ def test_too_little_room_is_told_before_anything_is_written(tmp_path):
     with pytest.raises(StorageError) as caught:
         scratch_folder(scratch_path(tmp_path, 0), 1 << 60).__enter__()
     assert str(caught.value).startswith(f"phased execution needs 1048576.0 TiB of scratch in {tmp_path}, which has ")
-    assert str(caught.value).endswith("free: free some space, or choose another folder with --memory.scratch")
+    assert str(caught.value).endswith("free; free some space, or choose another folder with --memory.scratch")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -116,15 +116,15 @@ def test_a_file_system_without_writes_at_offsets_is_refused(call, tmp_path, monk
     with pytest.raises(StorageError) as caught:
         ScratchFile(tmp_path / "state")
     assert str(caught.value) == (
-        f"the file system of {tmp_path} cannot hold scratch, which needs pread, pwrite and mmap ([Errno 29] Illegal "
-        "seek): choose another folder with --memory.scratch"
+        f"the file system of {tmp_path} lacks pread, pwrite or mmap, which scratch files need ([Errno 29] Illegal "
+        "seek); choose another folder with --memory.scratch"
     )
 
 
 def test_a_file_that_was_cut_off_says_so(tmp_path):
     file = ScratchFile(tmp_path / "state")
     os.truncate(tmp_path / "state", 10)
-    with pytest.raises(StorageError, match="ends before byte 30; it was changed while it was in use"):
+    with pytest.raises(StorageError, match="ends before byte 30: it was changed while it was in use"):
         file.read(memoryview(bytearray(30)), 0)
 
 

@@ -145,8 +145,8 @@ FILE_FAULTS = [
     ("a.txt", "text".encode("utf-16"), "a zero byte at offset 3"),
     ("a.bin", b"\x7fELF\0\xff", "a zero byte at offset 4"),
     ("a.txt", b"x" * 2001, "more than 2.0 KiB, but a text file is one document"),
-    ("a.txt.gz", gzip.compress(b"some text", mtime=0)[:-9], "in the middle"),
-    ("a.txt.gz", b"some text", "as its name says"),
+    ("a.txt.gz", gzip.compress(b"some text", mtime=0)[:-9], "the gzip data is truncated"),
+    ("a.txt.gz", b"some text", "by the suffix"),
 ]
 
 

@@ -66,7 +66,7 @@ def test_a_data_set_of_the_hub_and_then_of_the_cache(hub, tmp_path):
     found, unknown, tag = read(tmp_path, None, "hf:some/words", "hf:some/other", "hf:some/words@v2")
     assert found == documents and hub.asked == []
     for code, error in (unknown, tag):
-        assert code == 2 and "not in the cache, and the Hugging Face hub may not be asked (HF_HUB_OFFLINE)" in error
+        assert code == 2 and "not in the cache, and HF_HUB_OFFLINE is set" in error
     found, *failures = read(tmp_path, "http://127.0.0.1:1", "hf:some/words", "hf:some/other", f"hf:a/b@{COMMIT}/c.txt")
     assert found == documents, "a hub that is down is as good as none"
     for code, error in failures:
@@ -104,8 +104,8 @@ def test_files_by_pattern(hub, tmp_path):
     )
     assert [text for text, _, _ in found] == ["de"]
     assert [text for text, _, _ in tagged] == [text for text, _, _ in own] == ["en", "t"], "JSONL comes before text"
-    assert none[0] == 2 and "hf:some/wiki/fr/*: has no files that can be read as --from auto" in none[1]
-    assert split[0] == 2 and "name the files by a pattern, as in hf:some/wiki/*test*" in split[1]
+    assert none[0] == 2 and "hf:some/wiki/fr/*: no files for --from auto" in none[1]
+    assert split[0] == 2 and "select the files with a pattern, as in hf:some/wiki/*test*" in split[1]
 
 
 def test_configurations_and_splits_are_those_of_the_parquet_branch(hub, tmp_path):
@@ -132,9 +132,9 @@ def test_configurations_and_splits_are_those_of_the_parquet_branch(hub, tmp_path
         *found, none, config, splits, split = read(tmp_path, endpoint, *asked)
         assert [text for [[text, _, _]] in found] == ["en test", "de train", "all", "all"]
         assert none == [2, "hf:some/wiki has the configurations de, en; choose one with --config"]
-        assert "none is called 'fr'; choose one with --config" in config[1]
+        assert "none is named 'fr'; choose one with --config" in config[1]
         assert "has the splits test, train; choose one with --split" in splits[1]
-        assert "none is called 'dev'; choose one with --split" in split[1]
+        assert "none is named 'dev'; choose one with --split" in split[1]
 
 
 def test_a_branch_with_a_part_of_the_rows_is_read_by_its_name_alone(hub, tmp_path):
@@ -142,7 +142,7 @@ def test_a_branch_with_a_part_of_the_rows_is_read_by_its_name_alone(hub, tmp_pat
     add(hub, tmp_path, "some/large", {"default/partial-train/0000.parquet": b"PAR1"}, revision=CONVERTED)
     found, part = read(tmp_path, hub.endpoint, "hf:some/large", f"hf:some/large@{CONVERTED}")
     assert [text for text, _, _ in found] == ["all"]
-    assert part[0] == 2 and "0000.parquet: is damaged, or no Parquet file" in part[1]
+    assert part[0] == 2 and "0000.parquet: damaged, or not a valid Parquet file" in part[1]
 
 
 def test_data_sets_of_scripts_are_read_as_the_hub_converted_them(hub, tmp_path):
@@ -151,7 +151,7 @@ def test_data_sets_of_scripts_are_read_as_the_hub_converted_them(hub, tmp_path):
     parquet.write_table(pyarrow.table({"text": ["one", "two"]}), tmp_path / "x.parquet")
     add(hub, tmp_path, "some/script", {"script.py": b"import os; os.abort()", "data.zip": b"PK"})
     [[code, error]] = read(tmp_path, hub.endpoint, "hf:some/script")
-    assert code == 2 and "has no files that can be read" in error
+    assert code == 2 and "no files for --from" in error
     data = {"plain/train/0000.parquet": (tmp_path / "x.parquet").read_bytes(), "plain/test/0000.parquet": b"PAR1"}
     add(hub, tmp_path, "some/script", data, revision=CONVERTED)
     found, parquets = read(
@@ -192,7 +192,7 @@ def test_names(monkeypatch):
     for name in ("hf:", "hf:../x", "hf:a/../b", "hf:a b", "hf:a/b@", "hf:a/b@../x", "hf:a\nb", f"hf:a/b@{COMMIT}/../c"):
         with pytest.raises(UserError) as caught:
             list_files(name, ReadOptions())
-        assert one_line(caught.value, "is no data set of the Hugging Face hub; expected hf:owner/name")
+        assert one_line(caught.value, "is not a data set of the Hugging Face hub; expected hf:owner/name")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UserError) as caught:
         list_files("hf:a/b", ReadOptions())

@@ -187,7 +187,7 @@ def test_a_disk_that_cannot_be_waited_for_is_a_warning(tmp_path: Path) -> None:
     with MetricsLog(tmp_path / "m.jsonl", told.append) as log, faults.inject("fsync", 1, "eio"):
         log.append({"step": 1})
         log.sync()
-    assert told[0].startswith("a power cut would lose rows: cannot write ")
+    assert told[0].startswith("a power loss would lose rows: cannot write ")
 
 
 def test_cut_back_by_kind_drops_what_will_be_measured_again(tmp_path: Path) -> None:

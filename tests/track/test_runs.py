@@ -25,7 +25,7 @@ def test_a_link_to_a_run_is_not_entered(tmp_path: Path) -> None:
 
 
 def test_no_folder_and_no_run_are_one_line_each(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="missing here: `hornbook train` makes the folder runs; or name another"):
+    with pytest.raises(UserError, match="missing here: `hornbook train` creates the folder runs; or name another"):
         find_runs(tmp_path / "missing")
     with pytest.raises(UserError, match="no run in"):
         read_run(tmp_path)

@@ -1,10 +1,10 @@
-"""The Python API: what ``import hornbook`` offers, in the words of the commands.
+"""The Python API, available as ``import hornbook``, with the names of the commands.
 
-    corpora     train_tokenizer, build_corpus, corpus -> Corpus      texts to tokens, tokens to a torch Dataset
-    training    train -> Run; metrics, runs                          a recipe to a finished run, its numbers as rows
+    corpora     train_tokenizer, build_corpus, corpus -> Corpus      tokenize texts; a corpus as a torch Dataset
+    training    train -> Run; metrics, runs                          train a recipe; logged values as rows
     model       load -> Model                                        logits, loss, generate, fill, embed, transformers
 
-Nothing is computed here that the commands compute otherwise: both call the same functions below. Errors are those of
-`hornbook.errors`, and nothing exits. The trade-off: a message may name the option of the command (``--input-length``)
-whose argument here has the same name with underscores.
+The API and the commands call the same functions, so they compute the same results. Errors are those of
+`hornbook.errors`, and nothing exits the process. The trade-off: a message may name an option of the command
+(``--input-length``); the argument here has the same name with underscores.
 """

@@ -1,12 +1,12 @@
-"""Texts to tokens in Python: tokenizers and corpora as the commands build them, and a corpus as a torch ``Dataset``.
+"""Train tokenizers, build corpora, and read corpora as torch ``Dataset``s.
 
     tokenizer = train_tokenizer("texts", output="tokenizers/mine")      hornbook tokenizer train
     folder = build_corpus("texts", tokenizer, output="corpora/mine")    hornbook corpus build
     corpus(folder)[0]                          {"tokens": int64[n]}                         a document
-    corpus(folder, sequence_length=128)[0]     {"tokens": int64[128], "targets": int64[128]}  a sample of a training
+    corpus(folder, sequence_length=128)[0]     {"tokens": int64[128], "targets": int64[128]}  a training sample
 
-The trade-off: filters and formats that need more options than these are left to the command ``hornbook corpus build``,
-whose corpora are read here all the same.
+The trade-off: only the command ``hornbook corpus build`` has filters and all options of formats; `corpus` reads its
+corpora as well.
 """
 
 import logging
@@ -57,21 +57,21 @@ def train_tokenizer(
     """Train a tokenizer on texts, as ``hornbook tokenizer train`` does.
 
     Args:
-        texts: what to read; folders are searched for files.
-        output: folder for ``tokenizer.json``; None: it is returned only.
-        vocab_size: number of tokens. Few texts may give fewer.
+        texts: files, folders (searched for files) or globs to read.
+        output: folder for ``tokenizer.json``; None: do not save it.
+        vocab_size: number of tokens; small texts may yield fewer.
         kind: ``"byte-bpe"`` (GPT-2), ``"roberta"`` or ``"wordpiece"`` (BERT).
-        cased: keep case and accents; of these kinds, ``"wordpiece"`` alone has a choice.
-        validation: leave out the documents that `build_corpus` holds out with this share.
-        format: what a document is: ``"text"``, a file; ``"lines"``; ``"blank-lines"``; ``"jsonl"``; ``"parquet"``; …;
-            ``"auto"`` decides by the ending.
-        field: where a line of JSONL or a row has its text.
-        suffixes: take only files with these endings out of folders, as in ``(".txt",)``.
-        exclude: names of files and folders to leave out, as in ``("draft*",)``.
-        on_error: ``"stop"`` at a document that cannot be read, or ``"skip"`` it with a warning to the log.
+        cased: keep case and accents; only for ``"wordpiece"``, the other kinds always do.
+        validation: skip the documents that `build_corpus` holds out with this share.
+        format: the unit of a document: ``"text"``, a file; ``"lines"``; ``"blank-lines"``; ``"jsonl"``; ``"parquet"``;
+            …; ``"auto"`` chooses by file extension.
+        field: JSONL field or table column with the text.
+        suffixes: read only files of folders with these extensions, as in ``(".txt",)``.
+        exclude: skip files and folders whose names match, as in ``("draft*",)``.
+        on_error: ``"stop"`` at an unreadable document, or ``"skip"`` it and log a warning.
 
     Raises:
-        UserError: an argument or an input is wrong, or another tokenizer is in ``output`` already.
+        UserError: an argument or an input is invalid, or ``output`` already has another tokenizer.
         DataError: a document cannot be read.
         StorageError: the tokenizer cannot be written.
     """
@@ -105,25 +105,26 @@ def build_corpus(
 ) -> Path:
     """Tokenize texts into a corpus, as ``hornbook corpus build`` does, and return its folder.
 
-    A corpus of the same inputs, tokenizer and options that is there already is left as it is.
+    If ``output`` already has a corpus of the same inputs, tokenizer and options, it is not built again.
 
     Args:
-        texts: what to read, as for `train_tokenizer`.
+        texts: files, folders or globs to read, as for `train_tokenizer`.
         tokenizer: a tokenizer, or the path of one.
-        output: the corpus' folder.
-        validation: share of the documents that is held out, by a hash of their text.
-        sequences: what is kept apart: ``"documents"`` or, for BERT's pairs, their ``"sentences"`` or ``"lines"``.
-        format: as for `train_tokenizer`, and so are ``field``, ``suffixes``, ``exclude`` and ``on_error``.
-        field: see there.
-        suffixes: see there.
-        exclude: see there.
-        on_error: see there.
-        allow: suspicious outcomes to accept, as the command's ``--allow``: ``("empty-file",)``.
+        output: folder of the corpus.
+        validation: share of the documents to hold out, chosen by a hash of their text.
+        sequences: unit that is stored as a sequence: ``"documents"`` or, for BERT's pairs, ``"sentences"`` or
+            ``"lines"``.
+        format: as for `train_tokenizer`.
+        field: as for `train_tokenizer`.
+        suffixes: as for `train_tokenizer`.
+        exclude: as for `train_tokenizer`.
+        on_error: as for `train_tokenizer`.
+        allow: suspicious results to accept, as with the command's ``--allow``: ``("empty-file",)``.
 
     Raises:
-        UserError: an argument or an input is wrong, or ``output`` holds another corpus.
-        DataError: a document cannot be read, there is none, or the outcome is suspicious.
-        StorageError: the disk is full, read-only or failing; the same call goes on from there.
+        UserError: an argument or an input is invalid, or ``output`` has another corpus.
+        DataError: a document cannot be read, there are no documents, or the result is suspicious.
+        StorageError: the disk is full, read-only or failing; repeat the call to resume.
     """
     options = BuildOptions(
         validation=validation,
@@ -143,11 +144,11 @@ class Corpus(Dataset[dict[str, Tensor]]):
 
     Attributes:
         path: the corpus.
-        split: the split that is read.
-        sequence_length: tokens of a sample; None: an item is a document.
+        split: the name of the split.
+        sequence_length: tokens per sample; None if items are documents.
         seed: of the order of samples.
-        num_documents: documents of the split.
-        num_tokens: tokens of all of them, stored end-of-text tokens included.
+        num_documents: number of documents of the split.
+        num_tokens: number of their tokens, including stored end-of-text tokens.
     """
 
     def __init__(
@@ -163,21 +164,21 @@ class Corpus(Dataset[dict[str, Tensor]]):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer that made the tokens; None where others made the corpus and do not tell."""
+        """The tokenizer of the corpus; None if it was imported without one."""
         return self._store.tokenizer()
 
     def __len__(self) -> int:
         return self.num_documents if self._windows is None else self._windows.num_items
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """Return a document or a sample; negative numbers count from the end.
+        """Return a document or a sample; negative indices count from the end.
 
         Returns:
-            ``{"tokens": int64[n]}`` of a document, with its end-of-text token where the corpus stores one; or, with a
-            ``sequence_length`` T, ``{"tokens": int64[T], "targets": int64[T]}``, the targets one token further.
+            ``{"tokens": int64[n]}`` for a document, with its end-of-text token if the corpus stores one; or, with a
+            ``sequence_length`` T, ``{"tokens": int64[T], "targets": int64[T]}``, with targets shifted by one token.
 
         Raises:
-            IndexError: there is no such item.
+            IndexError: the index is out of range.
         """
         number = self._number(index, len(self))
         if self._windows is None:
@@ -186,20 +187,23 @@ class Corpus(Dataset[dict[str, Tensor]]):
         return {"tokens": tokens[:-1], "targets": tokens[1:]}
 
     def text(self, index: int) -> str:
-        """Return the text of a document, whatever the items are, without its end-of-text token.
+        """Return the text of document ``index``, without its end-of-text token, even if items are samples.
 
         Raises:
-            UserError: the corpus came without a tokenizer.
-            IndexError: there is no such document.
+            UserError: the corpus has no tokenizer.
+            IndexError: the index is out of range.
         """
         tokenizer = self.tokenizer
         if tokenizer is None:
-            raise UserError(f"{self.path} has no tokenizer, so its tokens have no text; others made it without one")
+            raise UserError(
+                f"{self.path} has no tokenizer to decode its tokens; convert it with "
+                "`hornbook corpus convert --to store --tokenizer PATH`"
+            )
         ids = self._store.document(self._number(index, self.num_documents))
         return tokenizer.decode(ids[:-1] if self._store.end_of_text == "stored" else ids)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Open the corpus again in a worker process, in place of a copy of all tokens."""
+        """Reopen the corpus in a worker process instead of pickling its tokens."""
         return _reopen, (self.path, self.split, self.sequence_length, self.seed)
 
     def __repr__(self) -> str:
@@ -210,7 +214,7 @@ class Corpus(Dataset[dict[str, Tensor]]):
     def _number(index: int, count: int) -> int:
         number = operator.index(index)
         if not -count <= number < count:
-            raise IndexError(f"there is no item {number}; expected 0 to {count - 1}")
+            raise IndexError(f"index {number} is out of range; expected {-count} to {count - 1}")
         return number % count
 
 
@@ -218,17 +222,17 @@ def corpus(path: str | Path, *, split: str = "train", sequence_length: int | Non
     """Open a corpus as a map-style torch ``Dataset``, for a ``DataLoader`` with any number of workers.
 
     Without ``sequence_length``, item i is document i. With it, item i is sample i of a training with that
-    ``data.sequence_length`` and ``training.seed``, in the order in which its first epoch takes them: shuffled already.
+    ``data.sequence_length`` and ``training.seed``, in the order of its first epoch, so samples are already shuffled.
 
     Args:
-        path: what ``data.train`` takes: a corpus, a token store, or Megatron's ``.bin`` and ``.idx``.
+        path: a corpus, a token store, or a prefix of Megatron's ``.bin`` and ``.idx``, as for ``data.train``.
         split: ``"train"`` or ``"validation"``.
-        sequence_length: tokens of a sample; None for whole documents.
-        seed: of the samples' order and of where they begin.
+        sequence_length: tokens per sample; None for whole documents.
+        seed: of the order and the offsets of samples.
 
     Raises:
-        UserError: an argument is wrong, or the split is shorter than one sample.
-        DataError: there is no corpus, it has no such split, or it is damaged.
+        UserError: an argument is invalid, or the split is shorter than one sample.
+        DataError: the corpus or the split does not exist or is damaged.
         StorageError: a file cannot be read.
     """
     return Corpus(path, split=split, sequence_length=sequence_length, seed=seed)
@@ -257,16 +261,12 @@ def _reading(
 
 def _several(name: str, values: Sequence[str]) -> tuple[str, ...]:
     if isinstance(values, str):
-        raise UserError(f"{name} is the text {values!r}; expected a list of texts, [{values!r}]")
+        raise UserError(f"{name} is a string, {values!r}; expected a list of strings, such as [{values!r}]")
     return tuple(values)
 
 
 def _chosen(name: str, value: Any, choices: Iterable[str]) -> Any:
-    """Return a value that is among the choices.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Return ``value``; raise UserError if it is not one of the choices."""
     known = list(choices)
     if value not in known:
         raise UserError(f"{name} is {value!r}; expected one of {', '.join(known)}{did_you_mean(str(value), known)}")

@@ -1,11 +1,11 @@
-"""What a caller gives a model: a text, a sequence of ids, or several; and the results in the same form.
+"""Inputs of a model: a text, a sequence of ids, or several; results are returned in the same form.
 
     "The cat"   [464, 3797]   tensor([464, 3797])        one       -> one result
-    ["The cat", "A dog"]      [[464, 3797], [32]]        a list    -> a list of results, one for each
-    tensor([[464, 3797], [32, 3290]])                    a stack   -> one tensor, results stacked
+    ["The cat", "A dog"]      [[464, 3797], [32]]        a list    -> a list with a result for each entry
+    tensor([[464, 3797], [32, 3290]])                    a batch   -> one tensor of stacked results
 
-Sequences of a list may differ in length, so their results stay apart. The trade-off: an empty list is refused, since
-it could be either a sequence or none.
+The sequences of a list may differ in length, so their results are not stacked. The trade-off: an empty list is an
+error, since it could mean an empty sequence or no sequences.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from hornbook.arrays import Int64s
 from hornbook.errors import UserError
 
 One: TypeAlias = str | list[int] | tuple[int, ...] | Tensor | NDArray[np.integer[Any]]
-"""A text, or ids; a tensor or an array of ids may be ``[B, T]``."""
+"""A text or ids; tensors and arrays of ids may be ``[B, T]``."""
 Several: TypeAlias = list[str] | list[list[int]] | list[Tensor]
 """A list of texts, or of sequences of ids."""
 
@@ -30,34 +30,34 @@ _EXPECTED = "expected a text, a list of ids, a list of either, or a tensor of id
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """Texts or sequences of ids, and the form in which they came."""
+    """Texts or sequences of ids, and the form in which they were given."""
 
     items: list[str | Int64s]
     form: Literal["one", "list", "stack"]
 
     def texts(self) -> list[str]:
-        """Return the texts; none where ids were given.
+        """Return the texts; an empty list for ids.
 
         Raises:
-            UserError: there are both.
+            UserError: the input mixes texts and ids.
         """
         texts = [item for item in self.items if isinstance(item, str)]
         if texts and len(texts) < len(self.items):
-            raise UserError(f"the input has texts and ids in it; {_EXPECTED}")
+            raise UserError(f"the input mixes texts and ids; {_EXPECTED}")
         return texts
 
     def shaped(self, results: list[Tensor]) -> Any:
-        """Return the results of the items in the form in which those came."""
+        """Return the results of the items in the form of the input."""
         if self.form == "list":
             return results
         return results[0] if self.form == "one" else torch.stack(results)
 
 
 def read_inputs(inputs: object) -> Given:
-    """Tell texts from ids, and one from several.
+    """Return the texts or ids of an input, and its form.
 
     Raises:
-        UserError: it is neither, or there is nothing in it.
+        UserError: the input is neither text nor ids, or is empty.
     """
     if isinstance(inputs, Tensor | np.ndarray) and inputs.ndim == 2:
         return Given(items=[_item(row) for row in _rows(inputs)], form="stack")
@@ -78,7 +78,7 @@ def _is_number(first: Any) -> bool:
 
 
 def _item(entry: Any) -> str | Int64s:
-    """Return a text as it is, and ids as int64[T]."""
+    """Return a text unchanged, and ids as int64[T]."""
     if isinstance(entry, str):
         return entry
     if not isinstance(entry, Tensor | np.ndarray | Sequence):

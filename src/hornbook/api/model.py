@@ -1,12 +1,12 @@
-"""A trained model in Python: what it predicts, writes, fills in and represents, from texts or ids.
+"""Use a trained model: logits, loss, embeddings, generation, masks and predictions, for texts or ids.
 
     model = load("runs/demo")
     model.logits("def main(")            fp32 [T, V]
-    model.loss(["one text", "another"])  nats a token
-    model.generate("def main(")          the text that follows
+    model.loss(["one text", "another"])  nats per token
+    model.generate("def main(")          the continuation
 
-A text becomes ids as the model saw texts in training, see `Model.encode`; ids are taken as they are. The functions go
-the way of the commands ``evaluate`` and ``generate``, so that their numbers are the same.
+Texts are encoded as in training, see `Model.encode`; ids are used unchanged. The methods run the same code as the
+commands ``evaluate`` and ``generate``, so their numbers agree.
 """
 
 import tempfile
@@ -46,17 +46,17 @@ Pooling: TypeAlias = Vector | Literal["none"]
 
 
 class Model:
-    """A trained model; `load` returns one. It is in evaluation mode, and nothing here trains it.
+    """A trained model in evaluation mode, returned by `load`.
 
     Args:
         loaded: the model with its recipe and tokenizer.
 
     Attributes:
-        module: the torch module, as `hornbook.extend` describes it.
-        recipe: the recipe that it was trained with.
-        path: the checkpoint or folder that it is from.
-        step: finished training steps; 0 of an imported model.
-        is_causal: whether it writes (a decoder, GPT) or fills gaps (an encoder, BERT).
+        module: the torch module; docs/extend.md describes it.
+        recipe: the recipe of its training.
+        path: the checkpoint or folder from which it was loaded.
+        step: number of finished training steps; 0 for imported models.
+        is_causal: True for a decoder (GPT), which generates text, False for an encoder (BERT), which fills masks.
     """
 
     def __init__(self, loaded: LoadedModel) -> None:
@@ -68,27 +68,27 @@ class Model:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the training: ``encode(text)``, ``decode(ids)``, ``vocab_size``.
+        """The tokenizer of the training, with ``encode(text)``, ``decode(ids)`` and ``vocab_size``.
 
         Raises:
-            CheckpointError: there is none.
+            CheckpointError: the model has no tokenizer.
         """
         return self._loaded.require_tokenizer()
 
     @property
     def device(self) -> torch.device:
-        """Where the model is, and what tensors it returns."""
+        """The device of the model and of the tensors that it returns."""
         return self.module.device
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text as the model saw texts in training.
+        """Return the ids of a text, encoded as in training.
 
-        For a decoder that hornbook trained, the end-of-text token goes before the text; for one that was imported, none
-        does, as in transformers. For an encoder, [CLS] goes before it and [SEP] after it, and the name of the mask
-        token in the text is that token.
+        For a decoder trained by hornbook, the text is preceded by the end-of-text token; for an imported decoder, it is
+        not, as in transformers. For an encoder, the text is enclosed in [CLS] and [SEP], and the name of the mask token
+        in the text is encoded as that token.
 
         Raises:
-            UserError: the text is no Unicode.
+            UserError: the text is not valid Unicode.
             CheckpointError: the model has no tokenizer.
         """
         return passes.encode(self._loaded, text)
@@ -102,12 +102,12 @@ class Model:
 
         Args:
             inputs: a text or a sequence of T ids, a list of these, or a tensor of ids ``[B, T]``.
-            batch_size: sequences at a time.
+            batch_size: sequences per batch.
 
         Returns:
-            fp32 ``[T, V]``: at each token those of the next token (a decoder) or of this one (an encoder). Of a
-            fine-tuned encoder, ``[C]`` for its classes or ``[T, 2]`` for beginning and end of a span. Of a list, a list
-            with one tensor for each entry; of ids ``[B, T]``, a tensor with B in front.
+            fp32 ``[T, V]``: at each position, the logits of the next token (decoder) or of the token itself (encoder).
+            For fine-tuned models, ``[C]`` for the classes or ``[T, 2]`` for the start and end of a span. For a list, a
+            list with a tensor for each entry; for ids ``[B, T]``, a tensor with a leading dimension B.
 
         Raises:
             UserError: the input is empty, too long for the model, or has an unknown id.
@@ -118,20 +118,20 @@ class Model:
         return cast("Tensor | list[Tensor]", given.shaped(rows))
 
     def loss(self, inputs: One | Several, *, labels: object = None, batch_size: int = 8) -> float:
-        """Return the mean loss in nats a scored token, over all sequences together.
+        """Return the mean loss in nats per scored token, over all sequences.
 
-        A decoder is scored on every token but the first of each sequence, given those before it. An encoder is scored
-        where there are ``labels``; without them, on every token but [CLS] and [SEP], each hidden by itself (the
-        pseudo-log-likelihood of Salazar et al. 2020, one look at the text a token).
+        A decoder is scored on every token except the first of each sequence, given the tokens before it. An encoder is
+        scored on ``labels`` or, without them, on every token except [CLS] and [SEP], masked one at a time (the
+        pseudo-log-likelihood of Salazar et al. 2020, with a forward pass for each token).
 
         Args:
             inputs: as for `logits`.
-            labels: for encoders, ids of the shape of ``inputs``: what is to be predicted, and -100 where nothing is.
-            batch_size: sequences at a time.
+            labels: for encoders, target ids of the shape of ``inputs``, -100 for tokens that are not scored.
+            batch_size: sequences per batch.
 
         Raises:
-            UserError: as for `logits`; nothing is scored; the labels do not fit; or the model has learned something
-                else than to predict tokens.
+            UserError: as for `logits`; no token is scored; the labels do not match the inputs; or the model was
+                fine-tuned and does not predict tokens.
         """
         refuse_below_one(batch_size=batch_size)
         held_out = passes.held_out_of(self._loaded, passes.ids_of(self._loaded, read_inputs(inputs)), labels)
@@ -157,23 +157,24 @@ class Model:
     def embed(
         self, inputs: One | Several, *, pooling: Pooling = "mean", normalize: bool = False, batch_size: int = 16
     ) -> Tensor | list[Tensor]:
-        """Return vectors for texts: the hidden states behind the last block and the final norm, pooled.
+        """Return embeddings of texts: the pooled hidden states after the last block and the final norm.
 
-        A text becomes ids as for `encode`, but a decoder's without the end-of-text token before it.
+        Texts are encoded as by `encode`, but for decoders without the leading end-of-text token.
 
         Args:
             inputs: as for `logits`.
-            pooling: ``"mean"`` or ``"max"`` over all tokens of a sequence, [CLS] and [SEP] included; ``"cls"``, an
-                encoder's first token; ``"last"``, a decoder's last token, the only one that has seen all others;
+            pooling: ``"mean"`` or ``"max"`` over all tokens of a sequence, including [CLS] and [SEP]; ``"cls"``, an
+                encoder's first token; ``"last"``, a decoder's last token, the only one that attends to all others;
                 ``"none"``, every token.
             normalize: scale each vector to length 1.
-            batch_size: sequences at a time.
+            batch_size: sequences per batch.
 
         Returns:
-            fp32 ``[D]`` for one sequence and ``[N, D]`` for N of them; with ``"none"`` ``[T, D]``, or a list of these.
+            fp32 ``[D]`` for one sequence and ``[N, D]`` for N sequences; with ``"none"`` ``[T, D]``, or a list of
+            these.
 
         Raises:
-            UserError: as for `logits`, or the model has no such pooling.
+            UserError: as for `logits`, or the model does not support the pooling.
         """
         refuse_below_one(batch_size=batch_size)
         given = read_inputs(inputs)
@@ -223,23 +224,23 @@ class Model:
 
         Args:
             prompt: a text or ids to continue, or a list of these; ``""`` starts a new text.
-            num_samples: so many texts for each prompt, in a list; None: one for each.
-            output_length: new tokens at most.
-            input_length: take so many tokens of a prompt at most, the last ones; None: a longer one than the model's
-                positions is an error.
-            start_token: put the end-of-text token before a prompt of text; None: as `encode` does.
-            temperature: of the sampling; 0 takes the likeliest token each time.
-            top_k: draw from so many of the likeliest tokens; None for all.
-            top_p: draw from the fewest tokens with this total probability; None for all.
-            repetition_penalty: divide the logits of tokens that the text has.
+            num_samples: return a list with this number of continuations per prompt; None: one, not in a list.
+            output_length: maximum number of new tokens.
+            input_length: truncate prompts to their last ``input_length`` tokens; None: a prompt that exceeds the
+                model's positions is an error.
+            start_token: put the end-of-text token before prompts of text; None: as `encode` does.
+            temperature: sampling temperature; 0 for greedy decoding.
+            top_k: sample from the ``top_k`` most likely tokens; None for all.
+            top_p: sample from the smallest set of tokens with this total probability; None for all.
+            repetition_penalty: penalty for tokens that occur in the prompt or text (CTRL); 1 for none.
             stop: strings before which a text ends.
-            stop_token: end at this token; None: the end-of-text token; ``"none"``: at no token.
-            seed: of the draws.
-            batch_size: prompts at a time.
+            stop_token: token that ends a text; None: the end-of-text token; ``"none"``: no token.
+            seed: of the sampling.
+            batch_size: prompts per batch.
 
         Returns:
-            What follows the prompt, without it: a text for a text, ids for ids, and a list of them for a list of
-            prompts or with ``num_samples``, one prompt after the other.
+            The continuation without the prompt: a text for a text, ids for ids, and a list of them for a list of
+            prompts or with ``num_samples``, prompt by prompt.
 
         Raises:
             UserError: the model is an encoder, an argument is out of range, or a prompt is too long.
@@ -264,24 +265,24 @@ class Model:
     @overload
     def fill(self, text: list[str], *, top_k: int = 5, batch_size: int = 8) -> list[Filled]: ...
     def fill(self, text: str | list[str], *, top_k: int = 5, batch_size: int = 8) -> Filled | list[Filled]:
-        """Fill the gaps of a text, or of several, by an encoder.
+        """Fill the masks of a text, or of several, with an encoder.
 
         Args:
-            text: with the name of the mask token for each gap: ``"The cat sat on the [MASK]."``
-            top_k: how many tokens to name for each gap.
-            batch_size: texts at a time.
+            text: contains the name of the mask token for each mask: ``"The cat sat on the [MASK]."``
+            top_k: number of tokens to return for each mask.
+            batch_size: texts per batch.
 
         Returns:
-            ``Filled``: ``text``, with the likeliest token in each gap, and ``gaps``, for each the ``top_k`` likeliest,
-            best first, with ``token``, ``id`` and ``probability``. A list of these for a list.
+            ``Filled``: ``text``, with the most likely token for each mask, and ``gaps``, with the ``top_k`` most likely
+            tokens for each, best first, with ``token``, ``id`` and ``probability``. A list of these for a list.
 
         Raises:
-            UserError: the model is a decoder or fine-tuned, a text has no gap or is too long, or an argument is out of
-                range.
+            UserError: the model is a decoder or was fine-tuned, a text has no mask or is too long, or an argument is
+                out of range.
             CheckpointError: the model has no tokenizer.
         """
         if self.is_causal:
-            raise UserError(f"{self.path} is a decoder, which fills no gaps; continue a text with generate()")
+            raise UserError(f"{self.path} is a decoder, which does not fill masks; continue a text with generate()")
         refuse_below_one(top_k=top_k, batch_size=batch_size)
         filler = GapFiller(self.module, self.tokenizer, top_k=top_k)
         given = read_inputs(text)
@@ -320,20 +321,21 @@ class Model:
         """Classify texts, or answer questions about texts, as ``hornbook predict`` does.
 
         Args:
-            texts: a text, or a list of them; for a model that answers questions, the questions. A text longer than in
-                training is truncated.
-            second_texts: the second text of each pair, or the text that each question is about.
-            top_k: name the most likely classes only; None: all.
-            batch_size: sequences at a time.
+            texts: a text, or a list of texts; for question answering, the questions. Texts longer than in training are
+                truncated.
+            second_texts: the second text of each pair; for question answering, the contexts.
+            top_k: return only the ``top_k`` most likely classes; None: all.
+            batch_size: sequences per batch.
 
         Returns:
-            Of a classifier ``Classified``: ``label``, ``probability``, and ``probabilities`` by class, best first. Of
-            a model that answers questions ``FoundAnswer``: ``text``, ``start``, ``end`` and ``score``. A list of these
-            for a list.
+            From a classifier, ``Classified``: ``label``, ``probability``, and ``probabilities`` by class, best first.
+            From a question-answering model, ``FoundAnswer``: ``text``, ``start``, ``end`` and ``score``. A list of
+            these for a list.
 
         Raises:
-            UserError: the model was fine-tuned on neither, a text is blank, or second texts are missing or not wanted.
-            CheckpointError: the model has no tokenizer or no names of its classes.
+            UserError: the model was not fine-tuned for either, a text is blank, or second texts are missing or given to
+                a classifier of single texts.
+            CheckpointError: the model has no tokenizer or no names of classes.
         """
         refuse_below_one(top_k=top_k, batch_size=batch_size)
         firsts = [texts] if isinstance(texts, str) else list(texts)
@@ -342,14 +344,14 @@ class Model:
         return found[0] if isinstance(texts, str) else found
 
     def to_transformers(self) -> Any:
-        """Return the model as one of transformers, with the same logits, in fp32 and on the same device.
+        """Return a copy of the model as a transformers model, with the same logits, in fp32 and on the same device.
 
-        It is what ``hornbook checkpoint export`` writes, loaded by the class of its ``config.json``:
-        ``GPT2LMHeadModel``, ``BertForPreTraining``, ``RobertaForMaskedLM``, … Its weights are copies.
+        This exports the model as ``hornbook checkpoint export`` does, and loads it with the class in its
+        ``config.json``: ``GPT2LMHeadModel``, ``BertForPreTraining``, ``RobertaForMaskedLM``, …
 
         Raises:
             UserError: transformers is not installed.
-            CheckpointError: transformers has no such model.
+            CheckpointError: transformers has no equivalent model.
         """
         transformers = require("transformers", extra="transformers", purpose="to_transformers")
         loaded = self._loaded
@@ -375,20 +377,20 @@ def load(path: str | Path, *, device: str = "auto", compute: Compute = "auto", t
     """Load a trained model.
 
     Args:
-        path: what the commands take as a checkpoint: a run's folder, whose newest sound checkpoint is taken; a
-            checkpoint; a Hugging Face folder; a TensorFlow checkpoint; or ``owner/name`` of the Hugging Face hub.
-        device: ``"auto"``, the fastest there is, ``"cpu"``, ``"cuda"`` or ``"mps"``.
-        compute: dtype of the activations; ``"auto"``: bf16 where the device is fast at it.
-        threads: of this process on a CPU, from now on; None leaves them as they are.
+        path: a run folder, for its newest undamaged checkpoint; a checkpoint; a Hugging Face folder; a TensorFlow
+            checkpoint; or ``owner/name`` on the Hugging Face hub.
+        device: ``"auto"``, the fastest available, ``"cpu"``, ``"cuda"`` or ``"mps"``.
+        compute: dtype of the activations; ``"auto"``: bf16 on devices that multiply it natively, otherwise fp32.
+        threads: number of CPU threads of this process from now on; None leaves it unchanged.
 
     Raises:
-        UserError: there is no such device.
-        CheckpointError: nothing sound is there.
-        RecipeError: the model has a part that is not registered; see `hornbook.extend`.
+        UserError: the device is not available.
+        CheckpointError: there is no undamaged checkpoint.
+        RecipeError: the model has custom parts that are not registered; see `hornbook.extend`.
         HornbookError: the hub cannot be reached, or has no such model.
     """
     if compute not in get_args(Compute):
-        raise UserError(f"compute is {compute!r}; expected {', '.join(get_args(Compute))}")
+        raise UserError(f"compute is {compute!r}; expected one of {', '.join(get_args(Compute))}")
     chosen = choose_device(device)
     prepare(chosen, threads or torch.get_num_threads())
     return Model(load_model(path, chosen, compute=compute))

@@ -1,9 +1,9 @@
-"""From what a caller gives through the model: ids, batches, one pass each, results without padding.
+"""Encode inputs, run the model on them in batches, and return results without padding.
 
 encode(loaded, "The cat")  ->  [50256, 464, 3797]
 ids_of(loaded, given)      ->  [int64[T], ...]                 checked
 apply(loaded, given, logits, batch_size=8)  ->  [fp32 [T, V], ...]
-held_out_of(loaded, ids, labels)            ->  what `hornbook.evaluate.validation.validate` scores
+held_out_of(loaded, ids, labels)            ->  input of `hornbook.evaluate.validation.validate`
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ Use: TypeAlias = Callable[[Any, Tensor, Batch], Tensor]
 
 
 def encode(loaded: LoadedModel, text: str, *, has_start: bool = True) -> list[int]:
-    """Return the ids of a text as the model saw texts in training; see `hornbook.Model.encode`.
+    """Return the ids of a text, encoded as in training; see `hornbook.Model.encode`.
 
     Args:
         loaded: the model.
@@ -45,7 +45,7 @@ def encode(loaded: LoadedModel, text: str, *, has_start: bool = True) -> list[in
         has_start: whether a decoder's text may begin with the end-of-text token.
 
     Raises:
-        UserError: the text is no Unicode.
+        UserError: the text is not valid Unicode.
         CheckpointError: the model has no tokenizer.
     """
     tokenizer = loaded.require_tokenizer()
@@ -57,17 +57,18 @@ def encode(loaded: LoadedModel, text: str, *, has_start: bool = True) -> list[in
 
 
 def ids_of(loaded: LoadedModel, given: Given, *, most: int | None = None, has_start: bool = True) -> list[Int64s]:
-    """Return the ids of the input, encoded where it is text.
+    """Return the ids of the input; texts are encoded.
 
     Args:
         loaded: the model.
         given: texts or ids.
-        most: keep so many ids of a sequence, the last ones; None: a longer one than the model's positions is an error.
+        most: truncate sequences to their last ``most`` ids; None: a sequence that exceeds the model's positions is an
+            error.
         has_start: as for `encode`.
 
     Raises:
-        UserError: a sequence is longer than the model's positions, or has an id that is not in the vocabulary.
-        CheckpointError: the model has no tokenizer, and there is text.
+        UserError: a sequence exceeds the model's positions, or has an id that is not in the vocabulary.
+        CheckpointError: the input has texts, and the model no tokenizer.
     """
     found = []
     for number, item in enumerate(given.items, 1):
@@ -79,14 +80,14 @@ def ids_of(loaded: LoadedModel, given: Given, *, most: int | None = None, has_st
 
 
 def apply(model: LanguageModel, ids: list[Int64s], use: Use, *, batch_size: int) -> list[Tensor]:
-    """Return what ``use`` makes of each sequence, without padding, on the model's device; see ``outputs_of``."""
+    """Return the result of ``use`` for each sequence, without padding, on the model's device; see ``outputs_of``."""
     sequences = [_one_segment(one).unscored() for one in ids]
     rows = outputs_of(model, sequences, use, batch_size=batch_size)
     return [(row[: len(one)] if row.dim() > 1 else row).to(model.device) for row, one in zip(rows, ids, strict=True)]
 
 
 def logits(head: Any, x_BTD: Tensor, batch: Batch) -> Tensor:
-    """Return fp32 ``[S, T, V]``; of fine-tuned heads ``[S, C]`` or ``[S, T, 2]``."""
+    """Return the logits in fp32: ``[S, T, V]``, or ``[S, C]`` or ``[S, T, 2]`` of fine-tuned heads."""
     if isinstance(head, ClassificationHead):
         return head.label_logits(x_BTD, batch)
     if isinstance(head, SpanHead):
@@ -103,11 +104,11 @@ def predict(
         refuse_without_labels(loaded)
     needs_pairs = isinstance(objective, SpanConfig) or objective.second_text is not None
     if len(second_texts) != (len(texts) if needs_pairs else 0):
-        expected = "one for each text" if needs_pairs else "none: the model reads single texts"
-        raise UserError(f"{len(texts)} texts came with {len(second_texts)} second texts; expected {expected}")
+        expected = "one for each text" if needs_pairs else "none, since the model classifies single texts"
+        raise UserError(f"{len(texts)} texts have {len(second_texts)} second texts; expected {expected}")
     for text in (*texts, *second_texts):
         if not isinstance(text, str) or not text.strip():
-            raise UserError(f"the input {text!r:.40} is no text or is blank; expected texts")
+            raise UserError(f"the input {text!r:.40} is blank or not a string; expected texts")
     if not texts:
         return []
     tokenizer, length = given.require_tokenizer(), given.window_length
@@ -118,7 +119,7 @@ def predict(
         sequences = encode_examples(examples, tokenizer, length, is_causal=loaded.model.is_causal)
         return most_likely(class_logits(loaded.model, sequences, batch_size=batch_size), names, top_k)
     if top_k is not None:
-        raise UserError(f"top_k does not apply: {loaded.path} answers questions; remove it")
+        raise UserError(f"top_k applies only to classifiers, and {loaded.path} answers questions; remove it")
     questions = [
         Question(id=str(number), question=asked, context=context, answers=(), place=f"question {number}")
         for number, (asked, context) in enumerate(zip(texts, second_texts, strict=True), 1)
@@ -128,17 +129,17 @@ def predict(
 
 
 def held_out_of(loaded: LoadedModel, ids: list[Int64s], labels: object) -> HeldOut:
-    """Return sequences with what is scored in them; see `hornbook.Model.loss`.
+    """Return sequences and their scored tokens; see `hornbook.Model.loss`.
 
     Raises:
-        UserError: the labels do not fit, or the model predicts no tokens.
-        CheckpointError: an encoder has no tokenizer, and there are no labels.
+        UserError: the labels do not match the ids, or the model does not predict tokens.
+        CheckpointError: there are no labels, and an encoder has no tokenizer.
     """
     head, is_causal = loaded.model.head, loaded.model.is_causal
     if isinstance(head, ClassificationHead) if is_causal else not isinstance(head, EncoderHead):
         raise UserError(
-            f"{loaded.path} was fine-tuned and predicts no tokens; score it with `hornbook evaluate`, or load the "
-            "model that it was made from"
+            f"{loaded.path} was fine-tuned and does not predict tokens; score it with `hornbook evaluate`, or load the "
+            "pre-trained model"
         )
     if is_causal:
         if labels is not None:
@@ -149,25 +150,28 @@ def held_out_of(loaded: LoadedModel, ids: list[Int64s], labels: object) -> HeldO
         return MaskedCopies(sequences, loaded.require_tokenizer().require_masking(), "padded")
     wanted = [np.asarray(item) for item in read_inputs(labels).items]
     if [item.shape for item in wanted] != [one.shape for one in ids]:
-        raise UserError("the labels do not have the lengths of the sequences; give one for each id, -100 for none")
+        raise UserError("labels and sequences differ in length; give a label for each id, -100 for none")
     return GivenMasked(
         [_labelled(one, labels_T, loaded.model.vocab_size) for one, labels_T in zip(sequences, wanted, strict=True)]
     )
 
 
 def refuse_below_one(**values: int | None) -> None:
-    """Raise UserError for a number below one; None passes."""
+    """Raise UserError if a value is less than one; None is accepted."""
     for name, value in values.items():
         if value is not None and value < 1:
             raise UserError(f"{name} is {value}; expected 1 or more")
 
 
 def _labelled(sequence: TokenSequence, labels_T: Int64s, vocab_size: int) -> TokenSequence:
-    places = np.flatnonzero(labels_T != NOT_SCORED)
-    labels = labels_T[places]
+    positions = np.flatnonzero(labels_T != NOT_SCORED)
+    labels = labels_T[positions]
     if unknown := labels[(labels < 0) | (labels >= vocab_size)].tolist():
-        raise UserError(f"label {unknown[0]} is not in the vocabulary, 0 to {vocab_size - 1}; -100 is for none")
-    return sequence._replace(positions=places, labels=labels)
+        raise UserError(
+            f"label {unknown[0]} is not in the vocabulary; expected 0 to {vocab_size - 1}, or -100 for tokens that are "
+            "not scored"
+        )
+    return sequence._replace(positions=positions, labels=labels)
 
 
 def _one_segment(ids: Int64s) -> TokenSequence:

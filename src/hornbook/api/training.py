@@ -1,12 +1,11 @@
-"""Runs in Python: train one from a recipe, and read the numbers of those that are there as rows for pandas.
+"""Train a recipe, and read the logged values of runs as rows for pandas.
 
     run = train("demo", {"data.train": "corpora/mine", "training.steps": 300}, output="runs/mine")
     run.load().generate("Once upon a time")
-    pandas.DataFrame(metrics("runs/mine"))      a row a measurement, as metrics.jsonl has it
-    pandas.DataFrame(runs("runs"))              a row a run, as ``hornbook runs list`` shows it
+    pandas.DataFrame(metrics("runs/mine"))      a row per line of metrics.jsonl
+    pandas.DataFrame(runs("runs"))              a row per run, as in ``hornbook runs list``
 
-An override is a dotted name, as everywhere in the recipes, the messages and the documentation; so it stands in a
-dictionary, since a name with a dot is no keyword of Python's.
+Overrides are a dictionary rather than keyword arguments, since their names have a dot, as in recipes and messages.
 """
 
 from collections.abc import Mapping
@@ -27,12 +26,12 @@ from hornbook.track.runs import find_runs, read_run, summarize
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run that `train` has finished.
+    """A finished run, returned by `train`.
 
     Attributes:
         path: its folder.
-        recipe: what was asked for.
-        summary: what ``hornbook train --json`` gives: step, tokens, seconds, best value, …
+        recipe: its resolved recipe.
+        summary: the result of ``hornbook train --json``: step, tokens, seconds, best value, …
     """
 
     path: Path
@@ -40,11 +39,11 @@ class Run:
     summary: Mapping[str, Any]
 
     def load(self, *, device: str = "auto", compute: Compute = "auto") -> Model:
-        """Return the model of the newest checkpoint; arguments and errors as `hornbook.load`."""
+        """Return the model of the newest checkpoint; arguments and errors as for `hornbook.load`."""
         return load(self.path, device=device, compute=compute)
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """Return the rows of the run's log; arguments and errors as `hornbook.metrics`."""
+        """Return the rows of the run's log; arguments and errors as for `hornbook.metrics`."""
         return metrics(self.path, kind)
 
 
@@ -59,34 +58,34 @@ def train(
     device: str = "auto",
     threads: int | None = None,
 ) -> Run:
-    """Train what a recipe describes, as ``hornbook train`` does, and return the finished run.
+    """Train a recipe, as ``hornbook train`` does, and return the finished run.
 
-    The same call on the same folder goes on where a run was stopped, and returns at once where it is finished. Ctrl-C
-    saves after the current step.
+    The same call resumes an interrupted run, and returns a finished one at once. Ctrl-C saves after the current step.
 
     Args:
-        recipe: the name of a bundled recipe, the path of a file, the folder of a run to go on with, or a ``Recipe``
-            (that of a `Model`, say).
+        recipe: the name of a bundled recipe, the path of a recipe file, the folder of a run to resume, or a ``Recipe``,
+            such as that of a `Model`.
         overrides: values of the recipe by dotted name: ``{"training.steps": 300, "data.train": folder}``. Paths are
             relative to the working directory.
-        output: the run's folder; if None, that of ``recipe`` if it is a run, else ``runs/<name of the recipe>``.
-        init_from: a run, a checkpoint or a Hugging Face folder whose weights a new run starts with. Its architecture
-            replaces that of the recipe, except that of a ``Recipe``, which has to agree.
-        keep_optimizer: take the state of its optimizer along.
-        allow_learning_rate_change: go on although another length makes the learning rate jump.
+        output: folder of the run; None: that of ``recipe`` if it is a run, otherwise ``runs/<name of the recipe>``.
+        init_from: a run, a checkpoint or a Hugging Face folder with the initial weights of a new run. Its architecture
+            replaces that of the recipe, but must match that of a ``Recipe``.
+        keep_optimizer: with ``init_from``, start with its optimizer state as well.
+        allow_learning_rate_change: resume with another length even if the learning rate jumps.
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
-        threads: of this process on a CPU, from now on; None: ``OMP_NUM_THREADS``, or one a physical core.
+        threads: number of CPU threads of this process from now on; None: ``OMP_NUM_THREADS`` or, by default, one per
+            physical core.
 
     Raises:
-        RecipeError: every mistake of the recipe and the overrides at once.
-        UserError: another argument is wrong, or ``output`` holds another run.
-        DataError, CheckpointError: an input is damaged or does not fit.
+        RecipeError: the recipe or the overrides are invalid; lists all mistakes.
+        UserError: another argument is invalid, or ``output`` has another run.
+        DataError, CheckpointError: an input is damaged or does not match the recipe.
         StoppedBySignal: Ctrl-C or a signal; the state is saved.
         DivergedError: the loss stayed non-finite.
         StorageError: the disk is full or failing.
     """
     if keep_optimizer and init_from is None:
-        raise UserError("keep_optimizer applies only with init_from; add init_from or leave it out")
+        raise UserError("keep_optimizer applies only with init_from; add init_from or remove it")
     leaves = override_leaves(overrides or {})
     folder = None if output is None else Path(output)
     source = None if init_from is None else InitFrom(source=str(init_from), keep_optimizer=keep_optimizer)
@@ -107,14 +106,14 @@ def train(
 
 
 def metrics(run: str | Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """Return the rows of a run's log in their order, one dictionary each, for ``pandas.DataFrame``.
+    """Return the rows of a run's log in order, as dictionaries, for ``pandas.DataFrame``.
 
     Args:
-        run: the run's folder, finished or under way.
-        kind: only rows of this kind, such as ``"train"``, ``"validation"`` or ``"task"``; None for all.
+        run: folder of a finished or unfinished run.
+        kind: return only rows of this kind, such as ``"train"``, ``"validation"`` or ``"task"``; None for all.
 
     Raises:
-        UserError: there is no run.
+        UserError: the folder is not a run.
         DataError: one of its files is malformed.
     """
     files = read_run(Path(run))
@@ -122,10 +121,10 @@ def metrics(run: str | Path, kind: str | None = None) -> list[dict[str, Any]]:
 
 
 def runs(folder: str | Path = "runs") -> list[dict[str, Any]]:
-    """Return a summary of each run at or below a folder, one dictionary each, for ``pandas.DataFrame``.
+    """Return the summaries of all runs in a folder and its subfolders, as dictionaries, for ``pandas.DataFrame``.
 
     Raises:
-        UserError: there is no such folder.
+        UserError: the folder does not exist.
         DataError: a file of one of the runs is malformed.
     """
     return [asdict(summarize(found)) for found in find_runs(Path(folder))]

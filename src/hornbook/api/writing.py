@@ -1,9 +1,9 @@
-"""Continuing prompts, of text or of ids, a batch at a time.
+"""Generate continuations of prompts, given as texts or ids, in batches.
 
     write(loaded, read_inputs("Once"), TextOptions(...), num_samples=2, batch_size=8)    [" upon a time", " there was"]
     write(loaded, read_inputs([464, 3797]), TextOptions(...), ...)                       [3332, 319]
 
-Ids need no tokenizer. Of one prompt, samples differ by their number, so a text does not depend on the batch size.
+Ids need no tokenizer. Sampling depends on the prompt and the number of the sample, not on the batch size.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from hornbook.model.forward import evaluation_mode
 
 
 class GenerateOptions(TypedDict, total=False):
-    """The options of `hornbook.Model.generate`, described there."""
+    """The options of `hornbook.Model.generate`; see there."""
 
     output_length: int
     input_length: int | None
@@ -35,11 +35,11 @@ class GenerateOptions(TypedDict, total=False):
 
 
 def write(loaded: LoadedModel, given: Given, options: TextOptions, *, num_samples: int | None, batch_size: int) -> Any:
-    """Return what follows each prompt in the form in which they came; see `hornbook.Model.generate`.
+    """Return the continuation of each prompt, in the form of the input; see `hornbook.Model.generate`.
 
     Raises:
         UserError: an option is out of range, or a prompt is too long.
-        CheckpointError: the model has no tokenizer, and a prompt is a text.
+        CheckpointError: a prompt is a text, and the model has no tokenizer.
     """
     refuse_below_one(num_samples=num_samples, batch_size=batch_size, output_length=options.output_length)
     samples, texts = num_samples or 1, given.texts()
@@ -70,7 +70,7 @@ def _write_ids(
     loaded: LoadedModel, given: Given, options: TextOptions, *, num_samples: int, batch_size: int
 ) -> list[list[int]]:
     if options.stop_strings:
-        raise UserError("stop applies only to prompts of text; with ids, give stop_token")
+        raise UserError("stop applies only to prompts of text; use stop_token for ids")
     refuse_below_one(input_length=options.input_length)
     prompts = [ids[-(options.input_length or 0) :].tolist() for ids in ids_of(loaded, given, most=options.input_length)]
     requests = [(ids, sample) for ids in prompts for sample in range(num_samples)]

@@ -1,15 +1,15 @@
-"""Checkpoints: folders of safetensors and JSON that are either whole or not there.
+"""Save and load checkpoints: folders of safetensors and JSON that are either complete or absent.
 
     save(folder, contents) -> folder/step-00001200/   newest_sound(folder, warn) -> path   load(path) -> contents
 
-Importing this takes no torch; `hornbook.exchange.restore` goes from a checkpoint back to a model.
+Importing this does not import torch; `hornbook.exchange.restore` turns a checkpoint into a model.
 """
 
 from hornbook.checkpoint.commit import prune, save, save_share, set_aside, temporary_of
 from hornbook.checkpoint.contents import Contents, Shard
 from hornbook.checkpoint.listing import Info, list_checkpoints, newest_sound, resolve, steps_in
 from hornbook.checkpoint.load import load
-from hornbook.checkpoint.manifest import folder_of, step_of, verify
+from hornbook.checkpoint.manifest import folder_of, verify
 
 __all__ = [
     "Contents",
@@ -24,7 +24,6 @@ __all__ = [
     "save",
     "save_share",
     "set_aside",
-    "step_of",
     "steps_in",
     "temporary_of",
     "verify",

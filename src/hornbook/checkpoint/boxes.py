@@ -1,10 +1,10 @@
-"""Boxes: which part of a tensor a file holds, and whether the boxes of several files make up the whole tensor.
+"""Boxes: the part of a tensor that a file stores, and the check that the boxes of several files cover the tensor.
 
     blocks.0.feed_forward.up.weight  F32 [8, 6]     model-00000.safetensors   begin [0, 0], shape [8, 3]
                                                     model-00001.safetensors   begin [0, 3], shape [8, 3]
 
-The files of a run on one process hold whole tensors. A run that cuts its tensors over ranks writes a file for each
-rank, and any other number of ranks reads the boxes that it needs from them.
+The files of a single-process run store whole tensors. A run that shards tensors over ranks writes a file per rank, and
+any other number of ranks reads the boxes that it needs from them.
 """
 
 import math
@@ -21,7 +21,7 @@ class Box(NamedTuple):
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> "Box":
-        """Return the box that covers a tensor of that shape."""
+        """Return the box that covers a tensor of this shape."""
         return cls((0,) * len(shape), shape)
 
     @property
@@ -30,14 +30,14 @@ class Box(NamedTuple):
         return math.prod(self.shape)
 
     def overlap(self, other: "Box") -> "Box | None":
-        """Return the elements that both boxes of a tensor have, None if there are none."""
+        """Return the intersection of two boxes of a tensor, None if it is empty."""
         begin = tuple(map(max, self.begin, other.begin))
         ends = zip(self.begin, self.shape, other.begin, other.shape, strict=True)
         shape = tuple(min(a + n, b + m) - first for (a, n, b, m), first in zip(ends, begin, strict=True))
         return Box(begin, shape) if all(size > 0 for size in shape) else None
 
     def inside(self, outer: "Box") -> tuple[slice, ...]:
-        """Return the indices of this box in a tensor that holds the box ``outer``."""
+        """Return the indices of this box in a tensor that is the box ``outer``."""
         starts = (own - first for own, first in zip(self.begin, outer.begin, strict=True))
         return tuple(slice(start, start + size) for start, size in zip(starts, self.shape, strict=True))
 
@@ -47,25 +47,25 @@ class Layout:
     """A tensor as a checkpoint stores it: its logical dtype and shape, and its boxes by file name."""
 
     dtype: str
-    """As safetensors names it, such as ``F32``."""
+    """Name in safetensors, such as ``F32``."""
     shape: tuple[int, ...]
     boxes: Mapping[str, Box]
 
     def problem(self) -> str | None:
-        """Say what is wrong unless the boxes hold each element exactly once."""
+        """Return an error message unless the boxes cover each element exactly once."""
         boxes = sorted(self.boxes.values())
         for box in boxes:
             if not len(box.begin) == len(box.shape) == len(self.shape) or any(
                 first + size > total for first, size, total in zip(*box, self.shape, strict=True)
             ):
-                return f"a box begins at {list(box.begin)} and is {list(box.shape)}, the tensor {list(self.shape)}"
+                return f"a box at {list(box.begin)} of {list(box.shape)} does not fit the tensor {list(self.shape)}"
         stored, total = sum(box.num_elements for box in boxes), math.prod(self.shape)
         if stored != total:
-            return f"its boxes hold {stored} elements, the tensor {total}"
+            return f"its boxes have {stored} elements, the tensor {total}"
         for number, box in enumerate(boxes):
             for other in boxes[number + 1 :]:
                 if box.shape and other.begin[0] >= box.begin[0] + box.shape[0]:
-                    break  # sorted by where they begin: no later one reaches back
+                    break  # sorted by begin: no later box overlaps
                 if box.overlap(other):
                     return f"its boxes at {list(box.begin)} and {list(other.begin)} overlap"
         return None

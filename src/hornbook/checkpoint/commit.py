@@ -1,15 +1,15 @@
-"""Saving and pruning: at every moment, a checkpoint's folder is either whole or does not look like one.
+"""Save and prune checkpoints so that at every moment a checkpoint's folder is either complete or not named like one.
 
     save    step-00001200.tmp-4711/  model-00000.safetensors, ..., each fsynced; manifest.json last; fsync
             -> rename to step-00001200/ (the commit) -> fsync parent
-    share   step-00001200.tmp-4711/  model-00003.safetensors, share-00003.json: what rank 3 holds of cut tensors, which
-            the saving rank takes over into the manifest
+    share   step-00001200.tmp-4711/  model-00003.safetensors, share-00003.json: rank 3's boxes of sharded tensors, which
+            the saving rank merges into the manifest
     prune   step-00000400/ -> rename to step-00000400.tmp-4711-old/ -> fsync parent -> remove
 
-There is no ``latest`` pointer and nothing is remembered: what is committed is what the disk says. A process that dies
-leaves at most a ``.tmp-`` folder, which the next save or prune removes once its process is gone. One process at a time
-saves into a folder; ``storage.lock_folder`` on the run sees to that. The price: pruning reads, to check them, all
-checkpoints, since one that has rotted must not count as kept.
+There is no ``latest`` pointer and no cached state: the committed checkpoints are those on disk. A process that dies
+leaves at most a ``.tmp-`` folder, which the next save or prune removes once its process has ended. Only one process at
+a time may save into a folder; ``storage.lock_folder`` on the run ensures it. The price: pruning verifies all
+checkpoints, since a damaged one must not count as kept.
 """
 
 import os
@@ -42,10 +42,10 @@ from hornbook.storage.system import process_is_alive, require_space, storage_err
 _TEMPORARY: Final = re.compile(r"step-[0-9]{8,18}\.tmp-([0-9]{1,10})(-old)?")
 _SHARE: Final = re.compile(r"share-[0-9]{5,10}\.json")
 Shards = Mapping[str, Mapping[str, Shard]]
-"""What one rank holds, by group and name."""
+"""The shards of one rank, by group and name."""
 Layouts = dict[str, dict[str, Layout]]
 _SLACK_BYTES: Final = 1 << 20
-"""For the manifest, the folder, and what file systems add."""
+"""For the manifest, the folder and the file system's overhead."""
 
 
 class _File(NamedTuple):
@@ -62,21 +62,21 @@ def save(
     ranks: Sequence[Shards] = (),
     others: Callable[[Path], AbstractContextManager[None]] | None = None,
 ) -> Path:
-    """Commit a checkpoint into a folder of checkpoints and return its own folder.
+    """Commit a checkpoint into a folder of checkpoints and return its path.
 
-    A sound checkpoint of that step is left as it is; a damaged one is replaced. On an error nothing is committed and
-    the temporary folder is removed as far as that is possible.
+    An intact checkpoint of that step is left unchanged; a damaged one is replaced. On an error nothing is committed,
+    and the temporary folder is removed if possible.
 
     Args:
-        folder: the folder of checkpoints, as in ``runs/demo/checkpoints``; created where missing.
+        folder: the folder of checkpoints, such as ``runs/demo/checkpoints``; created if missing.
         contents: what to save; its tensors must not change meanwhile.
-        ranks: in place of ``contents.tensors``, the boxes that each rank holds; every rank's become files of their own.
-        others: while it is entered, other processes write what their ranks hold, with ``save_share``, into the
-            temporary folder that it is called with.
+        ranks: the boxes of each rank, instead of ``contents.tensors``; each rank's become files of their own.
+        others: context manager, called with the temporary folder, in which the other processes write their boxes with
+            ``save_share``.
 
     Raises:
-        StorageError: the disk is full (asked beforehand, too), read-only or failing.
-        CheckpointError: a tensor or a name cannot be stored, or boxes do not make up their tensor.
+        StorageError: the disk is full (also checked beforehand), read-only or failing.
+        CheckpointError: a tensor or a name cannot be stored, or boxes do not cover their tensor.
     """
     final = folder_of(folder, contents.step)
     _remove_leftovers(folder)
@@ -112,7 +112,7 @@ def save(
 
 
 def save_share(temporary: Path, step: int, rank: int, shards: Shards) -> None:
-    """Write the boxes that another rank than the saving one holds into the temporary folder of a checkpoint.
+    """Write a non-saving rank's boxes into the temporary folder of a checkpoint.
 
     Raises:
         StorageError: it cannot be written.
@@ -127,27 +127,27 @@ def save_share(temporary: Path, step: int, rank: int, shards: Shards) -> None:
 
 
 def temporary_of(folder: Path, step: int, process: int) -> Path:
-    """Return the temporary folder in which the process of that number makes the checkpoint of ``step``."""
+    """Return the temporary folder in which ``process`` (a process id) writes the checkpoint of ``step``."""
     final = folder_of(folder, step)
     return final.with_name(f"{final.name}.tmp-{process}")
 
 
 def prune(folder: Path, keep_last: int, keep: Collection[int] = ()) -> list[Path]:
-    """Remove all sound checkpoints but the newest ``keep_last`` and those of ``keep``; return the folders that went.
+    """Remove all intact checkpoints but the newest ``keep_last`` and those in ``keep``; return the removed folders.
 
-    Damaged folders and what hornbook did not write stay where they are, and do not count.
+    Damaged checkpoints and other entries are neither removed nor counted.
 
     Args:
-        folder: the folder of checkpoints; none is fine.
-        keep_last: how many sound ones stay at least, from 1.
-        keep: steps that stay in any case, as the best one.
+        folder: the folder of checkpoints; it may be missing.
+        keep_last: number of newest intact checkpoints to keep, at least 1.
+        keep: further steps to keep, such as the best one.
 
     Raises:
         UserError: ``keep_last`` is below 1.
-        StorageError: a checkpoint cannot be removed; it then does not look like one any more, or is still whole.
+        StorageError: a checkpoint cannot be removed; it is then still complete, or no longer named like one.
     """
     if keep_last < 1:
-        raise UserError(f"keep_last is {keep_last}; expected at least 1, so that a checkpoint is left")
+        raise UserError(f"keep_last is {keep_last}; expected at least 1, so that a checkpoint remains")
     _remove_leftovers(folder)
     sound = [(step, path) for step, path in committed(folder) if not path.is_symlink() and not verify(path)]
     spare = [path for step, path in sound[:-keep_last] if step not in keep]
@@ -157,10 +157,10 @@ def prune(folder: Path, keep_last: int, keep: Collection[int] = ()) -> list[Path
 
 
 def set_aside(folder: Path, step: int) -> Path | None:
-    """Rename the checkpoint of ``step`` to ``step-....diverged``, which no reader takes for a checkpoint.
+    """Rename the checkpoint of ``step`` to ``step-....diverged``, which is not a checkpoint's name.
 
     Returns:
-        Its new path, where an earlier one is replaced; None if there is no such checkpoint.
+        Its new path (an earlier folder there is replaced); None if there is no such checkpoint.
 
     Raises:
         StorageError: it cannot be renamed.
@@ -175,7 +175,7 @@ def set_aside(folder: Path, step: int) -> Path | None:
 
 
 def _files(contents: Contents, ranks: Sequence[Shards]) -> dict[str, _File]:
-    """Return the files of a checkpoint by name; tensors become bytes only as they are written."""
+    """Return the files of a checkpoint by name; tensors are encoded while they are written."""
     files: dict[str, _File] = {}
     for rank, groups in enumerate(ranks):
         files |= _tensor_files(groups, rank)
@@ -183,7 +183,7 @@ def _files(contents: Contents, ranks: Sequence[Shards]) -> dict[str, _File]:
     files |= _plain("file", contents.files)
     num_names = sum(map(len, ranks)) + len(contents.documents) + len(contents.files)
     if len(files) < num_names or not all(map(is_plain_name, files)):
-        raise CheckpointError(f"a checkpoint cannot hold the files {sorted(files)}; names must be plain and differ")
+        raise CheckpointError(f"a checkpoint cannot have the files {sorted(files)}; names must be plain and distinct")
     return files
 
 
@@ -196,7 +196,7 @@ def _tensor_files(groups: Shards, rank: int) -> dict[str, _File]:
 
 
 def _layouts(ranks: Sequence[Shards], first: int = 0) -> Layouts:
-    """Return how the tensors of ranks, numbered from ``first``, are stored."""
+    """Return the layouts of the tensors of ranks numbered from ``first``."""
     layouts: Layouts = {}
     for rank, groups in enumerate(ranks, first):
         for group, shards in groups.items():
@@ -213,7 +213,7 @@ def _layouts(ranks: Sequence[Shards], first: int = 0) -> Layouts:
 
 
 def _add(layouts: Layouts, group: str, stored: Mapping[str, Layout]) -> None:
-    """Add the boxes that some files hold of a group's tensors."""
+    """Add boxes of a group's tensors to ``layouts``."""
     tensors = layouts.setdefault(group, {})
     for name, layout in stored.items():
         known = tensors.get(name, replace(layout, boxes={}))
@@ -225,7 +225,7 @@ def _add(layouts: Layouts, group: str, stored: Mapping[str, Layout]) -> None:
 
 
 def _refuse_gaps(layouts: Layouts) -> None:
-    """Refuse boxes that do not make up their tensor."""
+    """Raise CheckpointError if the boxes of a tensor do not cover it."""
     for tensors in layouts.values():
         for name, layout in tensors.items():
             if problem := layout.problem():
@@ -233,7 +233,7 @@ def _refuse_gaps(layouts: Layouts) -> None:
 
 
 def _take_shares(temporary: Path, entries: dict[str, Entry], layouts: Layouts) -> tuple[dict[str, Entry], Layouts]:
-    """Return the files and boxes of all ranks; what the others said of theirs is removed."""
+    """Return the files and boxes of all ranks, and remove the other ranks' share files."""
     with storage_errors("read the folder", temporary):
         names = sorted(path.name for path in temporary.iterdir() if _SHARE.fullmatch(path.name))
     for name in names:
@@ -262,14 +262,14 @@ def _write(folder: Path, files: Mapping[str, _File]) -> dict[str, Entry]:
 
 
 def _hide(path: Path) -> Path:
-    """Give a folder a name that no reader takes for a checkpoint, so that removing it may be cut off anywhere."""
+    """Rename a folder to a non-checkpoint name, so that its removal may be interrupted at any point."""
     aside = path.with_name(f"{path.name}.tmp-{os.getpid()}-old")
     storage.rename(path, aside)
     return aside
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove temporary folders of processes that are gone; one that cannot be removed is no reason to stop."""
+    """Remove temporary folders of processes that have ended; ignore those that cannot be removed."""
     with suppress(StorageError):
         for path in _leftovers(folder, process_is_alive):
             storage.remove_tree(path)

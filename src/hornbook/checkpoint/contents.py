@@ -1,4 +1,4 @@
-"""What a checkpoint holds, in memory: tensors by file and name, JSON documents, and files as they are."""
+"""The contents of a checkpoint in memory: tensors by group and name, JSON documents, and files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # `hornbook checkpoint list` needs no torch
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """Everything of one checkpoint.
+    """The contents of one checkpoint.
 
     Contents(
         step=1200,
@@ -21,28 +21,28 @@ class Contents:
     """
 
     step: int
-    """Finished steps."""
+    """The number of finished steps."""
     tensors: "Mapping[str, Mapping[str, Tensor]]"
-    """By group, then by name; any shape, dtype and device. Loaded ones are read when they are looked up."""
+    """By group, then by name; any shape, dtype and device. After loading, each is read from disk on access."""
     documents: Mapping[str, Any] = field(default_factory=dict)
     """By name, one JSON file each."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """By file name, written as they are."""
+    """By file name, written unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """The box of a tensor that one rank holds."""
+    """The box of a tensor on one rank."""
 
     values: "Tensor"
     begin: tuple[int, ...]
     """Index of the box's first element in the whole tensor."""
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     is_copy: bool = False
-    """Whether an earlier rank holds the same box."""
+    """Whether an earlier rank has the same box."""
 
     @classmethod
     def whole(cls, tensor: "Tensor") -> "Shard":
-        """Return a tensor that lies on one rank in one piece."""
+        """Return the shard of a tensor that one rank has in full."""
         return cls(values=tensor, begin=(0,) * tensor.dim(), shape=tuple(tensor.shape))

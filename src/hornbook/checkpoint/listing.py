@@ -1,10 +1,10 @@
-"""Which checkpoints there are, and whether there is room for another: asked of the disk every time.
+"""Find checkpoints on disk; nothing is cached.
 
     runs/demo/checkpoints/  step-00000400/  step-00000800/  step-00001200/ (damaged)  step-00001600.tmp-4711/
         newest_sound  -> step-00000800, and a warning about step-00001200
         resolve("runs/demo")  -> the same
 
-The price: asking for the newest sound one reads it whole.
+The price: finding the newest intact checkpoint reads all of it.
 """
 
 import logging
@@ -26,10 +26,10 @@ _EXPECTED = "expected a run's folder, a checkpoint or a Hugging Face folder"
 
 @dataclass(frozen=True, kw_only=True)
 class Info:
-    """One checkpoint as it lies on the disk; ``problems`` is empty when it is sound."""
+    """A checkpoint on disk; ``problems`` is empty if it is intact."""
 
     step: int | None
-    """Finished steps; None when neither the folder's name nor its manifest tells."""
+    """Finished steps; None if neither the folder's name nor its manifest states them."""
     path: Path
     size: int
     """Bytes of all its files."""
@@ -37,7 +37,7 @@ class Info:
 
 
 def committed(folder: Path) -> list[tuple[int, Path]]:
-    """Return (step, path) of everything in ``folder`` that is named as a checkpoint, oldest first, sound or not."""
+    """Return (step, path) of every entry in ``folder`` with a checkpoint's name, oldest first, intact or not."""
     if not folder.is_dir():
         return []
     with storage_errors("read the folder", folder):
@@ -46,17 +46,17 @@ def committed(folder: Path) -> list[tuple[int, Path]]:
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Return the steps of everything in ``folder`` that is named as a checkpoint, in order, sound or not."""
+    """Return the steps of all entries in ``folder`` with a checkpoint's name, in order, intact or not."""
     return [step for step, _ in committed(folder)]
 
 
 def list_checkpoints(folder: Path) -> list[Info]:
-    """Check all checkpoints of a folder, every byte, and return them oldest first."""
+    """Verify every byte of all checkpoints in a folder, and return them oldest first."""
     return [describe(path) for _, path in committed(folder)]
 
 
 def describe(path: Path) -> Info:
-    """Check one checkpoint, every byte of it, whatever its folder is called."""
+    """Verify every byte of a checkpoint, whatever its folder is called."""
     problems = verify(path)
     step = parse_step(path.name) if problems else read_manifest(path).step
     with storage_errors("read the folder", path):
@@ -65,7 +65,7 @@ def describe(path: Path) -> Info:
 
 
 def newest_sound(folder: Path, warn: Callable[[str], None]) -> Path | None:
-    """Return the newest checkpoint that verifies; ``warn`` is told of each damaged one that is passed over."""
+    """Return the newest intact checkpoint, or None; call ``warn`` with a message for each damaged one."""
     for _, path in reversed(committed(folder)):
         problems = verify(path)
         if not problems:
@@ -75,9 +75,9 @@ def newest_sound(folder: Path, warn: Callable[[str], None]) -> Path | None:
 
 
 def require_source(source: Path | str) -> None:
-    """Refuse a path at which there are no weights, at once: before torch is imported, and without the network.
+    """Raise CheckpointError unless ``source`` exists or may be a name on the hub; the message suggests a path.
 
-    Raises CheckpointError if ``source`` is no name of the hub and nothing is there; the message suggests a path.
+    This check needs neither torch nor the network.
     """
     path = Path(source)
     is_there = path.exists() or path.with_name(f"{path.name}.index").exists()  # the prefix of a TensorFlow checkpoint
@@ -86,7 +86,7 @@ def require_source(source: Path | str) -> None:
 
 
 def resolve(path: Path, warn: Callable[[str], None] = _logger.warning) -> Path:
-    """Return the checkpoint that ``path`` stands for: itself, or the newest sound one of a run or of its checkpoints.
+    """Return the checkpoint at ``path``: itself, or the newest intact one of a run or of its checkpoints folder.
 
     Raises CheckpointError if there is none.
     """
@@ -102,15 +102,15 @@ def resolve(path: Path, warn: Callable[[str], None] = _logger.warning) -> Path:
                 f"{path} has no intact checkpoint, but {counted(num_damaged, 'damaged one')}: restore the files from a "
                 "copy, or train again with another --output"
             )
-        raise CheckpointError(f"{path} holds no checkpoint; {_EXPECTED}")
+        raise CheckpointError(f"{path} has no checkpoint; {_EXPECTED}")
     return found
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Tell whether ``path`` is meant to be one checkpoint, sound or not, by its name or its manifest."""
+    """Return whether ``path`` is one checkpoint, intact or not, judging by its name and its manifest."""
     return (path / MANIFEST).exists() or parse_step(path.name) is not None
 
 
 def checkpoints_of(path: Path) -> Path:
-    """Return the folder of checkpoints, given it or the folder of a run."""
+    """Return the folder of checkpoints, given that folder or the run's."""
     return path / "checkpoints" if (path / "checkpoints").is_dir() else path

@@ -1,9 +1,9 @@
-"""Reading a checkpoint: all of it is verified first, so no weight changes on a damaged one; tensors are read on demand.
+"""Load a checkpoint: verify all of it first, so that damage is found before any weight changes; read tensors on access.
 
-    load(path).tensors["model"]["embedding.tokens"]   read now, from the boxes of as many files as hold parts of it
-    load(path).tensors["model"].read("embedding.tokens", Box((0, 0), (70, 8)))   its first columns alone
+    load(path).tensors["model"]["embedding.tokens"]   is read here, from the boxes of every file that stores a part
+    load(path).tensors["model"].read("embedding.tokens", Box((0, 0), (70, 8)))   reads only the first columns
 
-So whoever copies tensors somewhere holds one of them at a time, not the whole checkpoint.
+So code that copies tensors holds one of them at a time, not the whole checkpoint.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -28,11 +28,11 @@ _MAX_FILE_BYTES = 1 << 30
 
 
 class StoredTensors(Mapping[str, "Tensor"]):
-    """The tensors of a group by name, each read from its files when it is looked up, onto the CPU.
+    """The tensors of a group by name, each read from its files to the CPU on access.
 
     Args:
-        folder: of the checkpoint.
-        layouts: of the tensors, by name.
+        folder: the checkpoint's folder.
+        layouts: layouts of the tensors, by name.
         files: open files, by name.
     """
 
@@ -53,16 +53,16 @@ class StoredTensors(Mapping[str, "Tensor"]):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The logical shapes by name; nothing is read."""
+        """The logical shapes by name, without reading tensors."""
         return {name: layout.shape for name, layout in self._layouts.items()}
 
     @property
     def dtypes(self) -> dict[str, str]:
-        """The dtypes by name, as safetensors calls them; nothing is read."""
+        """The dtypes by name, as in safetensors, without reading tensors."""
         return {name: layout.dtype for name, layout in self._layouts.items()}
 
     def read(self, name: str, box: Box) -> "Tensor":
-        """Return a box of a tensor, from the files that hold parts of it.
+        """Return a box of a tensor, read from the files that store parts of it.
 
         Raises CheckpointError if a file is malformed.
         """
@@ -70,18 +70,18 @@ class StoredTensors(Mapping[str, "Tensor"]):
 
 
 def load(path: Path, *, only: Collection[str] | None = None, verified: bool = False) -> Contents:
-    """Return what a checkpoint holds; all of its files are verified first.
+    """Return the contents of a checkpoint after verifying all of its files.
 
     Args:
         path: the checkpoint's own folder.
-        only: groups of tensors to read, as ``{"model"}``; None for all. Documents and files are always read.
-        verified: whether the caller, or the ranks together, have just verified it.
+        only: groups of tensors to open, such as ``{"model"}``; None for all. Documents and files are always read.
+        verified: whether the caller, or all ranks together, have just verified it.
 
     Raises:
-        CheckpointError: it is damaged; all problems in one line.
+        CheckpointError: it is damaged; the message lists all problems.
     """
     if not verified and (problems := verify(path)):
-        raise CheckpointError(f"checkpoint {path} is damaged: {'; '.join(problems)}; take an older one")
+        raise CheckpointError(f"checkpoint {path} is damaged: {'; '.join(problems)}; use an older one")
     manifest = read_manifest(path)
     documents, files = _names(manifest, "document"), _names(manifest, "file")
     try:
@@ -96,14 +96,14 @@ def load(path: Path, *, only: Collection[str] | None = None, verified: bool = Fa
 
 
 def shapes_of(tensors: "Mapping[str, Tensor | Shard]") -> dict[str, tuple[int, ...]]:
-    """Return the shapes of whole tensors by name; stored ones are not read."""
+    """Return the shapes of whole tensors by name, without reading stored ones."""
     if isinstance(tensors, StoredTensors):
         return tensors.shapes
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def read_box(tensors: "Mapping[str, Tensor]", name: str, box: Box) -> "Tensor":
-    """Return a box of one of ``tensors``; of a stored one, nothing else is read."""
+    """Return a box of one of ``tensors``; reads only that box of a stored tensor."""
     if isinstance(tensors, StoredTensors):
         return tensors.read(name, box)
     tensor = tensors[name]
@@ -115,16 +115,16 @@ def _names(manifest: Manifest, kind: Kind) -> list[str]:
 
 
 def _tensors(path: Path, manifest: Manifest, only: Collection[str] | None) -> dict[str, StoredTensors]:
-    """Return the wanted groups, opened; refuse files that do not hold what the manifest says of them."""
+    """Return the requested groups, opened; raise CheckpointError if files differ from the manifest."""
     groups = manifest.tensors
-    if groups is None:  # version 1: the files say what they hold
+    if groups is None:  # version 1: layouts are in the files
         files = {name.removesuffix(".safetensors"): name for name in _names(manifest, "tensors")}
         groups = {group: _layouts_of(path, file) for group, file in files.items() if only is None or group in only}
     return {group: _open(path, layouts) for group, layouts in groups.items() if only is None or group in only}
 
 
 def _layouts_of(path: Path, name: str) -> dict[str, Layout]:
-    """Return the layouts of the tensors of a file that holds them whole."""
+    """Return the layouts of the whole tensors of a file."""
     file = open_file(path / name)
     found = {tensor: file.get_slice(tensor) for tensor in sorted(file.keys())}
     shapes = {tensor: tuple(stored.get_shape()) for tensor, stored in found.items()}
@@ -140,11 +140,11 @@ def _open(path: Path, layouts: Mapping[str, Layout]) -> StoredTensors:
     held = {name: set(file.keys()) for name, file in files.items()}
     for name, layout in layouts.items():
         if problem := layout.problem():
-            raise CheckpointError(f"{path}: tensor {name} is not whole: {problem}; take another checkpoint")
+            raise CheckpointError(f"{path}: tensor {name} is incomplete: {problem}; use another checkpoint")
         for file, box in layout.boxes.items():
             stored = files[file].get_slice(name) if name in held[file] else None
             if stored is None or (stored.get_dtype(), tuple(stored.get_shape())) != (layout.dtype, box.shape):
                 raise CheckpointError(
-                    f"{path / file} does not hold {list(box.shape)} of {name} as {layout.dtype}; take another one"
+                    f"{path / file} does not have {list(box.shape)} of {name} as {layout.dtype}; use another checkpoint"
                 )
     return StoredTensors(path, layouts, files)

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint, its last written file, and the check of a folder against it.
+"""The manifest of a checkpoint, its last written file, and the verification of a folder against it.
 
     step-00001200/manifest.json
         {"format": "hornbook checkpoint", "version": 2, "step": 1200,
@@ -7,9 +7,9 @@
              [{"file": "model-00000.safetensors", "begin": [0], "shape": [64]}]}, ...}, "optimizer": ...},
          "checksum": "60b7..."}
 
-safetensors has no checksum, and a file system that lost power may leave files that are empty, cut or stale, so a folder
-counts when its manifest names exactly the files that are there and each has its size and SHA-256. The price is reading
-all of it, at 0.5 to 2 GB/s a core; several ranks can verify a share of the files each.
+safetensors has no checksum, and after a power loss a file system may leave files that are empty, truncated or stale. So
+a checkpoint counts only if its manifest names exactly the files in the folder and each has its size and SHA-256. The
+price is reading all of it, at 0.5 to 2 GB/s per core; several ranks can verify a share of the files each.
 
 Version 1 had no tensors and no checksum: each group was one file of whole tensors, such as ``model.safetensors``.
 """
@@ -43,7 +43,7 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One file: how it is read, its size in bytes, and the SHA-256 of its content."""
+    """A file: its kind, its size in bytes, and the SHA-256 of its content."""
 
     kind: Kind
     size: int
@@ -52,13 +52,13 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a checkpoint holds beside the manifest."""
+    """The contents of a checkpoint except the manifest itself."""
 
     step: int
     files: Mapping[str, Entry]
     """By name."""
     tensors: Mapping[str, Mapping[str, Layout]] | None = None
-    """By group and name; None in version 1, in which a group's file alone says what it holds."""
+    """By group and name; None in version 1, in which layouts are only in the files."""
 
     def to_bytes(self) -> bytes:
         """Return the content of ``manifest.json``."""
@@ -74,39 +74,31 @@ class Manifest:
 
 
 def folder_of(folder: Path, step: int) -> Path:
-    """Return where the checkpoint of ``step`` lies in a folder of checkpoints: ``folder/step-00001200``."""
+    """Return the path of the checkpoint of ``step`` in a folder of checkpoints: ``folder/step-00001200``."""
     return folder / f"step-{step:08d}"
 
 
-def step_of(path: Path) -> int:
-    """Return the step in the name of a checkpoint's folder. Raises CheckpointError if it is no such name."""
-    step = parse_step(path.name)
-    if step is None:
-        raise CheckpointError(f"{path}: expected a checkpoint named like step-00001200; choose one from its folder")
-    return step
-
-
 def parse_step(name: str) -> int | None:
-    """Return the step of ``step-00001200``; None for every other name, ``step-1200`` and ``step-0000001200`` too."""
+    """Return the step of ``step-00001200``; None for other names, as ``step-1200`` or ``step-0000001200``."""
     match = _STEP_NAME.fullmatch(name)
     step = int(match[1]) if match else -1
     return step if name == f"step-{step:08d}" else None
 
 
 def is_plain_name(name: str) -> bool:
-    """Tell whether a name stays inside its folder on every system: no path, no dot in front, not the manifest's own."""
+    """Return whether a file name is safe on every system: no path, no leading dot, and not the manifest's name."""
     return _PLAIN_NAME.fullmatch(name) is not None and name != MANIFEST
 
 
 def read_manifest(path: Path, name: str = MANIFEST) -> Manifest:
-    """Return the manifest of the checkpoint ``path``; whether its files agree, ``verify`` tells.
+    """Return the manifest of the checkpoint ``path`` without checking its files; for that, see ``verify``.
 
     Args:
         path: the checkpoint's own folder.
-        name: of the file; a rank's share of an unfinished checkpoint has another one.
+        name: the manifest's file name; that of a rank's share of an unfinished checkpoint differs.
 
     Raises:
-        CheckpointError: it is missing, malformed or of another format.
+        CheckpointError: it is missing, malformed or has another format.
         StorageError: it cannot be read.
     """
     if not path.is_dir():
@@ -119,17 +111,17 @@ def read_manifest(path: Path, name: str = MANIFEST) -> Manifest:
     except DataError as error:
         raise CheckpointError(str(error)) from error
     if manifest.to_bytes() != data:
-        raise CheckpointError(f"{name} is not as hornbook writes it")
+        raise CheckpointError(f"{name} is not written by hornbook, or was altered")
     return manifest
 
 
 def verify(path: Path, share: tuple[int, int] = (0, 1)) -> list[str]:
-    """Check a checkpoint's folder against its manifest, every byte of it; return what is wrong, or nothing.
+    """Verify every byte of a checkpoint against its manifest; return the problems found, if any.
 
     Args:
         path: the checkpoint's own folder.
-        share: (r, n) reads every n-th file from number r on, so that n ranks together read each file once; which files
-            there are is checked in any case.
+        share: (r, n) reads every n-th file from number r on, so that n ranks together read each file once. The set of
+            files is always checked.
     """
     try:
         manifest = read_manifest(path)
@@ -139,7 +131,7 @@ def verify(path: Path, share: tuple[int, int] = (0, 1)) -> list[str]:
         return [str(error)]
     problems = []
     if parse_step(path.name) not in (None, manifest.step):
-        problems.append(f"{MANIFEST} is of step {manifest.step}, the folder's name is {path.name}")
+        problems.append(f"{MANIFEST} has step {manifest.step}, but the folder is named {path.name}")
     problems += [f"{name!r} is not in the manifest" for name in sorted(found - manifest.files.keys())]
     rank, size = share
     checks = (_problem(path / name, entry) for name, entry in sorted(manifest.files.items())[rank::size])
@@ -147,7 +139,7 @@ def verify(path: Path, share: tuple[int, int] = (0, 1)) -> list[str]:
 
 
 def _problem(path: Path, entry: Entry) -> str | None:
-    """Say what is wrong with one file, cheap questions first."""
+    """Return the problem of one file, if any, with the cheap checks first."""
     try:
         with storage_errors("read", path):
             status = path.lstat()
@@ -156,7 +148,7 @@ def _problem(path: Path, entry: Entry) -> str | None:
         if status.st_size != entry.size:
             return f"{path.name} has {status.st_size} bytes, expected {entry.size}"
         if sha256_file(path) != entry.sha256:
-            return f"{path.name} is altered: its SHA-256 is not the manifest's"
+            return f"{path.name} was altered: its SHA-256 differs from the manifest's"
     except HornbookError as error:
         return f"{path.name} is missing" if isinstance(error.__cause__, FileNotFoundError) else str(error)
     return None
@@ -168,12 +160,12 @@ def _parse(value: Any) -> Manifest:
     version = value.get("version")
     if type(version) is not int or not 1 <= version <= _VERSION:
         raise CheckpointError(
-            f"{MANIFEST} has format version {version!r}, this hornbook reads 1 to {_VERSION}; use a newer one"
+            f"{MANIFEST} has format version {version!r}, but this hornbook reads 1 to {_VERSION}; use a newer one"
         )
     objects = ["files"] if version == 1 else ["files", "tensors"]
     keys = {"format", "version", "step", *objects, *(["checksum"] if version > 1 else [])}
     if set(value) != keys or not _is_count(value["step"]):
-        raise CheckpointError(f"{MANIFEST} needs a step, a whole number, {' and '.join(objects)}, and nothing else")
+        raise CheckpointError(f"{MANIFEST} must have step (an integer), {' and '.join(objects)}, and nothing else")
     for key in objects:
         if not isinstance(value[key], dict):
             raise CheckpointError(f"{MANIFEST}: {key} must be an object")
@@ -184,13 +176,13 @@ def _parse(value: Any) -> Manifest:
 
 def _parse_entry(name: str, value: Any) -> Entry:
     if not is_plain_name(name):
-        raise CheckpointError(f"{MANIFEST}: {name!r:.80} is no plain file name")
+        raise CheckpointError(f"{MANIFEST}: {name!r:.80} is not a plain file name")
     if not isinstance(value, dict) or set(value) != {"kind", "size", "sha256"}:
-        raise CheckpointError(f"{MANIFEST}: {name} needs kind, size and sha256, and nothing else")
+        raise CheckpointError(f"{MANIFEST}: {name} must have kind, size and sha256, and nothing else")
     size, sha256 = value["size"], value["sha256"]
     kinds = [kind for kind, suffix in _SUFFIXES.items() if kind == value["kind"] and name.endswith(suffix)]
     if not kinds:
-        raise CheckpointError(f"{MANIFEST}: {name} cannot be of the kind {value['kind']!r:.80}")
+        raise CheckpointError(f"{MANIFEST}: {name} cannot have the kind {value['kind']!r:.80}")
     if not _is_count(size) or not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
         raise CheckpointError(f"{MANIFEST}: {name} has a malformed size or sha256")
     return Entry(kind=kinds[0], size=size, sha256=sha256)
@@ -215,19 +207,19 @@ def _parse_tensors(groups: dict[str, Any], files: Mapping[str, Entry]) -> dict[s
 
 
 def _parse_layout(name: str, value: Any, files: Mapping[str, Entry]) -> Layout:
-    """Return how a tensor is stored; whether its boxes make it up, ``Layout.problem`` tells."""
+    """Return the layout of a tensor; ``Layout.problem`` checks whether its boxes cover it."""
     where = f"{MANIFEST}: tensor {name!r:.200}"
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "boxes"} or not isinstance(value["boxes"], list):
-        raise CheckpointError(f"{where} needs dtype, shape and boxes, and nothing else")
+        raise CheckpointError(f"{where} must have dtype, shape and boxes, and nothing else")
     if value["dtype"] not in DTYPES.values() or not _is_shape(value["shape"]):
         raise CheckpointError(f"{where} has a malformed dtype or shape")
     boxes = {}
     for box in value["boxes"]:
         if not isinstance(box, dict) or set(box) != {"file", "begin", "shape"}:
-            raise CheckpointError(f"{where}: a box needs file, begin and shape, and nothing else")
+            raise CheckpointError(f"{where}: a box must have file, begin and shape, and nothing else")
         entry = files.get(box["file"]) if isinstance(box["file"], str) else None
         if entry is None or entry.kind != "tensors" or box["file"] in boxes:
-            raise CheckpointError(f"{where}: {box['file']!r:.80} is not a file of tensors, or holds two of its boxes")
+            raise CheckpointError(f"{where}: {box['file']!r:.80} is not a file of tensors, or has two of its boxes")
         if not _is_shape(box["begin"]) or not _is_shape(box["shape"]):
             raise CheckpointError(f"{where} has a malformed box")
         boxes[box["file"]] = Box(tuple(box["begin"]), tuple(box["shape"]))

@@ -1,15 +1,15 @@
-"""Named tensors to safetensors bytes, a tensor at a time, and back.
+"""Write named tensors as safetensors, one tensor at a time, and read them.
 
     {"b": bf16 [2], "a": fp32 [2, 2]}
         -> 8 bytes: length of the header
            {"a":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},"b":{...,"data_offsets":[16,20]}}, padded to 8 bytes
            16 bytes of a, 4 bytes of b
 
-The format is Hugging Face's (https://github.com/huggingface/safetensors): no code in it, and every tool reads it. Its
-library writes from one buffer that holds all tensors, or without hash and fault points; writing is so short that ours
-streams a tensor at a time through ``storage``. Wide dtypes come first and names are sorted, so that all are aligned and
-equal tensors give equal bytes. Reading is the library's; the header is bounded before it gets to see it. The price: a
-read tensor is copied once, out of the mapped file, so that nothing depends on the file afterwards.
+The format is Hugging Face's (https://github.com/huggingface/safetensors): it contains no code, and many tools read it.
+The safetensors library writes from one buffer with all tensors, or without hashes and fault points; this short writer
+streams one tensor at a time through ``storage``. Wide dtypes come first and names are sorted, so that all tensors are
+aligned and equal tensors give equal bytes. Reading uses the library, after a check of the header's size. The price:
+each tensor is copied once out of the mapped file, so that nothing depends on the file afterwards.
 """
 
 import hashlib
@@ -48,29 +48,29 @@ DTYPES: Final = {
     "torch.uint8": "U8",
     "torch.bool": "BOOL",
 }
-"""What safetensors calls the dtypes that a checkpoint can hold."""
+"""The dtypes that a checkpoint can store, by their names in torch, with their names in safetensors."""
 _TORCH_DTYPES: Final = {name: dtype.removeprefix("torch.") for dtype, name in DTYPES.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoded:
-    """A file to be: its size in bytes, and its content in pieces, which can be gone through once."""
+    """The content of a file: its size in bytes, and its chunks, which can be iterated once."""
 
     size: int
     chunks: Iterator[BytesLike]
 
 
 def encode(tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str] | None = None) -> Encoded:
-    """Return tensors as the bytes of a safetensors file, made as they are asked for.
+    """Return tensors as the bytes of a safetensors file, encoded while the chunks are iterated.
 
-    A contiguous tensor on the CPU is handed out without a copy; another one is copied when its turn comes.
+    A contiguous tensor on the CPU is not copied; any other is copied when its chunk is due.
 
     Args:
-        tensors: by name.
-        metadata: notes for other readers, as transformers' ``{"format": "pt"}``; ours needs none.
+        tensors: tensors by name.
+        metadata: notes for other readers, such as transformers' ``{"format": "pt"}``.
 
     Raises:
-        CheckpointError: the format has no such dtype, or a name is its reserved ``__metadata__``.
+        CheckpointError: safetensors has no such dtype, or a name is the reserved ``__metadata__``.
     """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header = _header(ordered, metadata)
@@ -79,7 +79,7 @@ def encode(tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str] | None =
 
 
 def digest(tensors: "Mapping[str, Tensor]") -> str:
-    """Return the SHA-256, in hexadecimal, of the file that the tensors would be: equal tensors have equal ones."""
+    """Return the SHA-256, in hexadecimal, of the tensors' safetensors file; equal tensors give equal hashes."""
     content = hashlib.sha256()
     for chunk in encode(tensors).chunks:
         content.update(chunk)
@@ -87,7 +87,7 @@ def digest(tensors: "Mapping[str, Tensor]") -> str:
 
 
 def read(path: Path) -> "dict[str, Tensor]":
-    """Return the tensors of a safetensors file by name, on the CPU, in memory of their own.
+    """Return the tensors of a safetensors file by name, on the CPU, independent of the file.
 
     Raises CheckpointError if the file is malformed, or its header is unreasonably large.
     """
@@ -97,7 +97,7 @@ def read(path: Path) -> "dict[str, Tensor]":
 
 
 def open_file(path: Path) -> Any:
-    """Return safetensors' handle of a file, whose header is checked: ``keys``, ``get_slice``, ``get_tensor``.
+    """Check a file's header and return the library's handle: ``keys``, ``get_slice``, ``get_tensor``.
 
     Raises CheckpointError if the file is malformed, or its header is unreasonably large.
     """
@@ -109,14 +109,14 @@ def open_file(path: Path) -> Any:
 
 
 def read_box(folder: Path, files: Mapping[str, Any], name: str, layout: Layout, wanted: Box) -> "Tensor":
-    """Return a box of a tensor, put together from the boxes that files hold, on the CPU, in memory of its own.
+    """Return a box of a tensor, assembled from the boxes in the files, on the CPU, independent of the files.
 
     Args:
-        folder: of the files, for errors.
+        folder: the files' folder, for errors.
         files: handles of ``open_file``, by file name.
-        name: the tensor's, the same in every file.
-        layout: which files hold which boxes; without a ``problem``.
-        wanted: the box, inside the tensor.
+        name: the tensor's name, the same in every file.
+        layout: its boxes by file; ``problem()`` must be None.
+        wanted: the box to return, inside the tensor.
 
     Raises:
         CheckpointError: a file is malformed.
@@ -141,7 +141,7 @@ def read_box(folder: Path, files: Mapping[str, Any], name: str, layout: Layout, 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn the errors of safetensors into one of ours."""
+    """Turn the library's errors into CheckpointError."""
     from safetensors import SafetensorError
 
     try:
@@ -152,7 +152,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _header(ordered: "list[tuple[str, Tensor]]", metadata: Mapping[str, str] | None) -> bytes:
-    assert sys.byteorder == "little", "safetensors are little-endian and so is every machine that torch runs on"
+    assert sys.byteorder == "little", "safetensors is little-endian, as is every machine that PyTorch supports"
     fields: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name, tensor in ordered:
@@ -177,19 +177,19 @@ def _chunks(header: bytes, tensors: "list[Tensor]") -> Iterator[BytesLike]:
 
 
 def _check_header(path: Path) -> None:
-    """Refuse what the library would spend memory on or read in its own way: a huge header, a name that occurs twice."""
+    """Reject headers that the library accepts: huge ones, and ones with a duplicate name."""
     with storage_errors("read", path), path.open("rb") as file:
         available = os.fstat(file.fileno()).st_size - 8
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(available, MAX_HEADER_BYTES):
-            raise _malformed(path, f"its header cannot be {length} bytes long")
+            raise _malformed(path, f"the header cannot have {length} bytes")
         text = file.read(length)
     try:
-        header = parse_json(text, "its header")
+        header = parse_json(text, "the header")
     except DataError as error:
         raise _malformed(path, str(error)) from error
     if not isinstance(header, dict) or len(header) > MAX_TENSORS:
-        raise _malformed(path, f"its header is no object of at most {MAX_TENSORS} tensors")
+        raise _malformed(path, f"the header is not an object of at most {MAX_TENSORS} tensors")
 
 
 def _malformed(path: Path, reason: str) -> CheckpointError:

@@ -1,7 +1,6 @@
-"""The commands, one module each, imported when it is called.
+"""The commands of the command line, one module each, imported on demand.
 
     hornbook corpus build ...  ->  main.main  ->  cli.corpus_command: add_arguments(parser), run(arguments) -> dict
 
-A command prints for people and returns its result; what becomes of errors, ``--json`` and exit codes is decided once,
-in ``main``.
+A command prints text for people and returns its result; ``main`` handles errors, ``--json`` and exit codes.
 """

@@ -1,4 +1,4 @@
-"""The argument parser of every command, and the arguments that several commands share.
+"""The argument parser of all commands, and shared arguments.
 
     hornbook train demo --outptu runs/a
         -> UserError("unknown option --outptu; did you mean "--output"? (see `hornbook train --help`)")
@@ -7,9 +7,9 @@
     add_recipe_arguments(parser)      -> RECIPE and --section.key value: arguments.recipe, arguments.overrides
     add_device_arguments(parser)      -> --device, --threads: arguments.device, arguments.threads
 
-A mistake is one line that names the nearest word. The recipe's own validator reads numbers, so that ``1e5``,
-``100_000`` and an error look the same everywhere. Some private methods of argparse are overridden (``_check_value``,
-``_fill_text`` and ``_split_lines``, unchanged since Python 2.7).
+An error is one line that suggests the most similar word. Numbers are read by the recipe's validator, so that ``1e5``,
+``100_000`` and error messages are the same everywhere. Some private methods of argparse are overridden
+(``_check_value``, ``_fill_text`` and ``_split_lines``, unchanged since Python 2.7).
 """
 
 import argparse
@@ -41,7 +41,7 @@ TOKENIZER_HELP = (
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Keeps the lines of a description, and wraps each below its own text; never at the hyphen of a name."""
+    """A help formatter that keeps the lines of descriptions, with hanging indents, and never breaks at hyphens."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n".join(wrap_line(f"{indent}{line}", width + len(indent)) for line in text.splitlines())
@@ -51,12 +51,12 @@ class _Formatter(argparse.HelpFormatter):
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser with ``--json`` and ``--debug``; subparsers are of this class too.
+    """A parser with ``--json`` and ``--debug``, for commands and subcommands.
 
     Attributes:
         takes_recipe: whether words such as ``--optimizer.learning-rate`` become ``arguments.overrides``.
         module: if given, its ``add_arguments`` declares the arguments when the parser is first used, so that only the
-            module of the chosen subcommand is imported.
+            module of the selected subcommand is imported.
     """
 
     takes_recipe = False
@@ -77,16 +77,13 @@ class CommandParser(argparse.ArgumentParser):
         )
 
     def declare(self) -> None:
-        """Declare the arguments of ``module``, unless that is done or there is none."""
+        """Declare the arguments of ``module``, if it is set, on the first call."""
         if self.module is not None:
             importlib.import_module(self.module).add_arguments(self)
             self.module = None
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """Parse; an unknown word is an error here, where the command's options are known.
-
-        Raises UserError with what is wrong, in one line.
-        """
+        """Parse ``args``; raise UserError for unknown words here, where the command's options are known."""
         self.declare()
         words = sys.argv[1:] if args is None else list(args)
         overrides, words = split_overrides(words) if self.takes_recipe else ({}, words)
@@ -98,7 +95,7 @@ class CommandParser(argparse.ArgumentParser):
         return namespace, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Raise UserError with what argparse would print and exit for."""
+        """Raise UserError instead of printing the message and exiting."""
         raise UserError(f"{' '.join(message.split())} (see `{self.prog} --help`)")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -118,12 +115,12 @@ class CommandParser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class Number:
-    """Read a number within bounds, as argparse's ``type``."""
+    """An argparse ``type`` that reads a number within bounds."""
 
     spec: Spec
 
     def __call__(self, text: str) -> Any:
-        """Return the number in ``text``; raise argparse.ArgumentTypeError if there is none, or one out of bounds."""
+        """Return the number in ``text``; raise argparse.ArgumentTypeError if it is invalid or out of bounds."""
         try:
             return convert(parse_text(text, self.spec), self.spec)
         except Mistake as mistake:
@@ -166,12 +163,12 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def start_processes(arguments: argparse.Namespace, recipe: "Recipe") -> None:
-    """Run the command as the ranks that ``--processes`` asks for, and end with their exit code; return without it.
+    """Run the command on ``--processes`` ranks and exit with their exit code; return if the option is not given.
 
     Raises:
-        UserError: ``--max-restarts`` without ``--processes``, both under ``torchrun``, or the recipe does not fit so
-            many ranks.
-        SystemExit: the ranks have ended, and said what there is to say.
+        UserError: ``--max-restarts`` without ``--processes``, either of them under ``torchrun``, or the recipe cannot
+            run on this number of ranks.
+        SystemExit: the ranks have ended and printed their messages.
     """
     if arguments.processes is None:
         if arguments.max_restarts is not None:
@@ -189,13 +186,13 @@ def start_processes(arguments: argparse.Namespace, recipe: "Recipe") -> None:
 
 
 def add_recipe_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Declare RECIPE and every ``--section.key``; they come out as ``arguments.recipe`` and ``arguments.overrides``.
+    """Declare RECIPE and every ``--section.key``, parsed to ``arguments.recipe`` and ``arguments.overrides``.
 
     Args:
         parser: of a command.
-        required: whether RECIPE has to be there; ``arguments.recipe`` is None without it.
+        required: whether RECIPE is required; ``arguments.recipe`` is None without it.
     """
-    assert isinstance(parser, CommandParser), "the dispatcher's parsers take recipe options out of the words"
+    assert isinstance(parser, CommandParser), "only CommandParser extracts recipe options"
     parser.takes_recipe = True
     parser.usage = f"{parser.prog} [options] {'RECIPE' if required else '[RECIPE]'} [--section.key VALUE ...]"
     parser.add_argument(
@@ -212,12 +209,12 @@ def add_recipe_arguments(parser: argparse.ArgumentParser, *, required: bool = Tr
 
 
 def with_some_vocabulary(recipe: "Recipe") -> "Recipe":
-    """Return ``recipe``, whose tokens will be random, with a vocabulary of 4,096 where it leaves that to the data."""
+    """Return ``recipe``, to be used with random tokens, with a vocabulary of 4,096 if it sets none."""
     return replace(recipe, model=replace(recipe.model, vocab_size=recipe.model.vocab_size or 4096))
 
 
 def _document(group: "argparse._ArgumentGroup", section: str) -> None:
-    """List a section's options for ``--help``; their values never get here, since the recipe's validator takes them."""
+    """List a section's options for ``--help``; the recipe's validator parses their values."""
     for name, owners in specs(section).items():
         spec = owners[0][1]
         is_tag = TAGS.get(section) == name

@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def generate_command(arguments: argparse.Namespace) -> dict[str, object]:
-    """Time hornbook's generation, and the peer's, for each batch size and dtype."""
+    """Time generation, and the peer's if requested, for each batch size and dtype."""
     from dataclasses import asdict
 
     from hornbook.measure.generation import hornbook_generate, measure_generation, random_prompts
@@ -127,7 +127,7 @@ def generate_command(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def corpus_command(arguments: argparse.Namespace) -> dict[str, object]:
-    """Time hornbook's building of a corpus, with and without tiktoken, and the peer's."""
+    """Time corpus builds with and without tiktoken, and the peer's if requested."""
     from dataclasses import asdict
 
     from hornbook.measure.corpus_speed import (
@@ -157,7 +157,7 @@ def corpus_command(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def _check_words(words: Sequence[str]) -> None:
-    """Raise a HornbookError if ``hornbook bench`` would refuse the words before it measures anything."""
+    """Raise a HornbookError if ``hornbook bench`` would reject the words before measuring anything."""
     parser = CommandParser(prog="hornbook bench")
     add_arguments(parser)
     arguments = parser.parse_args(words)
@@ -188,7 +188,7 @@ def _print_generation(rows: list[dict[str, Any]]) -> None:
 
 
 def _ratios(rows: list[dict[str, Any]], peer: str) -> list[dict[str, Any]]:
-    """Set hornbook's time a token beside the peer's in the same dtype, and print the quotients of those measured."""
+    """Return and print the ratios of the peer's time per token to hornbook's, for each batch size and dtype."""
     seconds = {(row["batch_size"], row["contender"]): row["token_seconds"] for row in rows}
     ratios = []
     for (batch_size, contender), ours in seconds.items():

@@ -1,4 +1,4 @@
-"""``hornbook bench run``, ``compare`` and ``list``: named benchmarks, repeated in processes of their own, and compared.
+"""``hornbook bench run``, ``compare`` and ``list``: run named benchmarks in repeated processes and compare results.
 
 hornbook bench list
 hornbook bench run mine.toml --output benchmarks/before
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from hornbook.measure.bench_spec import Case, Spec
 
 Check = Callable[[Sequence[str]], None]
-"""Checks the words of ``hornbook bench``; raises HornbookError."""
+"""Validates the words of ``hornbook bench``; raises HornbookError."""
 
 
 def add_arguments(commands: "argparse._SubParsersAction[Any]", check: Check) -> None:
-    """Declare the commands; ``check`` is told every line that ``run`` is going to run."""
+    """Declare the commands; ``check`` is called with every command line before ``run`` runs any."""
     ran = commands.add_parser(
         "run",
         help="run named benchmarks",
@@ -60,11 +60,11 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]", check: Check) -> 
 
 
 def run_command(arguments: argparse.Namespace) -> dict[str, object]:
-    """Run what is missing in the results, write them after each process, and print medians.
+    """Run the benchmarks that have no results yet, save results after each process, and print medians.
 
     Raises:
-        UserError: the spec does not exist, is malformed, or asks for what ``hornbook bench`` refuses; or the folder
-            has results of something else.
+        UserError: the spec does not exist, is malformed, or has options that ``hornbook bench`` rejects; or the folder
+            has results of other benchmarks.
     """
     from hornbook.measure.bench_results import read_results, run_bench, run_cases, spreads_of, write_results
     from hornbook.measure.bench_spec import cases_of, find_spec
@@ -92,10 +92,10 @@ def run_command(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def compare_command(arguments: argparse.Namespace) -> dict[str, object]:
-    """Print a line for each number that both have: medians, and how many times as fast B is, with its interval.
+    """Print the medians of each measure that both folders have, and the speedup of B with its interval.
 
     Raises:
-        UserError: nothing is in both.
+        UserError: the folders have no benchmark in common.
         DataError: a folder has no results.
     """
     from hornbook.measure.bench_results import compare_results, read_results, show_ratio

@@ -1,4 +1,4 @@
-"""``hornbook bench sparse``: time block-sparse linear maps beside dense ones.
+"""``hornbook bench sparse``: time block-sparse and dense linear layers.
 
 hornbook bench sparse --threads 1
 hornbook bench sparse --sizes 512 2048 --sparsity 0.9 --block-size 16 --dtype fp32 --json
@@ -26,7 +26,7 @@ _DEFAULTS: dict[bool, dict[str, Any]] = {
     },
     True: {"sizes": [2048, 8192], "tokens": 16384, "sparsity": [0.9], "block_size": [32, 64, 128], "dtype": ["bf16"]},
 }
-"""By whether the device is a GPU."""
+"""Defaults for a CPU (False) and a GPU (True)."""
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -1,4 +1,4 @@
-"""``hornbook bench step``: time whole training steps, alone, beside a peer or on several ranks."""
+"""``hornbook bench step``: time whole training steps, on one process, compared with a peer, or on several ranks."""
 
 import argparse
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hornbook.parallel.world import World
 
 PEERS = {"transformers": ("fp32", "bf16-mixed", "bf16")}
-"""The precisions of each library that steps can be compared with."""
+"""The precisions of each peer library."""
 _MOST_OPERATORS = 25
 
 
@@ -65,8 +65,8 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
 
 
 def step_command(arguments: argparse.Namespace) -> dict[str, object]:
-    """Time hornbook's step on one process or several ranks, or beside the peer's in each of its precisions."""
-    with launched.told_once():
+    """Time a step on one process or several ranks, or compared with the peer's in each of its precisions."""
+    with launched.report_once():
         recipe = recipe_of(arguments)
         is_scaling = launched.is_rank() or arguments.processes is not None
         for name in ("peer", "kernels", "operators", "neighbor"):
@@ -86,13 +86,12 @@ def _time_ranks(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, ob
     from hornbook.config import recipe_to_dict
     from hornbook.measure.scaling import measure_scaling
     from hornbook.measure.throughput import compare_with_product, matrix_product
-    from hornbook.ops.native.kernels import in_use
     from hornbook.parallel.device import choose_device, prepare
     from hornbook.parallel.world import World
     from hornbook.run.utilization import measure_rates
     from hornbook.samples.batches import refuse_misfit
 
-    with launched.told_once():
+    with launched.report_once():
         device = choose_device(arguments.device)
         prepare(device, arguments.threads)
         refuse_misfit(recipe, launched.num_ranks())
@@ -101,13 +100,13 @@ def _time_ranks(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, ob
         scaling = measure_scaling(recipe, world, rounds=arguments.rounds, with_alone=not arguments.skip_alone)
         used = {}
         if recipe.flops_per_token(1.0) is not None:
-            (rate,) = measure_rates([matrix_product(recipe, world)], device)  # of all ranks at once, as in a step
+            (rate,) = measure_rates([matrix_product(recipe, world)], device)  # on all ranks at once, as in a step
             used = compare_with_product(recipe, scaling.together, sum(row[0] for row in world.gather([rate])))
     if world.is_first:
         _print_scaling(scaling, recipe)
         _print_utilization(used)
-        print(f"kernels {in_use()}")
-    return {**_facts(recipe), "kernels": str(in_use()), "num_ranks": world.size, **asdict(scaling), **used}
+        print(f"kernels {_operators(recipe)}")
+    return {**_facts(recipe), "kernels": _operators(recipe), "num_ranks": world.size, **asdict(scaling), **used}
 
 
 def _print_scaling(scaling: "Scaling", recipe: "Recipe") -> None:
@@ -138,7 +137,6 @@ def _time_contenders(arguments: argparse.Namespace, recipe: "Recipe") -> dict[st
     from dataclasses import asdict, replace
 
     from hornbook.measure.throughput import compare_with_product, hornbook_step, matrix_product, measure_steps
-    from hornbook.ops.native.kernels import in_use
     from hornbook.parallel.device import choose_device, prepare
     from hornbook.parallel.world import World
 
@@ -146,11 +144,11 @@ def _time_contenders(arguments: argparse.Namespace, recipe: "Recipe") -> dict[st
     prepare(device, arguments.threads)
     world = World(device=device)
     contenders = {"hornbook": hornbook_step(recipe, world)}
-    kernels = {"hornbook": str(in_use())}
+    kernels = {"hornbook": _operators(recipe)}
     for choice in arguments.kernels:
         other = replace(recipe, precision=replace(recipe.precision, kernels=choice))
         contenders[f"hornbook {choice}"] = hornbook_step(other, world)
-        kernels[f"hornbook {choice}"] = str(in_use())
+        kernels[f"hornbook {choice}"] = _operators(recipe)
     product = matrix_product(recipe, world) if recipe.flops_per_token(1.0) is not None else None
     if product:
         contenders["matmul"] = product
@@ -174,7 +172,7 @@ def _time_contenders(arguments: argparse.Namespace, recipe: "Recipe") -> dict[st
 
 
 def _peers(arguments: argparse.Namespace, recipe: "Recipe", world: "World", stack: ExitStack) -> dict[str, "Step"]:
-    """Return the peer's steps by name, those of processes of their own marked as such; these end with ``stack``."""
+    """Return the peer's steps by name, marked if they run in their own processes, which end with ``stack``."""
     from hornbook.measure.peer_process import transformers_step_apart
     from hornbook.measure.peers import transformers_step
 
@@ -190,7 +188,7 @@ def _peers(arguments: argparse.Namespace, recipe: "Recipe", world: "World", stac
 
 
 def _look_closer(arguments: argparse.Namespace, step: "Step", world: "World") -> dict[str, Any]:
-    """Print and return what ``--operators`` and ``--neighbor`` ask for."""
+    """Print and return the measurements of ``--operators`` and ``--neighbor``."""
     from dataclasses import asdict
 
     from hornbook.measure.operators import neighbor_cost, operators_of
@@ -229,16 +227,25 @@ def _title(recipe: "Recipe") -> str:
     return f"{model.family}, {recipe.num_parameters():,} parameters, vocabulary {model.vocab_size:,}"
 
 
+def _operators(recipe: "Recipe") -> str:
+    """Return whose operators compute a step: without those of generation, and of dropout if nothing is dropped."""
+    from dataclasses import fields, replace
+
+    from hornbook.ops.native.kernels import in_use
+
+    dropouts = {field.name for field in fields(recipe.model) if field.name.endswith("dropout")} - {"attention_dropout"}
+    idle = ("token_block",) if any(getattr(recipe.model, name) for name in dropouts) else ("token_block", "dropout")
+    kernels = in_use()
+    return str(replace(kernels, forms={name: isa for name, isa in kernels.forms.items() if not name.startswith(idle)}))
+
+
 def _speed_line(name: str, speed: "Throughput", kernels: str | None = None) -> str:
     line = f"{name:<28}{speed.tokens_per_second:>12,.0f} tokens/s{speed.step_seconds * 1e3:>12,.1f} ms per step"
     return line if kernels is None else f"{line}  {kernels}"
 
 
 def recipe_of(arguments: argparse.Namespace) -> "Recipe":
-    """Return the recipe, with some vocabulary where it has none.
-
-    Raises UserError if it names data, which are not looked at.
-    """
+    """Return the recipe, with a vocabulary of 4,096 if it sets none; raise UserError if it names data."""
     from hornbook.config import load_recipe
 
     recipe = load_recipe(arguments.recipe, arguments.overrides, require_data=False).recipe

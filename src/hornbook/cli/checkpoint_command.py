@@ -1,4 +1,4 @@
-"""Looks at checkpoints: ``list`` shows those of a run, ``verify`` checks every byte; ``import`` and ``export`` them.
+"""``hornbook checkpoint``: list, verify, import and export checkpoints.
 
 hornbook checkpoint list runs/demo
       step        size  state
@@ -38,15 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Hand over to the subcommand."""
+    """Run the selected subcommand."""
     handler: Callable[[argparse.Namespace], dict[str, Any]] = arguments.handler
     return handler(arguments)
 
 
 def list_command(folder: Path) -> dict[str, Any]:
-    """Return the checkpoints of a run, or of a folder of checkpoints, oldest first, and print a table.
+    """Return and print the checkpoints of a run, or of a folder of checkpoints, oldest first.
 
-    Raises CheckpointError if there is no such folder.
+    Raises CheckpointError if the folder does not exist.
     """
     from hornbook.checkpoint.listing import checkpoints_of, list_checkpoints
     from hornbook.config.suggest import did_you_mean_path
@@ -67,9 +67,9 @@ def list_command(folder: Path) -> dict[str, Any]:
 
 
 def verify_command(path: Path) -> dict[str, Any]:
-    """Check one checkpoint, or all of a run; print a line for each that is sound.
+    """Verify one checkpoint, or all of a run, and print a line for each that is undamaged.
 
-    Raises CheckpointError if one is damaged, or there is none; all problems in one line.
+    Raises CheckpointError, with all problems in one line, if a checkpoint is damaged, or if there is none.
     """
     from hornbook.errors import CheckpointError
 
@@ -82,7 +82,7 @@ def verify_command(path: Path) -> dict[str, Any]:
 
 
 def _found(path: Path) -> "list[Info]":
-    """Return the checkpoint ``path``, or all that it holds."""
+    """Return the checkpoint ``path``, or all checkpoints in it."""
     from hornbook.checkpoint.listing import checkpoints_of, describe, is_checkpoint, list_checkpoints
     from hornbook.errors import CheckpointError
 
@@ -94,7 +94,7 @@ def _found(path: Path) -> "list[Info]":
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Raise CheckpointError for a model of Hugging Face's or TensorFlow's, which has no manifest to check."""
+    """Raise CheckpointError for a Hugging Face or TensorFlow model, which has no manifest to check."""
     from hornbook.errors import CheckpointError
     from hornbook.exchange.huggingface import is_folder
 

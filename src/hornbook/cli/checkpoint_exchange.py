@@ -1,4 +1,4 @@
-"""Models in and out: ``hornbook checkpoint import`` and ``export`` exchange models with Hugging Face's transformers.
+"""``hornbook checkpoint import`` and ``export``: convert models from and to Hugging Face's transformers.
 
 hornbook checkpoint import openai-community/gpt2 --output runs/gpt2
 hornbook checkpoint import uncased_L-12_H-768_A-12/bert_model.ckpt --output runs/bert
@@ -47,11 +47,11 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
 
 
 def import_command(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Save a model of Hugging Face's or TensorFlow's as the checkpoint of step 0 of a new folder.
+    """Save a Hugging Face or TensorFlow model as the checkpoint of step 0 of a new run folder.
 
     Raises:
-        UserError: the folder holds a run or checkpoints already, or there is no such model.
-        CheckpointError: the model is malformed, pickled without leave, or not one of hornbook's.
+        UserError: the folder already has a run or checkpoints, or the model does not exist.
+        CheckpointError: the model is malformed, not supported, or a pickle that was not allowed.
     """
     from hornbook.checkpoint import save
     from hornbook.config import recipe_from_dict
@@ -88,8 +88,8 @@ def export_command(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write a checkpoint's model and tokenizer as a Hugging Face folder.
 
     Raises:
-        UserError: the folder exists already.
-        CheckpointError: there is no sound checkpoint, or transformers has no such model.
+        UserError: the folder already exists.
+        CheckpointError: there is no undamaged checkpoint, or transformers has no equivalent model.
     """
     from hornbook.checkpoint.listing import require_source
 
@@ -116,7 +116,7 @@ def _warn(warnings: list[str]) -> None:
 
 
 def _kind(model: "TransformerConfig") -> str:
-    """Name a model's family, and what it is for if that is not its family's usual work: ``bert for 2 classes``."""
+    """Return a model's family and, if it was fine-tuned, its task: ``bert for 2 classes``."""
     from hornbook.config import TunableConfig
 
     if not isinstance(model, TunableConfig) or model.head == "pretraining":
@@ -125,7 +125,7 @@ def _kind(model: "TransformerConfig") -> str:
 
 
 def _find(arguments: argparse.Namespace) -> Path:
-    """Return the folder or the prefix that is meant, fetched from the hub if it is a name there."""
+    """Return the folder or prefix of the model, after downloading it if it is on the hub."""
     from hornbook.checkpoint.listing import is_checkpoint
     from hornbook.config.suggest import did_you_mean_path
     from hornbook.errors import UserError

@@ -1,10 +1,10 @@
-"""``hornbook completion SHELL``: prints the script by which a shell completes what is typed.
+"""``hornbook completion SHELL``: print a script for shell completion.
 
 source <(hornbook completion bash)                                    in ~/.bashrc
 hornbook completion fish > ~/.config/fish/completions/hornbook.fish
 
-The script holds all words, taken from the parsers of all commands, so a completion starts no Python: it is as quick as
-the shell. The price: after an update of hornbook, a script that was saved to a file is the old one.
+The script contains the words of all commands' parsers, so a completion does not start Python and takes no time. In
+return, a script saved to a file is outdated after an update of hornbook.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from hornbook.cli.main import COMMANDS, build_parsers
 from hornbook.config import bundled_recipes
 
 _PATHS = re.compile(r"(NAME=)?(PATH|FILE|DIR|FOLDER|SOURCE)(,\.\.\.)?")
-"""What ``--help`` calls a value that is a path."""
+"""Metavariables of path arguments."""
 _HELP_SENTENCE = re.compile(r"[;(].*")
 
 
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def _commands() -> Iterator[Command]:
-    """Yield what can be typed after each command, ``hornbook`` itself first."""
+    """Yield the commands with their completions, ``hornbook`` itself first."""
     parser, parsers = build_parsers()
     for name in COMMANDS:
         importlib.import_module(f"hornbook.cli.{name}_command").add_arguments(parsers[name])
@@ -68,7 +68,7 @@ def _walk(words: tuple[str, ...], parser: CommandParser) -> Iterator[Command]:
 
 
 def _value_of(action: argparse.Action, *, positional: bool = False) -> Value:
-    """Return what an argument takes; a positional one that nothing is known of takes a path."""
+    """Return the values of an argument; positional arguments without known values are paths."""
     told, metavar = _one_sentence(action.help), str(action.metavar or "")
     if action.dest == "recipe":
         return Value(help=told, words=tuple(bundled_recipes()), is_path=metavar == "RECIPE")
@@ -80,6 +80,6 @@ def _value_of(action: argparse.Action, *, positional: bool = False) -> Value:
 
 
 def _one_sentence(text: str | None) -> str:
-    """Return the start of a help text, which is what fits beside an option."""
+    """Return the first sentence of a help text."""
     first = (text or "").partition("\n")[0]
     return _HELP_SENTENCE.sub("", first).strip().rstrip(".") if text != argparse.SUPPRESS else ""

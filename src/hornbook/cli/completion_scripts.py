@@ -1,10 +1,10 @@
-"""The scripts of ``hornbook completion``: the words of all commands, and the function that chooses among them.
+"""The scripts of ``hornbook completion``: tables of all words, and a function that looks up the candidates.
 
     Command(("corpus", "build"), options={"--tokenizer": Value(is_path=True), ...}, positional=Value(is_path=True))
       -> bash_script, zsh_script, fish_script
 
-bash and zsh share the tables, two ``case`` statements, and differ in the function below them. It finds the command
-(``train``, ``corpus build``) among the words before the cursor, and completes a value by what the option before takes.
+bash and zsh share the tables, two ``case`` statements, and have different functions. A function finds the command
+(``train``, ``corpus build``) in the words before the cursor, and completes a value for the preceding option.
 """
 
 import shlex
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """What an argument takes: one of some words, a path, both, nothing (a flag), or else any text."""
+    """The values of an argument: some words, a path, both, none (a flag), or any text."""
 
     help: str = ""
     words: tuple[str, ...] = ()
@@ -22,18 +22,18 @@ class Value:
     is_flag: bool = False
 
     def joined(self, other: "Value") -> "Value":
-        """Return what is one or the other, where it is not known which of several arguments is typed."""
+        """Return the union of two values, for several positional arguments."""
         return Value(words=(*self.words, *other.words), is_path=self.is_path or other.is_path)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What may follow a command."""
+    """A command and its completions."""
 
     words: tuple[str, ...]
     """The command itself: ``("corpus", "build")``; empty for ``hornbook``."""
     subcommands: dict[str, str] = field(default_factory=dict)
-    """Each with its help."""
+    """Help text of each subcommand."""
     options: dict[str, Value] = field(default_factory=dict)
     positional: Value = Value()
 
@@ -131,7 +131,7 @@ def bash_script(commands: Sequence[Command]) -> str:
 
 
 def zsh_script(commands: Sequence[Command]) -> str:
-    """Return the script for zsh; it may be sourced after compinit or lie in ``fpath`` as ``_hornbook``."""
+    """Return the script for zsh, to be sourced after compinit or saved in ``fpath`` as ``_hornbook``."""
     head = "#compdef hornbook\n# completes hornbook in zsh: source this file after compinit"
     return f"{head}\n\n{_tables(commands)}\n{_ZSH}"
 
@@ -147,7 +147,7 @@ SCRIPTS: dict[str, Callable[[Sequence[Command]], str]] = {"bash": bash_script, "
 
 
 def _tables(commands: Sequence[Command]) -> str:
-    """Return two functions that set the words of a command, and the choices of one of its options."""
+    """Return two shell functions that set the words of a command and the choices of an option."""
     cases, choices = [], []
     for command in commands:
         name, options = " ".join(command.words), command.options

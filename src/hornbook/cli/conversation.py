@@ -1,12 +1,12 @@
-"""A conversation with a model: a prompt is typed, its continuation appears as it is written.
+"""Interactive generation: the user types prompts, and the model's continuations are shown token by token.
 
     > Once upon a time
     Once upon a time there was ...
     [64 tokens, length]
     >
 
-The arrow keys edit the line and bring earlier ones back, where Python has readline. Ctrl-C ends the text that is being
-written; at the prompt it ends the conversation, as Ctrl-D does.
+If Python has readline, the arrow keys edit the line and recall earlier ones. Ctrl-C stops the current text; at the
+prompt, it ends the conversation, as Ctrl-D does.
 """
 
 import importlib
@@ -24,10 +24,10 @@ _ASK = "> "
 
 
 def converse(writer: TextWriter, output: Output, *, num_samples: int = 1) -> None:
-    """Ask for prompts and continue them until there are no more.
+    """Read and continue prompts until the input ends.
 
-    Each text is another sample of its prompt, so that a prompt that is typed again brings another text; the same lines
-    bring the same texts.
+    Each text uses the next sample number, so that repeating a prompt yields another text, but the same sequence of
+    lines yields the same texts.
     """
     screen, samples = Screen(), count()
 
@@ -39,8 +39,8 @@ def converse(writer: TextWriter, output: Output, *, num_samples: int = 1) -> Non
 
 
 def answer_lines(answer: Callable[[str], None], screen: Screen) -> None:
-    """Hand each line that is typed to ``answer``, until Ctrl-C or Ctrl-D; a line that it refuses ends nothing."""
-    with suppress(ImportError):  # a Python without it has no line editing, and that is all
+    """Call ``answer`` with each line until Ctrl-C or Ctrl-D; continue after a UserError."""
+    with suppress(ImportError):  # optional: line editing
         importlib.import_module("readline")
     with suppress(KeyboardInterrupt):
         while (line := _ask(screen)) is not None:
@@ -53,7 +53,7 @@ def answer_lines(answer: Callable[[str], None], screen: Screen) -> None:
 
 
 def _ask(screen: Screen) -> str | None:
-    """Return the next line that can be read, None at the end."""
+    """Return the next valid line, or None at the end of the input."""
     while True:
         try:
             if screen.is_terminal:

@@ -1,4 +1,4 @@
-"""``hornbook corpus build``: tokenize text into a corpus, or go on with a build that was interrupted.
+"""``hornbook corpus build``: tokenize text into a corpus, or resume an interrupted build.
 
 hornbook corpus build my-texts/ --tokenizer tokenizers/mine --validation 0.02 --output corpora/mine
 hornbook corpus build wiki.jsonl --tokenizer tokenizers/bert --sequences sentences --output corpora/pairs
@@ -38,7 +38,7 @@ _NEEDS: Final = {
     "decontaminate_words": "--decontaminate",
     "decontaminate_overlap": "--decontaminate",
 }
-"""Options that refine another one, which is a list."""
+"""The option that each of these options requires."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -129,7 +129,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def add_quality_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the filters, and which outcome is acceptable."""
+    """Declare the filters and the checks of the result."""
     group = parser.add_argument_group("filters", ("a dropped document counts for the first filter that drops it"))
     group.add_argument("--min-characters", type=natural_number, default=0, metavar="N", help="drop shorter documents")
     group.add_argument(
@@ -221,7 +221,7 @@ def _add_comparing_filters(group: argparse._ArgumentGroup) -> None:
 
 
 def quality_options(arguments: argparse.Namespace) -> QualityOptions:
-    """Return the filter options. Raises UserError if one refines another that was not given."""
+    """Return the filter options; raise UserError if one requires another that is missing."""
     refined = {name: getattr(arguments, name) for name in _NEEDS if getattr(arguments, name) is not None}
     for name in refined:
         if not getattr(arguments, _NEEDS[name].removeprefix("--")):

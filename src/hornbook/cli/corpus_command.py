@@ -1,4 +1,4 @@
-"""``hornbook corpus``: makes token stores and looks at them.
+"""``hornbook corpus``: build, convert and inspect token stores.
 
 hornbook corpus build my-texts/ --tokenizer tokenizers/mine --validation 0.02 --output corpora/mine
 hornbook corpus inspect corpora/mine
@@ -20,21 +20,21 @@ SUBCOMMANDS: Final = {
     "verify": "verify the checksums of all files",
     "which": "show the documents that a step of a run was trained on",
 }
-"""Every subcommand with its line of help; its module is ``hornbook.cli.corpus_<subcommand>``, imported if chosen."""
+"""Help text of each subcommand, which is implemented in ``hornbook.cli.corpus_<subcommand>``, imported on demand."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the subcommands; each declares its own arguments when it is chosen."""
+    """Declare the subcommands; each declares its arguments when it is selected."""
     commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
     for name, line in SUBCOMMANDS.items():
         description = f"{line[0].upper()}{line[1:]}."
         command = commands.add_parser(name, help=line, description=description)
-        assert isinstance(command, CommandParser), "subparsers are of their parser's class"
+        assert isinstance(command, CommandParser), "subparsers have the class of their parser"
         command.module = f"hornbook.cli.corpus_{name}"
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Run the chosen subcommand; return its result."""
+    """Run the selected subcommand and return its result."""
     module = importlib.import_module(f"hornbook.cli.corpus_{arguments.subcommand}")
     result: dict[str, object] = module.run(arguments)
     return result

@@ -1,4 +1,4 @@
-"""``hornbook corpus convert``: others' tokenized files, read and written.
+"""``hornbook corpus convert``: convert tokenized files between formats.
 
 hornbook corpus convert wiki.pkl stores/wiki --to store --tokenizer gpt2 --end-of-text stored --verify
 hornbook corpus convert corpora/mine tfrecords --to tfrecord --split train --sequence-length 129 --records-per-file 1000
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Convert; return what was done."""
+    """Convert the source and return the counts."""
     from dataclasses import fields
 
     from hornbook.corpora.convert.conversion import ConvertOptions, convert

@@ -1,4 +1,4 @@
-"""``hornbook corpus download``: fetches text that others publish.
+"""``hornbook corpus download``: download Wikipedia dumps.
 
 hornbook corpus download wikipedia --language en --date 20260101 --output dumps
 hornbook corpus build dumps/enwiki-20260101-*.xml.bz2 --from wikipedia --tokenizer tokenizers/gpt2 --output corpora/en
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Fetch a dump; return where it is and what it agrees with."""
+    """Download a dump; return its path, size and verified hash."""
     from hornbook.storage.system import format_bytes
     from hornbook.text.wikipedia.download import MIRROR, download_dump
 

@@ -1,4 +1,4 @@
-"""``hornbook corpus inspect``: what is in a corpus, a store, or a file of instances.
+"""``hornbook corpus inspect``: show sizes, sources and samples of a corpus, a store or a file of instances.
 
 hornbook corpus inspect corpora/mine --samples 5
 """
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Show each store of a corpus, or a file of instances; return the numbers."""
+    """Print and return the numbers of each store of a corpus, or of a file of instances."""
     from hornbook.cli.corpus_instances import are_instances, inspect_instances
     from hornbook.corpora.describe import describe_store
     from hornbook.corpora.store import open_store, splits_of
@@ -72,7 +72,7 @@ def _inspect_lines(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def describe_documents(count: int, num_sentences: int | None) -> str:
-    """Return the number of documents and, in a store of sentences, of sentences."""
+    """Return the number of documents and, if known, of sentences, as text."""
     documents = counted(count, "document")
     if num_sentences is None:
         return documents
@@ -80,5 +80,5 @@ def describe_documents(count: int, num_sentences: int | None) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that a terminal shows and does not obey."""
+    """Return text without control characters, safe to print on a terminal."""
     return "".join(character if character.isprintable() else " " for character in text)

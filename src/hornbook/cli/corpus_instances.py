@@ -1,4 +1,4 @@
-"""``hornbook corpus instances``: BERT's masked sentence pairs, written once, for any BERT to read.
+"""``hornbook corpus instances``: write masked sentence pairs in BERT's file formats.
 
 hornbook corpus instances corpora/books pretrain.tfrecord --sequence-length 128 --max-predictions 20 --duplicates 6
 hornbook corpus instances corpora/books shards --remask --records-per-file 100000
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Write instances; return what was written. Raises UserError if an option does not apply."""
+    """Write instances and return their counts; raise UserError if an option does not apply."""
     from dataclasses import fields
 
     from hornbook.corpora.store import open_store, splits_of
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def are_instances(path: Path) -> bool:
-    """Return whether a path is a file or folder of instances, and no token store. Raises DataError if it is damaged."""
+    """Return whether a path is a file or folder of instances; raise DataError if it is a damaged one."""
     from hornbook.corpora.convert.detect import detect_source
     from hornbook.formats.arrow import is_dataset
     from hornbook.formats.tfrecord import begins_with_record
@@ -96,7 +96,7 @@ def are_instances(path: Path) -> bool:
 
 
 def inspect_instances(path: Path) -> dict[str, object]:
-    """Show what a file of instances holds, all of which is read; return the numbers."""
+    """Read all of a file of instances; print and return its counts."""
     from hornbook.corpora.convert.conversion import read_instances
     from hornbook.corpora.convert.detect import detect_source
     from hornbook.samples.instance_builder import describe_instances

@@ -1,4 +1,4 @@
-"""``hornbook corpus verify``: check every byte of a corpus or a store.
+"""``hornbook corpus verify``: verify the hashes of all files of a corpus or a store.
 
 hornbook corpus verify corpora/mine
 """
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Check each store of a corpus; return what was checked."""
+    """Verify each store of a corpus, and return what was checked."""
     from hornbook.corpora.store import splits_of
     from hornbook.corpora.store_manifest import BUILD, read_record
     from hornbook.corpora.verify import verify_store

@@ -1,4 +1,4 @@
-"""``hornbook corpus which``: the documents and the text that a step of a run was trained on.
+"""``hornbook corpus which``: show the documents and texts that a step of a run was trained on.
 
 hornbook corpus which runs/mine --step 1200
 hornbook corpus which runs/mine --step 1200 --sample 9599 --full
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Show the samples of a step; return all there is to know of them."""
+    """Print and return the samples of a step."""
     from hornbook.run.provenance import trace_step
 
     samples = []
@@ -62,7 +62,7 @@ def _lines(sample: "TracedSample", full: bool) -> Iterator[str]:
 
 
 def _text(text: str | None, ids: Iterable[object], full: bool) -> list[str]:
-    """Return lines with a text, or with the ids where there is none, safe for a terminal."""
+    """Return a text, or the ids if it is None, as lines that are safe to print on a terminal."""
     from hornbook.wording import one_line, visible
 
     text = " ".join(map(str, ids)) if text is None else text

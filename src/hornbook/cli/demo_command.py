@@ -1,8 +1,8 @@
-"""The main job, end to end, on text that every machine with Python has: the standard library's own source files.
+"""``hornbook demo``: run the whole pipeline on the source files of Python's standard library.
 
-``hornbook demo`` prints and runs the commands that a user would type: train a tokenizer, build a corpus, pre-train a
-GPT, evaluate it on held-out files, let it write. It measures the machine first and takes as many steps as fit the time.
-Run again, it goes on where it stopped.
+The demo prints and runs the commands that a user would type: train a tokenizer, build a corpus, pre-train a GPT,
+evaluate it on held-out files and generate text. It first measures the speed of the machine, to choose the number of
+steps that fit the time. The same command resumes an interrupted demo.
 """
 
 import argparse
@@ -19,7 +19,7 @@ _PLAN = "plan.json"
 _VOCAB_SIZE = 8192
 VALIDATION = 0.05
 _SECONDS_AFTER_TRAINING = 25.0
-_OVERHEAD = 1.1  # validation, checkpoints and a machine that others use too
+_OVERHEAD = 1.1  # for validation, checkpoints and other processes on the machine
 _SHORT_STEPS = 20
 _DEFAULT_MINUTES = 5.5
 
@@ -36,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Run the demo and return what training and evaluation returned.
+    """Run the demo and return the results of training and evaluation.
 
-    Raises UserError if it was begun here with another length.
+    Raises UserError if the folder has a demo of another length.
     """
     started = time.monotonic()
     root: Path = arguments.output
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     tokenizer, corpus, folder = str(root / "tokenizer"), str(root / "corpus"), str(root / "run")
     if not Path(tokenizer).exists():
         command("tokenizer", "train", *text, *held_out, "--vocab-size", str(_VOCAB_SIZE), "--output", tokenizer)
-    allowed = ["--allow", "empty-file"]  # an __init__.py may be
+    allowed = ["--allow", "empty-file"]  # an __init__.py may be empty
     command("corpus", "build", *text, *held_out, *allowed, "--tokenizer", tokenizer, "--output", corpus)
     if steps is None:
         deadline = 60 * (arguments.minutes or _DEFAULT_MINUTES) - _SECONDS_AFTER_TRAINING
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def command(*words: str) -> dict[str, Any]:
-    """Print a command as a user would type it, run it here, and return what it returns."""
+    """Print a command as a user would type it, run it in this process, and return its result."""
     from hornbook.cli.main import execute
 
     print(f"\n$ hornbook {shlex.join(words)}", flush=True)
@@ -74,7 +74,7 @@ def command(*words: str) -> dict[str, Any]:
 
 
 def _planned(root: Path, arguments: argparse.Namespace) -> int | None:
-    """Return the number of steps that was decided when the demo was first started here; None if it was not.
+    """Return the number of steps of the demo in ``root``; None if there is none.
 
     Raises UserError if it was started with another length.
     """
@@ -95,7 +95,7 @@ def _planned(root: Path, arguments: argparse.Namespace) -> int | None:
 
 
 def _plan(root: Path, corpus: str, arguments: argparse.Namespace, seconds: float) -> int:
-    """Decide on the number of steps that fit, and keep it with the length that was asked for."""
+    """Return the number of steps that fit the time, and save it with the requested length."""
     from hornbook.storage.files import replace_file
     from hornbook.storage.json_files import dump_json
 
@@ -109,7 +109,7 @@ def _length(arguments: argparse.Namespace) -> str:
 
 
 def _measure(corpus: str, arguments: argparse.Namespace, seconds: float) -> dict[str, Any]:
-    """Time a few steps of the recipe on this machine, say what to expect, and plan as many as ``seconds`` hold."""
+    """Time a few steps of the recipe, print the expected duration, and plan as many steps as fit ``seconds``."""
     from hornbook.config import load_recipe
     from hornbook.measure.throughput import hornbook_step, measure_steps
     from hornbook.parallel.device import choose_device, prepare
@@ -120,7 +120,7 @@ def _measure(corpus: str, arguments: argparse.Namespace, seconds: float) -> dict
     prepare(device, arguments.threads)
     world = World(device=device)
     speed = measure_steps({"demo": hornbook_step(recipe, world)}, world, rounds=5)["demo"]
-    assert recipe.training.steps is not None, "the demo's recipe gives its length in steps"
+    assert recipe.training.steps is not None, "the demo's recipe sets training.steps"
     steps = max(_SHORT_STEPS, min(recipe.training.steps, int(seconds / speed.step_seconds / _OVERHEAD)))
     minutes = steps * speed.step_seconds * _OVERHEAD / 60
     print(

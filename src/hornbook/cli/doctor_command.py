@@ -1,4 +1,4 @@
-"""What this machine is and can do, and whether a recipe would train on it: ``hornbook doctor [RECIPE]``.
+"""``hornbook doctor [RECIPE]``: describe this machine, and check whether a recipe would train on it.
 
 hornbook doctor gpt2-small --data.train corpora/mine
 products    fp32 29.2 GFLOP/s, bf16 20.4 GFLOP/s (2 threads)
@@ -9,7 +9,7 @@ error    data       corpora/mine: no such folder; ...
 
 Training would not start: 1 error, 1 warning.
 
-Nothing is trained, and nothing is left behind.
+It trains nothing and leaves no files.
 """
 
 import argparse
@@ -25,11 +25,11 @@ from hornbook.wording import counted
 
 _REFUSED = 2
 _X86 = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX512-BF16", "amx_bf16": "AMX"}
-"""The instruction sets that a reader asks for, by Linux's names."""
+"""The instruction sets to report, by Linux's names."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments: those of `hornbook train`, of which none is required."""
+    """Declare the arguments: those of `hornbook train`, all optional."""
     parser.add_argument(
         "--processes", type=positive_integer, default=1, metavar="N", help="ranks of the training (default: 1)"
     )
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Print the facts and the findings; the result's exit code is 2 where training would not start."""
+    """Print the facts and the findings; the result's exit code is 2 if training would not start."""
     from hornbook.errors import UserError
     from hornbook.measure.machine import machine_facts
     from hornbook.measure.machine_findings import machine_findings
@@ -80,7 +80,7 @@ def _verdict(recipe: str | None, errors: int, warnings: int) -> str:
 
 
 def _rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the table of facts: a name and what there is."""
+    """Yield the rows of the table of facts: name and value."""
     yield from _software(facts)
     yield from _speed(facts)
     memory, disk = facts["memory"], facts["disk"]
@@ -121,7 +121,7 @@ def _speed(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _instructions(found: Collection[str]) -> str:
-    """Return what of x86's the processor has and lacks, or all names of another one."""
+    """Return the x86 instruction sets that the processor has and lacks, or all names of another processor."""
     there = [label for name, label in _X86.items() if name in found]
     missing = [label for name, label in _X86.items() if name not in found]
     return ", ".join(there) + (f"; without {', '.join(missing)}" if missing else "") if there else ", ".join(found)

@@ -1,7 +1,6 @@
-"""A run that is not made: ``hornbook train RECIPE --dry-run``.
+"""``hornbook train RECIPE --dry-run``: print shapes, parameters, layout and plan of a run without training.
 
-The model is built on the meta device, as a training builds it, and takes no memory: its parameters with their shapes,
-the layout, and the plan for this machine.
+The model is built on the meta device, as for a training, so it takes no memory.
 """
 
 import argparse
@@ -21,10 +20,10 @@ _REFUSED = 2
 
 
 def dry_run(recipe: "Recipe", arguments: argparse.Namespace) -> dict[str, object]:
-    """Print what would be trained; the result's exit code is 2 where it would not fit.
+    """Print what would be trained; the result's exit code is 2 if it does not fit in memory.
 
     Args:
-        recipe: as resolved; without a vocabulary it gets that of its data, or of the published model.
+        recipe: resolved; the default vocabulary is that of its data, or of the published model.
         arguments: of ``hornbook train``.
     """
     from hornbook.parallel.device import choose_device
@@ -47,7 +46,7 @@ def dry_run(recipe: "Recipe", arguments: argparse.Namespace) -> dict[str, object
 
 
 def _rows(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield parameters; those of equal name and shape in several blocks are one row."""
+    """Yield rows of parameters; one row for those of the same name and shape in several blocks."""
     groups: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for name, shape in shapes.items():
         block = re.match(r"blocks\.(\d+)\.", name)

@@ -1,4 +1,6 @@
-"""Make a vector of each text: ``hornbook embed runs/bert-mini texts.txt --output vectors.npy``.
+"""``hornbook embed``: write an embedding for each text of a file.
+
+hornbook embed runs/bert-mini texts.txt --output vectors.npy
 
 hornbook embed runs/bert-mini texts.jsonl --pooling cls --normalize > vectors.jsonl
 hornbook embed gpt2/ texts.txt --pooling last
@@ -38,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write the vectors and return how many there are, and of how many numbers."""
+    """Write the vectors and return their number and dimension."""
     from hornbook.config import ClassificationConfig
     from hornbook.generate.embeddings import ids_of_texts, refuse_pooling
     from hornbook.samples.labelled_texts import read_examples
@@ -59,7 +61,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _vectors(arguments: argparse.Namespace, given: "TaskInput", ids: "list[Int64s]") -> "Iterator[NDArray[np.float32]]":
-    """Yield float32 ``[n, D]`` for some texts at a time."""
+    """Yield float32 ``[n, D]`` for groups of n texts."""
     from hornbook.generate.embeddings import embed_ids
 
     options = {"pooling": arguments.pooling, "normalize": arguments.normalize, "batch_size": arguments.batch_size}
@@ -71,7 +73,7 @@ class _Embedded:
     vector: "NDArray[np.float32]"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the numbers with as many digits as tell one float32 from another."""
+        """Return the numbers with enough digits to identify each float32."""
         return {"embedding": [float(f"{number:.9g}") for number in self.vector.tolist()]}
 
 

@@ -1,7 +1,8 @@
-"""Measure a trained model: ``hornbook evaluate runs/demo`` scores the run's validation store, byte by byte.
+"""``hornbook evaluate``: evaluate a trained model on held-out text.
 
+hornbook evaluate runs/demo                                                  bits per byte of the run's held-out text
 hornbook evaluate gpt2/ --tasks wikitext103 lambada --data wikitext103=wiki.test.tokens lambada=lambada_test.jsonl
-hornbook evaluate runs/bert-mini --tasks masked_lm pseudo_perplexity         an encoder guesses hidden tokens
+hornbook evaluate runs/bert-mini --tasks masked_lm pseudo_perplexity         for encoders
 """
 
 import argparse
@@ -56,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Run the tasks, keep the result beside the run, and print a table."""
+    """Run the tasks, save the result in the run's folder, and print a table."""
     from hornbook.checkpoint.listing import require_source
 
     require_source(arguments.checkpoint)
@@ -95,7 +96,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def _keep(path: Path, tasks: "list[dict[str, object]]") -> None:
-    """Add the evaluations to the run's earlier ones; a failure is a warning, since the numbers are printed."""
+    """Add the evaluations to those of the run; only warn about a failure, since the numbers are printed anyway."""
     from hornbook.errors import HornbookError
     from hornbook.track.console import Console
     from hornbook.track.evaluations import add_evaluations
@@ -107,7 +108,7 @@ def _keep(path: Path, tasks: "list[dict[str, object]]") -> None:
 
 
 def _refuse_other_options(arguments: argparse.Namespace, loaded: "LoadedModel", tasks: "list[str]") -> None:
-    """Raise UserError for an option that means nothing to this kind of model, or to any of the tasks."""
+    """Raise UserError for an option that does not apply to the model or the tasks."""
     from hornbook.errors import UserError
 
     if loaded.model.is_causal and arguments.max_sequences is not None:
@@ -115,11 +116,11 @@ def _refuse_other_options(arguments: argparse.Namespace, loaded: "LoadedModel", 
     if not loaded.model.is_causal and arguments.overlap is not None:
         raise UserError(f"--overlap applies only to decoders, and {loaded.path} is an encoder; remove it")
     if arguments.overlap is not None and set(tasks) == {"lambada"}:
-        raise UserError("--overlap does not apply to lambada, whose passages are not cut into windows; remove it")
+        raise UserError("--overlap does not apply to lambada, whose passages are not split into windows; remove it")
 
 
 def _print_rows(rows: "list[dict[str, object]]") -> None:
-    """Print a table: metric, value, convention, and below it what the number may be compared with."""
+    """Print a table of metrics, values and conventions, with comparable published numbers below."""
     lines = []
     for row in rows:
         value = "not finite" if row["value"] is None else f"{row['value']:.4f}"
@@ -130,7 +131,7 @@ def _print_rows(rows: "list[dict[str, object]]") -> None:
 
 
 def _print_table(table: "dict[str, Any] | None") -> None:
-    """Print what a number is made of, unless it has more columns than anybody reads."""
+    """Print the details of a result as a table, unless it has too many columns."""
     if table is None:
         return
     columns = table["columns"]

@@ -1,4 +1,4 @@
-"""What `hornbook generate` does with an encoder: it fills the gaps of texts.
+"""``hornbook generate`` for encoders: fill the masks of texts.
 
 hornbook generate runs/bert-mini --prompt "The cat sat on the [MASK]." --top-k 3
 
@@ -17,7 +17,7 @@ from hornbook.wording import one_line
 
 
 def fill_all(filler: GapFiller, requests: Sequence[Gapped], output: Output, *, batch_size: int) -> None:
-    """Fill the gaps of texts, ``batch_size`` of them together, and show each."""
+    """Fill the masks of texts in batches of ``batch_size``, and print each result."""
     screen = Screen()
     for start in range(0, len(requests), batch_size):
         for filled in filler.fill(requests[start : start + batch_size]):
@@ -25,7 +25,7 @@ def fill_all(filler: GapFiller, requests: Sequence[Gapped], output: Output, *, b
 
 
 def fill_typed(filler: GapFiller, output: Output) -> None:
-    """Fill the gaps of texts that are typed, until there are no more."""
+    """Read texts from the terminal and fill their masks until the input ends."""
     screen = Screen()
     print("enter a text with a mask; Ctrl-D exits", file=sys.stderr)
     answer_lines(lambda line: _show(filler.fill([filler.request(line)])[0], output, screen), screen)

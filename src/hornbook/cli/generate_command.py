@@ -1,9 +1,9 @@
-"""Let a trained model write: prompts from options, a file, standard input or the keyboard; texts to read or as JSON.
+"""``hornbook generate``: generate text for prompts from options, a file, standard input or the keyboard.
 
 hornbook generate runs/demo                                              a conversation, on a terminal
 hornbook generate runs/demo --prompt "def main(" --num-samples 3
 hornbook generate runs/demo --prompt-file prompts.jsonl --json-lines > texts.jsonl
-hornbook generate runs/bert-mini --prompt "The cat sat on the [MASK]." --top-k 5      an encoder fills gaps
+hornbook generate runs/bert-mini --prompt "The cat sat on the [MASK]." --top-k 5      an encoder fills masks
 """
 
 import argparse
@@ -40,7 +40,7 @@ _FOR_DECODERS: dict[str, Any] = {
     "stop_token": None,
     "seed": 0,
 }
-"""Options that an encoder has no use for, and what they are if nothing is said."""
+"""Options that apply only to decoders, with their defaults."""
 _DEFAULT_TOP_K, _DEFAULT_GUESSES = 50, 5
 _DEFAULT_BATCH_SIZE = 8
 
@@ -135,7 +135,7 @@ def _count_or_none(text: str) -> int | None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write the texts, tell what it took, and return it."""
+    """Generate the texts, print the timing, and return both."""
     from hornbook.checkpoint.listing import require_source
     from hornbook.errors import UserError
 
@@ -150,12 +150,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         return _fill(arguments, loaded, prompts)
     arguments = argparse.Namespace(**vars(arguments) | _with_defaults(arguments))
     path, writer = loaded.path, _writer(arguments, loaded)
-    del loaded  # the writer may hold the weights in another form
+    del loaded  # frees its memory: the writer may hold converted weights
     return {"checkpoint": str(path), **_write(arguments, writer, prompts)}
 
 
 def _refuse_useless(arguments: argparse.Namespace, *, is_conversation: bool) -> None:
-    """Raise UserError for an option that has no effect on the prompts that there are."""
+    """Raise UserError for an option that does not apply to the kind of prompts."""
     from hornbook.errors import UserError
 
     if is_conversation and arguments.batch_size is not None:
@@ -165,7 +165,7 @@ def _refuse_useless(arguments: argparse.Namespace, *, is_conversation: bool) -> 
 
 
 def _write(arguments: argparse.Namespace, writer: "TextWriter", prompts: "list[Prompt]") -> dict[str, Any]:
-    """Let a decoder continue prompts; without any, those that are typed."""
+    """Continue the prompts with a decoder; without prompts, start a conversation."""
     from hornbook.cli.conversation import converse
     from hornbook.cli.texts import Output, timing_line
 
@@ -181,9 +181,9 @@ def _write(arguments: argparse.Namespace, writer: "TextWriter", prompts: "list[P
 
 
 def _fill(arguments: argparse.Namespace, loaded: "LoadedModel", prompts: "list[Prompt]") -> dict[str, Any]:
-    """Let an encoder fill the gaps of prompts; without any, of those that are typed.
+    """Fill the masks of the prompts with an encoder; without prompts, read them from the terminal.
 
-    Raises UserError if an option was given that only a decoder has a use for.
+    Raises UserError for an option that applies only to decoders.
     """
     from hornbook.cli.fill import fill_all, fill_typed
     from hornbook.cli.texts import Output
@@ -229,7 +229,7 @@ def _load(arguments: argparse.Namespace) -> "LoadedModel":
 
 
 def _with_defaults(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return a decoder's options, with the default of each that was not given."""
+    """Return a decoder's options, with defaults for those that were not given."""
     given = {name: getattr(arguments, name) for name in _FOR_DECODERS}
     chosen = {name: default if given[name] is None else given[name] for name, default in _FOR_DECODERS.items()}
     return chosen | {"top_k": _DEFAULT_TOP_K if arguments.top_k is ... else arguments.top_k}
@@ -258,7 +258,7 @@ def _writer(arguments: argparse.Namespace, loaded: "LoadedModel") -> "TextWriter
 
 
 def _requests(writer: "TextWriter", prompts: "Sequence[Prompt]", num_samples: int) -> "list[Request]":
-    """Encode all prompts before the first text is written, and warn of those that were cut."""
+    """Encode all prompts before generating the first text, and warn about truncated ones."""
     from dataclasses import replace
 
     from hornbook.track.console import Console
@@ -271,12 +271,12 @@ def _requests(writer: "TextWriter", prompts: "Sequence[Prompt]", num_samples: in
             cut.append(f"{prompt.place}, by {request.num_cut} tokens")
     if cut:
         more = f", and {len(cut) - 1} more" if len(cut) > 1 else ""
-        Console().warn(f"cut from the left to --input-length: {cut[0]}{more}")
+        Console().warn(f"truncated to the last --input-length tokens: {cut[0]}{more}")
     return requests
 
 
 def _write_all(writer: "TextWriter", requests: "Sequence[Request]", output: "Output", *, batch_size: int) -> None:
-    """Write text after text, a batch at a time; a single one appears on a terminal while it is written."""
+    """Generate the texts in batches; on a terminal, show a single text while it is generated."""
     from hornbook.cli.texts import Screen
 
     screen, number = Screen(), 0

@@ -1,4 +1,4 @@
-"""The arguments by which commands are given text: what to read, and how.
+"""The arguments for input text: what to read, and how.
 
 hornbook corpus build texts/ more.jsonl.gz --suffix .txt --exclude 'draft*' --on-error skip ...
 hornbook corpus build enwiki-20260101-pages-articles-multistream.xml.bz2 --from wikipedia --lists drop ...
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hornbook.text.reading import ReadOptions
 
 _CLEANING = {"headings": ("wikipedia",), "lists": ("wikipedia",), "titles": ("wikipedia", "wikiextractor")}
-"""What of an article is kept or dropped, and the formats that can tell it apart."""
+"""Parts of articles that can be dropped, and the formats that distinguish them."""
 
 _FORMATS = {
     "auto": "by file extension: jsonl for .jsonl, .ndjson and .json, csv, tsv, parquet, arrow, else text (default)",
@@ -36,7 +36,7 @@ _FORMATS = {
 
 
 def add_input_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare INPUT... and the options that say how to read it."""
+    """Declare INPUT... and the options for reading it."""
     parser.add_argument(
         "inputs",
         nargs="+",
@@ -98,7 +98,7 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_options(arguments: argparse.Namespace) -> "ReadOptions":
-    """Return the options that ``add_input_arguments`` declared. Raises UserError if one does not fit the format."""
+    """Return the options of ``add_input_arguments``; raise UserError if one does not apply to the format."""
     from hornbook.storage.system import usable_cores
     from hornbook.text.reading import DEFAULT_FIELD, ReadOptions
     from hornbook.text.wikipedia.lines import CleanOptions
@@ -123,7 +123,7 @@ def read_options(arguments: argparse.Namespace) -> "ReadOptions":
 
 
 def add_held_out_arguments(parser: argparse.ArgumentParser, *, does: str) -> None:
-    """Declare ``--validation`` and ``--validation-tail``, of which one may be given; ``does`` as in "hold out"."""
+    """Declare ``--validation`` and ``--validation-tail``, which exclude each other; ``does`` as in "hold out"."""
     held_out = parser.add_mutually_exclusive_group()
     held_out.add_argument(
         "--validation",
@@ -145,12 +145,12 @@ def add_held_out_arguments(parser: argparse.ArgumentParser, *, does: str) -> Non
 
 
 def note(line: str) -> None:
-    """Write a remark that is no error to standard error."""
+    """Write a note to standard error."""
     sys.stderr.write(f"hornbook: {line}\n")
 
 
 def report_faults(faults: int, messages: list[str]) -> None:
-    """Report on standard error what was skipped."""
+    """Report skipped documents on standard error."""
     if faults:
         sys.stderr.write(f"skipped {counted(faults, 'unreadable document')}:\n")
         sys.stderr.writelines(f"  {message}\n" for message in messages)

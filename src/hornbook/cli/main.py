@@ -1,16 +1,16 @@
-"""From words to an exit code: one command is imported and run, and whatever happens is answered in one place.
+"""The entry point: import and run the selected command, print its result or its error, and return the exit code.
 
     hornbook corpus build texts --json
         -> hornbook.cli.corpus_command.run(arguments) -> {"documents": 12, ...}
-           what it printed  -> standard error
+           printed text     -> standard error
            the result       -> {"documents": 12, ...}    the last line of standard output
            exit code        -> 0
 
-A result may name an exit code of its own as ``exit_code``. Errors are one line each on standard error, and with
-``--json`` also ``{"error": ..., "exit_code": ...}``. A training that a signal stopped is no error: its line says so,
-and its object has ``stopped`` for ``error``. See ``hornbook.errors`` for the codes. Added here: 130 after Ctrl-C and
-141 when the reader of our output went away, as a shell would say. Only the chosen command is imported, so that
-``--help`` costs no torch; the price is this table.
+A result may have an ``exit_code``. Errors are one line each on standard error, and with ``--json`` also
+``{"error": ..., "exit_code": ...}``. A training that was stopped by a signal is not an error: its object has the key
+``stopped`` instead of ``error``. Exit codes are those of ``hornbook.errors``, 130 after Ctrl-C, and 141 if the reader
+of standard output has exited, as in a shell. Only the selected command is imported, so that ``--help`` does not import
+torch.
 """
 
 import argparse
@@ -52,15 +52,15 @@ COMMANDS = {
     "demo": "run the whole pipeline on Python's source files",
     "completion": "print a script that completes commands in bash, zsh or fish",
 }
-"""Every command with its line of help; its module is ``hornbook.cli.<command>_command``."""
+"""Help text of each command, which is implemented in ``hornbook.cli.<command>_command``."""
 
 INTERRUPTED = 130
 READER_GONE = 141
 _LONGEST_LINE = 1000
 _PATH_LOOKUP_ERRNOS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
-"""What `Path.exists` and its like raise, below a folder that is closed to us and of a name that is too long.
+"""Errors of `Path.exists` and similar functions: no permission for a parent folder, or a name that is too long.
 
-An error without the name of a file, as of a socket, is none of these.
+They count as path errors only with a file name, which errors of sockets, for example, do not have.
 """
 
 
@@ -68,14 +68,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code.
 
     Args:
-        argv: the words after ``hornbook``; those of the process by default.
+        argv: the words after ``hornbook``; by default, those of the process.
     """
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # what the encoding of a terminal or a pipe lacks becomes an escape
+        if isinstance(stream, io.TextIOWrapper):  # escape characters that the encoding lacks
             stream.reconfigure(errors="backslashreplace")
-    # OpenMP's threads spin for milliseconds where they wait for each other, and beside another process on the same
-    # cores, the one that spins takes the time of the one that it waits for. Torch reads this when it is imported.
+    # OpenMP's threads spin for milliseconds when they wait for each other. If another process runs on the same cores, a
+    # spinning thread takes time from the one it waits for. The runtime reads this variable when torch is imported.
     if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         os.environ["GOMP_SPINCOUNT"] = "1000"
     words = sys.argv[1:] if argv is None else list(argv)
@@ -85,12 +85,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _silence_stdout()
         return READER_GONE
-    except KeyboardInterrupt:  # a second one, while the first was being answered
+    except KeyboardInterrupt:  # a second one, during the handling of the first
         return INTERRUPTED
 
 
 def _open_closed_streams() -> None:
-    """Point standard streams that are closed nowhere, before the first file that is opened gets their number."""
+    """Redirect closed standard streams to the null device, before other files get their descriptors."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             with contextlib.suppress(OSError):
@@ -108,21 +108,21 @@ def _answer(words: Sequence[str], *, as_json: bool, debug: bool) -> int:
         return int(str(result.get("exit_code", 0)))
     except BrokenPipeError:
         raise
-    except SystemExit as stop:  # argparse after --help and --version
+    except SystemExit as stop:  # raised by argparse after --help and --version
         return int(stop.code or 0)
     except KeyboardInterrupt:
-        return _fail(["interrupted"], INTERRUPTED, as_json, is_told=launched.rank() > 0)
+        return _fail(["interrupted"], INTERRUPTED, as_json, is_reported=launched.rank() > 0)
     except RankError as error:
         if debug:
             traceback.print_exc()
-        return _fail([str(error)], error.exit_code, as_json, is_told=error.is_told)
+        return _fail([str(error)], error.exit_code, as_json, is_reported=error.is_reported)
     except StoppedBySignal as stop:
         return _tell([str(stop)], stop.exit_code, as_json, key="stopped")
     except HornbookError as error:
         if debug:
             traceback.print_exc()
         return _fail(error.problems if isinstance(error, RecipeError) else [str(error)], error.exit_code, as_json)
-    except Exception as error:  # the one place: past here is only the interpreter, and a user is owed a line
+    except Exception as error:  # the only such handler: every other error becomes one line
         if debug:
             traceback.print_exc()
         if isinstance(error, OSError) and error.errno in _PATH_LOOKUP_ERRNOS and error.filename is not None:
@@ -133,11 +133,11 @@ def _answer(words: Sequence[str], *, as_json: bool, debug: bool) -> int:
 
 
 def execute(words: Sequence[str]) -> dict[str, object]:
-    """Import the command that the words name, run it and return its result; errors and exits come through."""
+    """Import the command that the words name, run it and return its result; errors and exits propagate."""
     parser, parsers = build_parsers()
     chosen = next((word for word in words if not word.startswith("-")), None)
     if chosen is None or chosen not in COMMANDS:
-        parser.parse_args(words)  # --help, --version, or the error that there is no such command
+        parser.parse_args(words)  # exits for --help and --version, or raises an error for an unknown command
         raise AssertionError("argparse took a command line without a command")
     module = importlib.import_module(f"hornbook.cli.{chosen}_command")
     module.add_arguments(parsers[chosen])
@@ -146,7 +146,7 @@ def execute(words: Sequence[str]) -> dict[str, object]:
 
 
 def build_parsers() -> tuple[CommandParser, dict[str, CommandParser]]:
-    """Make the parser of the whole line, and the still empty one of each command."""
+    """Return the parser of the whole command line, and each command's parser, still without arguments."""
     parser = CommandParser(
         prog="hornbook",
         usage="hornbook [options] COMMAND ...",
@@ -169,34 +169,34 @@ def build_parsers() -> tuple[CommandParser, dict[str, CommandParser]]:
     return parser, {name: commands.add_parser(name, description=line) for name, line in COMMANDS.items()}
 
 
-def _fail(lines: list[str], exit_code: int, as_json: bool, *, is_told: bool = False) -> int:
-    """Say what went wrong, a line each, unless another process does, and return the exit code."""
-    return _tell(lines, exit_code, as_json, key="error", is_told=is_told)
+def _fail(lines: list[str], exit_code: int, as_json: bool, *, is_reported: bool = False) -> int:
+    """Print the error lines, unless another process does, and return the exit code."""
+    return _tell(lines, exit_code, as_json, key="error", is_reported=is_reported)
 
 
 def _tell(
-    lines: list[str], exit_code: int, as_json: bool, *, key: Literal["error", "stopped"], is_told: bool = False
+    lines: list[str], exit_code: int, as_json: bool, *, key: Literal["error", "stopped"], is_reported: bool = False
 ) -> int:
-    """Say how the command ended, a line each, unless another process does, and return the exit code."""
+    """Print the lines with which the command ends, unless another process does, and return the exit code."""
     lead = "hornbook: error: " if key == "error" else "hornbook: "
     lines = [_shortened(one_line(" ".join(line.split()))) for line in lines]
-    with contextlib.suppress(OSError, ValueError):  # standard error may be closed, or full; the code still says it
-        for line in () if is_told else lines:
+    with contextlib.suppress(OSError, ValueError):  # standard error may be closed or full; the exit code remains
+        for line in () if is_reported else lines:
             print(f"{lead}{line}", file=sys.stderr)
-    with contextlib.suppress(StorageError):  # nothing can be said where nothing can be written; the code still says it
+    with contextlib.suppress(StorageError):  # standard output may be closed or full; the exit code remains
         is_heard = as_json and launched.rank() == 0
         _write_out(f"{json.dumps({key: '; '.join(lines), 'exit_code': exit_code})}\n" if is_heard else "")
     return exit_code
 
 
 def _shortened(line: str) -> str:
-    """Cut the middle out of a line that is too long; what is wrong is at its start, the remedy at its end."""
+    """Shorten a long line in the middle, since the problem is at its start and the remedy at its end."""
     half = _LONGEST_LINE // 2
     return line if len(line) <= _LONGEST_LINE else f"{line[:half]} ... {line[-half:]}"
 
 
 def _plain(value: object) -> object:
-    """Replace what JSON has no word for: numbers that are not finite become null."""
+    """Replace numbers that are not finite, which JSON lacks, by None."""
     if isinstance(value, dict):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -205,14 +205,14 @@ def _plain(value: object) -> object:
 
 
 def _convert(value: object) -> object:
-    """Turn numpy's and torch's scalars into Python's, and anything else (paths) into text."""
+    """Convert scalars of NumPy and torch to Python's, and anything else (paths) to text."""
     return _plain(value.item()) if hasattr(value, "item") else str(value)
 
 
 def _write_out(text: str = "") -> None:
-    """Write to standard output and empty its buffer, so that a full disk is found here and not when Python exits."""
+    """Write to standard output and flush it, so that a full disk is detected here rather than when Python exits."""
     try:
-        if text:  # /dev/full refuses to take even nothing
+        if text:  # writing "" to /dev/full fails as well
             print(text, end="")
         sys.stdout.flush()
     except BrokenPipeError:
@@ -223,8 +223,8 @@ def _write_out(text: str = "") -> None:
 
 
 def _silence_stdout() -> None:
-    """Point standard output nowhere, so that the interpreter does not complain while it flushes at exit."""
-    with contextlib.suppress(OSError, ValueError):  # a stream that is no file
+    """Redirect standard output to the null device, so that the interpreter's flush at exit does not fail."""
+    with contextlib.suppress(OSError, ValueError):  # the stream may not be a file
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

@@ -1,12 +1,11 @@
-"""What a training will need, before it runs: ``hornbook plan RECIPE [--devices N] [--device h100] [--memory 80GiB]``.
+"""``hornbook plan RECIPE``: predict memory, time and cost of a training.
 
 hornbook plan gpt2-xl --devices 8
 gpt2-xl on 8 x NVIDIA H100 SXM, 80.0 GiB each: 1,557,611,200 parameters, activations bf16
 ...
 It fits: 29.6 GiB of 80.0 GiB on the fullest rank; micro-batches of up to 16 sequences would.
 
-It needs no hardware, no data and no torch. With ``--check`` it makes two real steps and sets the prediction beside what
-the allocator counts.
+The prediction needs no hardware, no data and no torch. ``--check`` compares it with measurements of two real steps.
 """
 
 import argparse
@@ -69,8 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Print the plan; its exit code is 2 where the run does not fit."""
-    with launched.told_once():
+    """Print the plan; the result's exit code is 2 if the run does not fit in memory."""
+    with launched.report_once():
         _refuse_other_mode(arguments)
         recipe = planned_recipe(arguments)
         machine = None if arguments.check else _machine(arguments)
@@ -94,7 +93,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def _refuse_other_mode(arguments: argparse.Namespace) -> None:
-    """Refuse options of a prediction with a check, and of a check without one."""
+    """Raise UserError for options of predictions with ``--check``, and options of ``--check`` without it."""
     of_plan = ("devices", "device", "memory", "efficiency", "price", "search")
     given = [name for name in of_plan if getattr(arguments, name)]
     if arguments.check and given:
@@ -107,7 +106,7 @@ def _refuse_other_mode(arguments: argparse.Namespace) -> None:
 
 
 def planned_recipe(arguments: argparse.Namespace) -> "Recipe":
-    """Return the recipe with a vocabulary: where it has none, that of the published model."""
+    """Return the recipe with a vocabulary, by default that of the published model."""
     from hornbook.config import load_recipe
     from hornbook.plan.vocabulary import with_vocabulary
 
@@ -128,10 +127,10 @@ def _machine(arguments: argparse.Namespace) -> "Machine":
 
 
 def read_size(text: str) -> float:
-    """Return the bytes that ``text`` names: ``80GiB``, ``24 GB``, ``1.5TiB``.
+    """Return the size in bytes of a text such as ``80GiB``, ``24 GB`` or ``1.5TiB``.
 
     Raises:
-        UserError: it is no size.
+        UserError: the text is not a size.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
     size = float(match[1]) * _UNITS.get(match[2].upper(), 0) if match else 0.0
@@ -141,10 +140,10 @@ def read_size(text: str) -> float:
 
 
 def _check(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, object]:
-    """Make steps, on all ranks where there are several, and print predicted beside measured."""
+    """Run steps on all ranks, and print predicted and measured values."""
     from hornbook.plan.planner import refuse_unplannable
 
-    with launched.told_once():
+    with launched.report_once():
         num_ranks = arguments.processes or launched.num_ranks()
         if arguments.shrink:
             from hornbook.plan.shrink import shrunk
@@ -158,7 +157,7 @@ def _check(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, object]
     from hornbook.parallel.device import choose_device, prepare
     from hornbook.parallel.world import World
 
-    with launched.told_once():
+    with launched.report_once():
         device = choose_device("auto")
         prepare(device, None)
         world = World.join(device, recipe.parallel, recipe_to_dict(recipe))

@@ -1,4 +1,4 @@
-"""A plan as people and programs read it: tables that fit 100 columns, and one dictionary."""
+"""Print a plan as tables of at most 100 columns, or convert it to a dictionary."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ _MOST_LAYOUTS = 12
 
 
 def print_plan(plan: "Plan") -> None:
-    """Print what is needed, how long it takes, and whether it fits."""
+    """Print the layout, memory, time and cost of a plan, and whether it fits."""
     machine, recipe = plan.machine, plan.recipe
     count = f"{machine.num_ranks:,} x " if machine.num_ranks > 1 else ""
     print(
@@ -71,7 +71,7 @@ def _activations(plan: "Plan") -> Iterator[tuple[str, str]]:
 
 
 def _by_layer(activations: Mapping[str, float]) -> Iterator[str]:
-    """Yield layers of equal size together: ``48 blocks 112.0 MiB each``."""
+    """Yield the sizes of layers, grouped if equal: ``48 blocks 112.0 MiB each``."""
     blocks = [bytes_ for name, bytes_ in activations.items() if name.startswith("blocks.")]
     others = {name: bytes_ for name, bytes_ in activations.items() if not name.startswith("blocks.") and bytes_}
     yield from (f"{name} {size(bytes_)}" for name, bytes_ in others.items())
@@ -128,7 +128,7 @@ def _verdict(plan: "Plan") -> str:
 
 
 def print_layouts(layouts: Sequence["Layout"]) -> None:
-    """Print the quickest layouts, and the first one's options."""
+    """Print the fastest layouts, and the options of the first."""
     if not layouts:
         print("No layout fits.")
         return
@@ -162,7 +162,7 @@ def _execution(recipe: "Recipe") -> str:
 
 
 def describe_plan(plan: "Plan", *, with_advice: bool = True) -> dict[str, Any]:
-    """Return a plan as JSON has it: bytes, seconds, dollars."""
+    """Return a plan as a JSON object, in bytes, seconds and dollars."""
     machine, speed, recipe = plan.machine, plan.speed, plan.recipe
     told: dict[str, Any] = {
         "recipe": recipe.name,

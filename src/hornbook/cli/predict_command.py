@@ -1,4 +1,4 @@
-"""Let a fine-tuned model answer: classes of texts with their probabilities, or answers to questions about texts.
+"""``hornbook predict``: predict classes or answers with a fine-tuned model.
 
 hornbook predict runs/classify texts.csv > predictions.jsonl
 hornbook predict runs/squad dev-v1.1.json --num-best 3 --output answers.jsonl
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hornbook.generate.answers import FoundAnswer
 
 _OF_CLASSES, _OF_SPANS = ("text", "second_text", "top_k"), ("num_best", "unanswerable")
-"""Options that only one kind of model has a use for."""
+"""Options that apply only to one kind of model."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Predict, write a line of JSON for each text or question, and return how many there were."""
+    """Write a line of JSON for each text or question, and return their number."""
     from hornbook.config import ClassificationConfig, SpanConfig
     from hornbook.generate.classes import refuse_without_labels
 
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _classify(arguments: argparse.Namespace, given: "TaskInput", columns: "ClassificationConfig") -> "Iterator[Record]":
-    """Read and encode the texts, so that mistakes show before any result; return an iterator over their classes."""
+    """Read and encode all texts, so that errors precede any result; return an iterator over their classes."""
     from hornbook.generate.classes import class_logits, class_names, most_likely
     from hornbook.samples.labelled_texts import encode_examples, read_examples
 
@@ -88,7 +88,7 @@ def _classify(arguments: argparse.Namespace, given: "TaskInput", columns: "Class
 
 @dataclass(frozen=True, kw_only=True)
 class _Answered:
-    """A question and its answers, best first; only the best is told unless several are asked for."""
+    """A question and its answers, best first; written with only the best one unless ``lists``."""
 
     id: str
     answers: "list[FoundAnswer]"
@@ -100,7 +100,7 @@ class _Answered:
 
 
 def _answer(arguments: argparse.Namespace, given: "TaskInput", rules: "SpanConfig") -> "Iterator[Record]":
-    """Read and encode the questions, so that mistakes show before any result; return an iterator over their answers."""
+    """Read and encode all questions, so that errors precede any result; return an iterator over their answers."""
     from hornbook.generate.answers import by_question, find_answers
     from hornbook.samples.squad import make_windows, read_unanswered
     from hornbook.text.reading import STANDARD_INPUT
@@ -126,7 +126,7 @@ def _answer(arguments: argparse.Namespace, given: "TaskInput", rules: "SpanConfi
 def _refuse_options(
     arguments: argparse.Namespace, options: tuple[str, ...], formats: str, path: Any, what: str
 ) -> None:
-    """Raise UserError for an option, or a format, of the other kind of model."""
+    """Raise UserError for an option or a format that applies only to the other kind of model."""
     from hornbook.errors import UserError
 
     for name in options:

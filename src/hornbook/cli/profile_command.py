@@ -1,4 +1,4 @@
-"""Where the time and the memory of a training step go, as a page; and two profiles side by side.
+"""``hornbook profile``: write the time and memory of training steps as a page, or compare two profiles.
 
 hornbook profile demo
 hornbook profile gpt2-small --processes 2 --parallel.pipeline-parallel 2 --output profiles/pipeline
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 def _profile(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.config import recipe_to_dict
 
-    with launched.told_once():
+    with launched.report_once():
         recipe = _recipe(arguments)
     start_processes(arguments, recipe)
     from hornbook.measure.profiling import measure_profile
@@ -71,7 +71,7 @@ def _profile(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.track.profile_page import write_profile_page
 
     output = arguments.output or Path("profiles") / recipe.name
-    with launched.told_once():
+    with launched.report_once():
         device = choose_device(arguments.device)
         prepare(device, arguments.threads)
         refuse_misfit(recipe, launched.num_ranks())
@@ -93,7 +93,7 @@ def _profile(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def _recipe(arguments: argparse.Namespace) -> "Recipe":
-    """Return the recipe, with random tokens of some vocabulary where it names no data."""
+    """Return the recipe; without data, with random tokens and, if it sets none, a vocabulary of 4,096."""
     from dataclasses import replace
 
     from hornbook.config import load_recipe
@@ -107,7 +107,7 @@ def _recipe(arguments: argparse.Namespace) -> "Recipe":
 
 
 def _numbers(profile: "Profile") -> dict[str, float | None]:
-    """Return what two profiles are compared by, besides modules and operators."""
+    """Return the totals by which two profiles are compared, besides modules and operators."""
     return {
         "step_seconds": profile.step_seconds,
         "tokens_per_second": profile.tokens_per_second,
@@ -166,7 +166,7 @@ def _compare(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def _differences(first: dict[str, float], second: dict[str, float]) -> list[tuple[str, float, float, float]]:
-    """Return (name, A, B, B - A) in seconds, the largest difference first."""
+    """Return (name, A, B, B - A) in seconds, largest difference first."""
     names = dict.fromkeys([*first, *second])
     rows = [(name, first.get(name, 0.0), second.get(name, 0.0)) for name in names]
     return sorted(((name, a, b, b - a) for name, a, b in rows), key=lambda row: -abs(row[3]))

@@ -1,10 +1,9 @@
-"""How far a long command is: a live line on a terminal, else a line now and then, on standard error.
+"""The progress of long commands on standard error: a live bar on a terminal, otherwise occasional lines.
 
 1.2 GiB of 8.0 GiB read, 310,224 documents, 1,050,211 tokens/s, 0:25:40 left
 ━━━━━━━━━╸━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━
 
-The bar is for terminals. The tokens are told where the bytes cannot tell how far it is; with both, a line would not fit
-80 columns.
+The number of tokens is shown only if the size of the input is unknown, to keep lines within 80 columns.
 """
 
 import time
@@ -22,13 +21,13 @@ _BAR_WIDTH = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Where a command is at a time.
+    """The progress of a command at a time.
 
     Attributes:
-        seconds: by a clock that never goes back.
-        tokens: made so far.
-        read: bytes of the input that were read, 0 where nobody counts them.
-        total: bytes of the whole input, None where that is not known.
+        seconds: of a monotonic clock.
+        tokens: number of tokens so far.
+        read: bytes read so far; 0 if not counted.
+        total: bytes of the whole input; None if unknown.
     """
 
     seconds: float
@@ -38,11 +37,11 @@ class Point:
 
 
 Show = Callable[..., None]
-"""``show(done, tokens, read=0, total=None)``: ``done`` in words, the others as in `Point`."""
+"""``show(done, tokens, read=0, total=None)``: ``done`` is a text, the others are as in `Point`."""
 
 
 def progress_line(done: str, start: Point, now: Point) -> str:
-    """What was done, and how fast since ``start``; with the time left, once that can be told."""
+    """Return a line with ``done``, the speed since ``start`` and, if it can be estimated, the remaining time."""
     seconds = max(now.seconds - start.seconds, 1e-3)
     speed = f"{(now.tokens - start.tokens) / seconds:,.0f} tokens/s"
     if now.total is None:
@@ -57,7 +56,7 @@ def progress_line(done: str, start: Point, now: Point) -> str:
 
 @contextmanager
 def token_progress() -> Iterator[Show]:
-    """Give a function that shows what was done so far; what its first call tells was done before."""
+    """Yield a function that shows the progress; its first call sets the start, from which the speed is computed."""
     from rich.console import Console, Group
     from rich.progress_bar import ProgressBar
 

@@ -1,4 +1,4 @@
-"""The recipes that come with the package: ``list`` (or no subcommand), ``show`` and ``copy``.
+"""``hornbook recipes``: list (by default), show and copy the bundled recipes.
 
 hornbook recipes
 name        parameters  layers  hidden
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Run the chosen subcommand; see the handlers."""
+    """Run the selected subcommand."""
     handler: Callable[[argparse.Namespace], dict[str, object]] = arguments.handler
     return handler(arguments)
 
@@ -47,7 +47,7 @@ def show_command(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def copy_command(arguments: argparse.Namespace) -> dict[str, object]:
-    """Write a recipe's file.
+    """Copy a recipe to a file.
 
     Raises:
         UserError: the file exists, or it is a folder.
@@ -67,19 +67,19 @@ def copy_command(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def _text_of(name: str) -> str:
-    """Return the text of a bundled recipe; raise RecipeError if there is none of that name."""
+    """Return the text of a bundled recipe; raise RecipeError if it does not exist."""
     from hornbook.config import bundled_recipes, find_recipe
     from hornbook.errors import RecipeError
 
     bundled = bundled_recipes()
     if name not in bundled:
-        find_recipe(name)  # what is no path is an error that suggests the nearest name
+        find_recipe(name)  # raises an error that suggests a similar name, unless it is a path
         raise RecipeError([f"recipe {name}: expected the name of a bundled recipe; `hornbook recipes` lists them"])
     return bundled[name].read_text(encoding="utf-8")
 
 
 def list_command(arguments: argparse.Namespace) -> dict[str, object]:
-    """Print the list, smallest model first."""
+    """Print the bundled recipes, smallest model first."""
     from hornbook.config import bundled_recipes, load_recipe
     from hornbook.track.units import short
 
@@ -89,7 +89,7 @@ def list_command(arguments: argparse.Namespace) -> dict[str, object]:
     recipes = []
     for name, path in ordered:
         with path.open(encoding="utf-8") as file:
-            description = file.readline().lstrip("#").strip()  # a recipe begins with a comment that describes it
+            description = file.readline().lstrip("#").strip()  # the first line is a description
         model, num_parameters = loaded[name].model, loaded[name].num_parameters()
         parameters = short(num_parameters) + (" " if model.vocab_size else "*")
         rows.append((name, parameters, str(model.num_layers), str(model.hidden_size), description))

@@ -1,4 +1,4 @@
-"""Looks at runs: ``list`` finds them, ``compare`` sets them side by side, ``serve`` and ``report`` show pages.
+"""``hornbook runs``: list, compare and report runs, or serve them as a page.
 
 hornbook runs compare runs/demo runs/demo-wide
 """
@@ -19,7 +19,7 @@ _MARK = "*"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares ``list``, ``compare``, ``serve`` and ``report``."""
+    """Declare ``list``, ``compare``, ``serve`` and ``report``."""
     commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
     found = commands.add_parser("list", help="list runs", description="List all runs below a folder.")
     found.add_argument(
@@ -34,13 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object] | None:
-    """Hands over to the subcommand."""
+    """Run the selected subcommand."""
     handler: Callable[[argparse.Namespace], dict[str, object]] = arguments.handler
     return handler(arguments)
 
 
 def list_command(arguments: argparse.Namespace) -> dict[str, object]:
-    """Prints a line for each run; one whose files are malformed is shown with what is wrong and hides no other."""
+    """Print a line for each run; runs with malformed files are listed with the error."""
     from hornbook.errors import HornbookError
     from hornbook.track.runs import find_runs, summarize
 
@@ -63,7 +63,7 @@ def list_command(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def report_command(arguments: argparse.Namespace) -> dict[str, object]:
-    """Writes the page and names it."""
+    """Write the report page and print its path."""
     from hornbook.track.report import write_report
 
     path = write_report(Path(arguments.run))

@@ -1,4 +1,4 @@
-"""``hornbook runs compare``: runs side by side in the terminal, their curves over each other, there and in a page.
+"""``hornbook runs compare``: compare progress, curves and recipes of runs, in the terminal and in a page.
 
 hornbook runs compare runs/demo runs/demo-wide --over tokens --html wide.html
 """
@@ -38,10 +38,10 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
 
 
 def compare_command(arguments: argparse.Namespace) -> dict[str, object]:
-    """Print facts, curves and differing recipe keys of the runs; write the page if it is asked for.
+    """Print facts, curves and differing recipe keys of the runs; write the page if requested.
 
     Raises:
-        UserError: fewer than two runs are named, or one of the folders is no run.
+        UserError: fewer than two runs are given, or a folder is not a run.
         DataError: a file of a run is malformed.
         StorageError: a file cannot be read, or the page cannot be written.
     """
@@ -71,7 +71,7 @@ def compare_command(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def _print_facts(comparison: "Comparison", width: int | None) -> None:
-    """Print the runs' labels, a column of facts for each run, and the recipe keys whose values differ."""
+    """Print the facts of each run as columns, and the recipe keys whose values differ."""
     from hornbook.track.curves import run_labels
     from hornbook.track.runs import plain_value
     from hornbook.wording import one_line
@@ -114,7 +114,7 @@ def _facts(summary: "RunSummary") -> dict[str, str]:
 
 
 def _print_charts(comparison: "Comparison", over: str, width: int) -> None:
-    """Print the curves; in letters where the output cannot write Braille."""
+    """Print the curves in Braille or, if the output's encoding lacks it, in letters."""
     import rich.console
 
     from hornbook.track.curves import AXES, charts_of

@@ -1,4 +1,4 @@
-"""``hornbook runs serve``: the live board of runs, in a browser, until Ctrl-C.
+"""``hornbook runs serve``: serve a live page of runs until Ctrl-C.
 
 hornbook runs serve
 hornbook runs serve runs/mine runs/other --port 8800
@@ -28,10 +28,10 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
 
 
 def serve_command(arguments: argparse.Namespace) -> dict[str, object]:
-    """Serve until Ctrl-C, and print where.
+    """Print the URL and serve until Ctrl-C.
 
     Raises:
-        UserError: a folder does not exist, or host and port cannot be listened on.
+        UserError: a folder does not exist, or the address is not available.
     """
     from hornbook.config.suggest import did_you_mean_path
     from hornbook.track.board import Board

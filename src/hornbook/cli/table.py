@@ -1,11 +1,11 @@
-"""Tables for people: columns two spaces apart, the last of them wrapped where a terminal ends.
+"""Print tables whose columns are two spaces apart, with the last column wrapped to the terminal's width.
 
     recipe      layers
     gpt2-small      12  GPT-2 small (Radford et al. 2019,
                         there called 117M)
 
-A file or a pipe gets a line a row, however long, so that it can be searched by line. The other columns are never
-wrapped or cut: where they leave the last one too little room, the terminal breaks the line.
+Files and pipes get one line per row, so that they can be searched by line. Other columns are never wrapped or
+truncated: if they leave too little space for the last one, the terminal breaks the line.
 """
 
 import re
@@ -21,11 +21,11 @@ _BEFORE_TEXT = re.compile(r"\s*(?:\S+\s{2,})*")
 
 
 def print_columns(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), indent: str = "") -> None:
-    """Print rows of as many cells each, whatever the cells hold.
+    """Print rows of equal length as a table.
 
     Args:
-        rows: of texts; control characters become visible.
-        right: numbers of the columns that are set flush right.
+        rows: of texts; control characters are escaped.
+        right: indices of right-aligned columns.
         indent: before each line.
     """
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -36,7 +36,7 @@ def print_columns(rows: Sequence[Sequence[str]], *, right: Collection[int] = (),
 def column_lines(
     rows: Sequence[Sequence[str]], *, right: Collection[int] = (), indent: str = "", width: int | None = None
 ) -> Iterator[str]:
-    """Yield the lines of a table that is ``width`` wide, if it has to be; other arguments as `print_columns`."""
+    """Yield the lines of a table, wrapped to ``width`` if it is given; other arguments as for `print_columns`."""
     from rich.cells import cell_len
 
     from hornbook.wording import one_line
@@ -54,12 +54,12 @@ def column_lines(
 
 
 def print_side_by_side(rows: Sequence[Sequence[str]], width: int | None, *, right: bool = False) -> None:
-    """Print columns of things that are compared, below each other where a terminal is too narrow for all.
+    """Print a comparison with a column per item, split into several tables if the terminal is too narrow.
 
     Args:
-        rows: a name and a cell for each thing; the first row has the things' names.
-        width: of the terminal; None for a line a row, however long.
-        right: whether short cells are set flush right; long ones are wrapped and set flush left.
+        rows: a name and a cell for each item; the first row has the items' names.
+        width: of the terminal; None for one line per row.
+        right: whether to right-align short cells; long ones are wrapped and left-aligned.
     """
     for block in _side_by_side(rows, width):
         columns = range(1, len(block[0])) if right else ()
@@ -68,7 +68,7 @@ def print_side_by_side(rows: Sequence[Sequence[str]], width: int | None, *, righ
 
 
 def _side_by_side(rows: Sequence[Sequence[str]], width: int | None) -> Iterator[list[list[str]]]:
-    """Yield blocks of rows that fit the width: the names, and the cells of as many things as there is room for."""
+    """Yield tables that fit the width: the names, and the cells of as many items as possible."""
     from hornbook.wording import one_line
 
     cells = [[one_line(cell) for cell in row] for row in rows]
@@ -98,7 +98,7 @@ def _wrapped(row: Sequence[str], widths: Sequence[int]) -> Iterator[list[str]]:
 
 
 def wrap_line(line: str, width: int) -> str:
-    """Wrap a line so that it goes on below its text: behind an indent and, if it is a row, behind its first cells."""
+    """Wrap a line with a hanging indent: that of the line or, for a row of a table, the start of its last cell."""
     before = _BEFORE_TEXT.match(line)
     assert before is not None, "the pattern takes nothing, too"
     return "\n".join(_hanging(before[0], line[before.end() :], width, before.end()))

@@ -1,6 +1,6 @@
-"""Where generated texts go: a screen, a pipe, JSON lines, a file; and what they took, in one line.
+"""Output of generated texts to a terminal, a pipe, JSON lines or a file, and their timing in one line.
 
-On a terminal a model's text is shown, never obeyed: control characters become visible escapes. A pipe gets it as it is.
+On a terminal, control characters of generated text are escaped; pipes get the text unchanged.
 """
 
 import json
@@ -16,7 +16,7 @@ from hornbook.wording import counted, visible
 
 
 class Screen:
-    """Standard output, for text that comes in pieces."""
+    """Standard output for text that is generated in pieces."""
 
     def __init__(self) -> None:
         self.is_terminal = sys.stdout.isatty()
@@ -25,18 +25,18 @@ class Screen:
         self._held = ""
 
     def write(self, text: str) -> None:
-        """Show a piece; a carriage return waits for its line feed."""
+        """Write a piece; a trailing carriage return is held back until the next piece, for CRLF."""
         text = self._held + text
         end = len(text) - text.endswith("\r")
         self._held = text[end:]
         self._put(self._safe(text[:end]))
 
     def write_prompt(self, text: str) -> None:
-        """Show a prompt, in bold where that can be."""
+        """Write a prompt, in bold if the terminal supports it."""
         self._put(f"{self._bold}{self._safe(text)}{self._plain}")
 
     def end_line(self) -> None:
-        """Show what was held back, and a line end."""
+        """Write held-back text and a line end."""
         held, self._held = self._held, ""
         self._put(f"{self._safe(held)}\n")
 
@@ -48,19 +48,19 @@ class Screen:
 
 
 class Record(Protocol):
-    """Something that was generated."""
+    """A result that can be written as JSON."""
 
     def as_json(self) -> dict[str, Any]:
         """Return its fields."""
 
 
 class Output:
-    """Finished texts, as JSON: on standard output if asked for, and in a file if one is named, begun anew.
+    """The output of finished results as JSON lines, to standard output, a file or both.
 
     Args:
-        as_json: print each as a line of JSON.
-        file: where to save them too.
-        keeps: collect them in ``records``.
+        as_json: whether to print each as a line of JSON.
+        file: also write them to this file, which is replaced.
+        keeps: whether to collect them in ``records``.
 
     Attributes:
         records: all texts so far.
@@ -72,7 +72,7 @@ class Output:
         self._appender: Appender | None = None
 
     def add(self, text: Record) -> None:
-        """Take a text. Raises StorageError if it does not fit on the disk."""
+        """Write a result; raise StorageError if the disk is full."""
         record = text.as_json()
         if self.keeps:
             self.records.append(record)
@@ -84,7 +84,7 @@ class Output:
 
     def __enter__(self) -> Self:
         if self._file is not None:
-            self._appender = Appender(self._file, anew=True)
+            self._appender = Appender(self._file, truncate=True)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -94,7 +94,7 @@ class Output:
 
 
 def timing_line(timing: Timing) -> str:
-    """Say what the texts took: how long until the first token, how long a further one, and how many a second."""
+    """Return the timing as text: time to the first token, time per further token, tokens per second."""
     summary = timing.summary()
     parts = [f"{counted(timing.texts, 'text')}, {counted(timing.tokens, 'token')} in {timing.seconds:.2f} s"]
     if summary["first_token_seconds"] is not None:

@@ -1,6 +1,6 @@
-"""What ``predict`` and ``embed`` share: a model, a file of texts, and a result for each of them, in the file's order.
+"""Shared parts of ``predict`` and ``embed``, which compute a result for each text of a file, in order.
 
-texts.jsonl | texts.csv | texts.tsv | texts.txt | -   ->  model, a batch of like lengths at a time
+texts.jsonl | texts.csv | texts.tsv | texts.txt | -   ->  model, in batches of similar lengths
     ->  a line of JSON each, on standard output or in --output FILE
 """
 
@@ -23,7 +23,7 @@ _BATCHES_AT_ONCE = 64
 
 
 def add_file_arguments(parser: argparse.ArgumentParser, *, formats: Sequence[str], result: str) -> None:
-    """Declare CHECKPOINT, FILE and the options that say how the file is read, computed and answered."""
+    """Declare CHECKPOINT, FILE and the options for reading, computing and writing."""
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="run folder, checkpoint or Hugging Face folder")
     parser.add_argument("file", metavar="FILE", help="file of texts, in UTF-8; - for standard input")
     parser.add_argument(
@@ -59,10 +59,10 @@ def add_file_arguments(parser: argparse.ArgumentParser, *, formats: Sequence[str
 
 
 def load(arguments: argparse.Namespace) -> "TaskInput":
-    """Return the model, and how many tokens and sequences it takes at a time.
+    """Return the model with the maximum length and the batch size.
 
     Raises:
-        UserError: the output would replace the input; or whatever the checkpoint lacks.
+        UserError: the output would replace the input, or the model does not support the options.
     """
     from hornbook.checkpoint.listing import require_source
     from hornbook.errors import UserError
@@ -82,17 +82,17 @@ def load(arguments: argparse.Namespace) -> "TaskInput":
 
 
 def in_groups(items: Sequence[Item], batch_size: int) -> Iterator[Sequence[Item]]:
-    """Yield some batches of items at a time: many enough to sort them by length, few enough to answer soon."""
+    """Yield groups of several batches: large enough to sort by length, small enough to return results soon."""
     size = batch_size * _BATCHES_AT_ONCE
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
 
 def write_records(records: "Iterable[Record]", arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write results as JSON lines; return them where ``--json`` asks for them and no file is named.
+    """Write results as JSON lines; return them with ``--json`` if no file is given.
 
     Raises:
-        StorageError: they do not fit on the disk.
+        StorageError: the disk is full.
     """
     from hornbook.cli.texts import Output
 
@@ -107,5 +107,5 @@ def write_records(records: "Iterable[Record]", arguments: argparse.Namespace) ->
 
 
 def note_speed(count: int, seconds: float) -> None:
-    """Say on standard error how many texts there were, and how fast."""
+    """Print the number of texts and the speed to standard error."""
     print(f"{counted(count, 'text')} in {seconds:.2f} s, {count / max(seconds, 1e-6):,.1f} a second", file=sys.stderr)

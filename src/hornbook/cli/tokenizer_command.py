@@ -1,4 +1,4 @@
-"""Trains tokenizers and uses them: ``train`` on text, ``encode`` and ``decode`` from standard input, line by line.
+"""``hornbook tokenizer``: train a tokenizer, or encode and decode lines of standard input.
 
 hornbook tokenizer train my-texts/ --vocab-size 4096 --output tokenizers/mine
 hornbook tokenizer train my-texts/ --kind wordpiece --vocab-size 30522 --output tokenizers/bert
@@ -61,13 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Run the chosen subcommand; see the handlers."""
+    """Run the selected subcommand."""
     result: dict[str, object] = arguments.handler(arguments)
     return result
 
 
 def train_command(arguments: argparse.Namespace) -> dict[str, object]:
-    """Train a tokenizer and save it; one that is there is never replaced by another."""
+    """Train a tokenizer and save it; never replace another one."""
     from hornbook.corpora.build.tokenizer import train_tokenizer
 
     started = time.monotonic()
@@ -141,16 +141,18 @@ def _each_line(
     work: Callable[["Tokenizer", bytes], tuple[T, int]],
     shown: Callable[[T], str],
 ) -> dict[str, object]:
-    """Answer each line of standard input at once, so that a program may talk with us; a last newline is kept or not.
+    """Process standard input line by line, flushing each result, so that programs can interact with the command.
+
+    The output ends with a newline if the input does.
 
     Args:
-        arguments: with the tokenizer; for ``--json`` nothing is written, and the answers are returned together.
-        name: what the result calls the answers.
-        work: makes the answer to a line, and its number of tokens.
-        shown: an answer as a line.
+        arguments: with the tokenizer; with ``--json``, results are returned instead of written.
+        name: key of the results in the returned object.
+        work: returns the result for a line, and its number of tokens.
+        shown: converts a result to a line.
 
     Raises:
-        DataError: a line is too long, not UTF-8, or not what is expected; the message has its number.
+        DataError: a line is too long, not UTF-8, or invalid; the message has its number.
     """
     from hornbook.errors import DataError
     from hornbook.text.tokenizer import Tokenizer

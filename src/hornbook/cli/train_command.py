@@ -1,7 +1,9 @@
-"""Trains a model: ``hornbook train gpt2-small --data.train corpora/mine --optimizer.learning-rate 3e-4``.
+"""``hornbook train``: train a model from a recipe, or resume an interrupted run.
 
-The run goes into a folder; ``hornbook train FOLDER``, or the same command again, goes on where it stopped.
-``--print-recipe`` shows what would be trained and where each value comes from, as TOML that is a recipe itself.
+hornbook train gpt2-small --data.train corpora/mine --optimizer.learning-rate 3e-4
+
+``hornbook train FOLDER``, or the same command again, resumes the run. ``--print-recipe`` prints the resolved recipe and
+the source of each value, as TOML that is a valid recipe.
 """
 
 import argparse
@@ -9,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import add_device_arguments, add_process_arguments, add_recipe_arguments, start_processes
-from hornbook.parallel.launched import leave_cleanly, told_once
+from hornbook.parallel.launched import leave_cleanly, report_once
 
 if TYPE_CHECKING:
     from hornbook.config import Resolved
@@ -34,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Declare what describes a run: its recipe, folder, initial weights and device; ``required`` concerns RECIPE."""
+    """Declare the arguments of a run: recipe, folder, initial weights and device; ``required`` refers to RECIPE."""
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="run folder (default: RECIPE if it is a run, else runs/<name>)"
     )
@@ -63,7 +65,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
     looking = arguments.print_recipe or arguments.dry_run
     with leave_cleanly():
-        with told_once():
+        with report_once():
             resolved, init_from = resolve_run(arguments, require_data=not looking)
         if arguments.dry_run:
             from hornbook.cli.dry_run import dry_run
@@ -86,14 +88,14 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def resolve_run(arguments: argparse.Namespace, *, require_data: bool) -> "tuple[Resolved, InitFrom | None]":
-    """Return the recipe of a run and the weights that it is to start from; None to draw them from the seed.
+    """Return the recipe of a run and the source of its initial weights; None to draw them from the seed.
 
     Args:
         arguments: those of `add_run_arguments`.
-        require_data: refuse a recipe without training data.
+        require_data: whether to reject a recipe without training data.
 
     Raises:
-        UserError: see `hornbook.run.start_recipe`; or the options do not go together.
+        UserError: see `hornbook.run.start_recipe`; or an option requires another one.
     """
     from hornbook.config import load_recipe
     from hornbook.errors import UserError

@@ -1,4 +1,4 @@
-"""Verify on a recipe, its data and these machines that training resumes and scales with the same numbers.
+"""``hornbook verify``: verify that a recipe resumes and scales with the same numbers on these machines.
 
 hornbook verify resume my-recipe.toml --processes 2
 hornbook verify topology gpt2-small --data.train corpora/mine --processes 4
@@ -56,18 +56,18 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Run the chosen subcommand on all ranks; the first one prints."""
+    """Run the selected subcommand on all ranks; only the first one prints."""
     from hornbook.config import recipe_to_dict
     from hornbook.parallel import launched
 
-    with launched.told_once():
+    with launched.report_once():
         recipe = _recipe(arguments)
     start_processes(arguments, recipe)
     from hornbook.parallel.device import choose_device, prepare
     from hornbook.parallel.world import World
     from hornbook.samples.batches import refuse_misfit
 
-    with launched.told_once():
+    with launched.report_once():
         device = choose_device(arguments.device)
         prepare(device, arguments.threads)
         refuse_misfit(recipe, launched.num_ranks())
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def _recipe(arguments: argparse.Namespace) -> "Recipe":
-    """Return the recipe, on random tokens if it names no data, of some vocabulary if it has none either."""
+    """Return the recipe; without data, with random tokens and, if it sets none, a vocabulary of 4,096."""
     from hornbook.config import load_recipe
     from hornbook.config.recipe_files import Leaf
 
@@ -102,15 +102,15 @@ def _resume(arguments: argparse.Namespace, recipe: "Recipe", world: "World") -> 
 
     folder = arguments.output or Path("runs") / f"verify-resume-{recipe.name}"
     if world.any(world.is_first and folder.exists()):
-        raise world.told_by(0, UserError(f"{folder} exists: remove it, or choose another --output"))
+        raise world.reported_by(0, UserError(f"{folder} exists: remove it, or choose another --output"))
     rows = verify_resume(recipe, world, folder, num_steps=arguments.steps)
     different = [row.what for row in rows if row.different]
     if world.is_first:
         cells = [(row.what, f"{row.compared:,}", f"{row.different:,}") for row in rows]
         print_columns([("", "compared", "different"), *cells], right=(1, 2))
     if world.any(bool(different)):
-        line = f"the resumed run differs in {', '.join(different)} from the whole one; both are in {folder}"
-        raise world.told_by(0, HornbookError(line))
+        line = f"the resumed run differs from the uninterrupted one in {', '.join(different)}; both are in {folder}"
+        raise world.reported_by(0, HornbookError(line))
     if world.is_first:
         remove_tree(folder)
     return {"ranks": world.size, "steps": arguments.steps, "equal": True, "rows": [asdict(row) for row in rows]}

@@ -1,9 +1,9 @@
-"""Recipes: the options of a run, where each value came from, and every mistake at once.
+"""Recipes: the options of a run, the source of each value, and validation that reports all mistakes at once.
 
     TOML file, --section.key  -> build (a tree of leaves with sources, checked by options) -> Resolved(recipe, sources)
     models (model, objective), optimizers (optimizer, schedule), sections (data, training, precision, memory, ...)
 
-The package imports nothing but the standard library, so ``hornbook train --help`` is fast.
+The package imports only the standard library, so ``hornbook train --help`` is fast.
 """
 
 from hornbook.config.build import Resolved, load_recipe, recipe_from_dict

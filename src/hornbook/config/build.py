@@ -1,4 +1,4 @@
-"""From what was written to a checked ``Recipe``, with every mistake at once.
+"""Build a validated ``Recipe`` from recipe files and the command line, reporting all mistakes at once.
 
     [training]                       {("training", "steps"): Leaf(500, "my.toml:2")}          <- the file
     steps = 500                 +    {("training", "epochs"): Leaf("2", "command line", ...)} <- --training.epochs 2
@@ -6,9 +6,9 @@
 
     -> Resolved(recipe=Recipe(...), sources={"training.epochs": "command line, ...", "training.seed": "default", ...})
 
-Defaults < the recipe that the file starts from < the file < command line (`leaves`). Leaves are checked only when all
-are known: each section's tag picks its dataclass, and each leaf is converted. A value that fails keeps its default, so
-that the checks of several fields still run over the others; a check that concerns a failed field is skipped.
+Precedence: defaults < the recipe that the file starts from < the file < command line. Leaves are validated after
+merging: the tag of each section selects its dataclass, and each leaf is converted. An invalid value is replaced by its
+default, so that checks of several fields still run for the others; checks that involve an invalid field are skipped.
 """
 
 import re
@@ -46,18 +46,18 @@ from hornbook.config.suggest import did_you_mean, why_unknown
 from hornbook.errors import RecipeError
 
 MOST_KEYS = 500
-"""A recipe with more keys is refused as a whole."""
+"""A recipe with more keys is rejected as a whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """What a recipe file and the command line say, not yet checked."""
+    """The values of a recipe file and the command line, not yet validated."""
 
     file: Tree
     overrides: Tree
     path: Path
     notes: tuple[str, ...] = ()
-    """What was replaced, a line each, for the user."""
+    """Notes to the user about replaced values, one line each."""
 
     @property
     def name(self) -> str:
@@ -66,28 +66,28 @@ class Draft:
 
     @property
     def output(self) -> Path:
-        """The run's folder unless another is given: that of the recipe if it is a run's, else ``runs/<name>``."""
+        """The default folder of the run: that of the recipe if it is a run's, otherwise ``runs/<name>``."""
         return run_of(self.path) or Path("runs") / self.name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A checked recipe, where each of its values came from (by dotted key), and the recipe's file or name."""
+    """A validated recipe, the source of each value by dotted key, and the path of the recipe."""
 
     recipe: Recipe
     sources: dict[str, str]
     path: Path
     output: Path
-    """The run's folder, unless another is given."""
+    """The default folder of the run."""
     notes: tuple[str, ...] = ()
-    """What was replaced, a line each, for the user."""
+    """Notes to the user about replaced values, one line each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Report:
     """The mistakes found so far, and their keys.
 
-    ``keeps_unknown``: in a stored recipe, a part that is not registered, other than the model, is an ``UnknownPart``.
+    With ``keeps_unknown``, for stored recipes, an unregistered part other than the model becomes an ``UnknownPart``.
     """
 
     keeps_unknown: bool = False
@@ -95,7 +95,7 @@ class _Report:
     failed: set[Key] = field(default_factory=set)
 
     def add(self, key: Key, leaf: Leaf, message: str, *, with_value: bool = True) -> None:
-        """Add a line: the key, what was written there, where, and the message."""
+        """Add a line with the key, the given value, its source and the message."""
         name = dotted(key) if re.fullmatch(r"[\w.-]{1,60}", dotted(key)) else show(dotted(key))
         is_shown = with_value and not (leaf.is_text and leaf.value is None)
         written = f" = {show(leaf.value, quote=not leaf.is_text)}" if is_shown else ""
@@ -104,22 +104,23 @@ class _Report:
 
 
 def load_recipe(reference: str, overrides: Sequence[str] | Tree = (), *, require_data: bool = True) -> Resolved:
-    """Load a recipe by name or path and lay options of the command line over it.
+    """Load a recipe by name or path and apply options of the command line.
 
     Args:
         reference: the name of a bundled recipe, a recipe file, or the folder of a run.
-        overrides: words such as ``["--optimizer.learning-rate", "3e-4", "--data.synthetic"]``, or what
-            ``split_overrides`` made of them.
-        require_data: refuse a recipe with neither ``data.train`` nor ``data.synthetic``, such as the bundled ones.
+        overrides: words such as ``["--optimizer.learning-rate", "3e-4", "--data.synthetic"]``, or the result of
+            ``split_overrides`` for them.
+        require_data: whether to reject a recipe with neither ``data.train`` nor ``data.synthetic``, such as the
+            bundled ones.
 
     Raises:
-        RecipeError: every mistake of file and command line at once, or the one that kept the file from being read.
+        RecipeError: the file cannot be read, or lists all mistakes of file and command line.
     """
     return check(read_draft(reference, overrides), require_data=require_data)
 
 
 def read_draft(reference: str, overrides: Sequence[str] | Tree = ()) -> Draft:
-    """Return what ``load_recipe`` checks; raises RecipeError as it does if the file cannot be read."""
+    """Return the draft that ``load_recipe`` validates; raise RecipeError if the file cannot be read."""
     tree, rest = (overrides, []) if isinstance(overrides, dict) else split_overrides(overrides)
     if rest:
         raise RecipeError([f"{show(rest[0])} (command line): expected a recipe option, --section.key value"])
@@ -131,17 +132,17 @@ def read_draft(reference: str, overrides: Sequence[str] | Tree = ()) -> Draft:
 
 
 def check(draft: Draft, *, require_data: bool = True) -> Resolved:
-    """Return the recipe of a draft; arguments and errors as for ``load_recipe``."""
+    """Return the validated recipe of a draft; arguments and errors as for ``load_recipe``."""
     draft = _fit_micro_batch(draft)
     resolved = resolve(merge(draft.file, draft.overrides), draft.path, require_data=require_data)
     return replace(resolved, notes=draft.notes)
 
 
 def resolve(tree: Tree, path: Path, *, require_data: bool = True) -> Resolved:
-    """Check a merged tree and return its recipe; ``path`` and ``require_data`` as in `Resolved` and `load_recipe`.
+    """Validate a merged tree and return its recipe; ``path`` and ``require_data`` as in `Resolved` and `load_recipe`.
 
     Raises:
-        RecipeError: every mistake at once.
+        RecipeError: lists all mistakes.
     """
     recipe, sources, problems = _build(tree)
     is_known = recipe.data.train or recipe.data.synthetic or any(problem.startswith("data.") for problem in problems)
@@ -154,7 +155,7 @@ def resolve(tree: Tree, path: Path, *, require_data: bool = True) -> Resolved:
 
 
 def _fit_micro_batch(draft: Draft) -> Draft:
-    """Lower the recipe's micro-batch to the global batch of the command line, if it is larger."""
+    """Reduce the recipe's micro-batch size if it exceeds the global batch size of the command line."""
     batch, micro = ("training", "global_batch_size"), ("training", "micro_batch_size")
     if batch not in draft.overrides or micro in draft.overrides:
         return draft
@@ -174,12 +175,12 @@ def _fit_micro_batch(draft: Draft) -> Draft:
 
 
 def recipe_from_dict(document: object, label: str = "recipe") -> Recipe:
-    """Make a recipe of what ``recipe_to_dict`` gave, checked like any other; missing keys take their defaults.
+    """Return the validated recipe of a document of ``recipe_to_dict``; missing keys get their defaults.
 
     An objective, optimizer or schedule that is not registered becomes an ``UnknownPart``, since only training needs it.
 
     Raises:
-        RecipeError: every mistake at once, each with ``label``.
+        RecipeError: lists all mistakes, each with ``label``.
     """
     if not isinstance(document, Mapping):
         raise RecipeError([f"{label}: expected a table of sections, got {kind_of(document)}"])
@@ -191,10 +192,10 @@ def recipe_from_dict(document: object, label: str = "recipe") -> Recipe:
 
 
 def _build(tree: Tree, *, keeps_unknown: bool = False) -> tuple[Recipe, dict[str, str], list[str]]:
-    """Make a recipe of the merged tree; return it, the source of each value, and every mistake, one line each."""
+    """Return the recipe of the merged tree, the source of each value, and all mistakes, one line each."""
     if len(tree) > MOST_KEYS:
         source = next(iter(tree.values())).source
-        raise RecipeError([f"{source}: more than {MOST_KEYS} keys, so it is probably no recipe"])
+        raise RecipeError([f"{source}: more than {MOST_KEYS} keys, so it is probably not a recipe"])
     report = _Report(keeps_unknown=keeps_unknown)
     for (section, key), leaf in tree.items():
         if section not in SECTIONS and (section or key not in describe(Recipe)):
@@ -208,14 +209,14 @@ def _build(tree: Tree, *, keeps_unknown: bool = False) -> tuple[Recipe, dict[str
 
 
 def _conflict(problem: Problem, recipe: Recipe, sources: dict[str, str]) -> str:
-    """Write a problem on one line, with the values and where each comes from."""
+    """Return a problem as one line, with the values and their sources."""
     flat = flatten(recipe)
     values = (f"{key} = {show(flat[key])} ({sources[key]})" for key in problem.keys)
     return f"{', '.join(values)}: {problem.message}"
 
 
 def _build_section(section: str, tree: Tree, report: _Report) -> object:
-    """Make one section's dataclass of the values that are sound."""
+    """Return the dataclass of a section with the valid values."""
     tag = (section, TAGS.get(section, ""))
     leaf, known = tree.get(tag) if section in TAGS else None, choices(section) if section in TAGS else {}
     if leaf is None or (isinstance(leaf.value, str) and leaf.value in known):
@@ -223,19 +224,19 @@ def _build_section(section: str, tree: Tree, report: _Report) -> object:
         return chosen(**_convert_all(section, describe(chosen), tree, report))
     if report.keeps_unknown and section != "model" and isinstance(leaf.value, str):
         given = {key[1]: own.value for key, own in tree.items() if key[0] == section}
-        report.failed.update({tag, *((section, name) for name in given)})  # what concerns it cannot be checked
+        report.failed.update({tag, *((section, name) for name in given)})  # checks of these keys are skipped
         return UnknownPart(name=leaf.value, options={key: value for key, value in given.items() if key != tag[1]})
     suggestion = did_you_mean(leaf.value, known) if isinstance(leaf.value, str) else ""
     listed = ", ".join(f'"{name}"' for name in known)
     report.add(tag, leaf, f"no such choice, expected one of {listed}{suggestion}")
-    options = {name: owners[0][1] for name, owners in specs(section).items()}  # of any choice; no cross-checks
+    options = {name: owners[0][1] for name, owners in specs(section).items()}  # of all choices
     _convert_all(section, options, {key: leaf for key, leaf in tree.items() if key[1] in options}, report)
     report.failed.update((section, name) for name in options)
     return SECTIONS[section]()
 
 
 def _convert_all(section: str, options: dict[str, Spec], tree: Tree, report: _Report) -> dict[str, Any]:
-    """Convert the leaves of a section; report mistakes and unknown keys."""
+    """Return the converted leaves of a section; report mistakes and unknown keys."""
     values = {}
     for key, leaf in tree.items():
         if key[0] != section or key in report.failed:
@@ -252,7 +253,7 @@ def _convert_all(section: str, options: dict[str, Spec], tree: Tree, report: _Re
 
 
 def convert_leaf(leaf: Leaf, spec: Spec) -> object:
-    """Return the value of a leaf, checked; raises Mistake if the option does not take it."""
+    """Return the value of a leaf, converted and validated; raise Mistake if it is invalid."""
     value = convert(parse_text(leaf.value, spec) if leaf.is_text else leaf.value, spec)
     if spec.path and isinstance(value, tuple):
         return tuple(absolute(entry, leaf.folder, named=spec.named) for entry in value)
@@ -260,7 +261,7 @@ def convert_leaf(leaf: Leaf, spec: Spec) -> object:
 
 
 def _report_stray(key: Key, leaf: Leaf, report: _Report) -> None:
-    """Report a leaf that belongs to no section."""
+    """Report a leaf outside of all sections."""
     if key[1] in SECTIONS and not key[0]:
         report.add(key, leaf, f"expected a table, [{key[1]}], got {kind_of(leaf.value)}")
     elif isinstance(leaf.value, dict):

@@ -1,4 +1,4 @@
-"""How many bytes a rank sends in a training step, by formula and without torch.
+"""Formulas for the bytes that a rank sends in a training step, without torch.
 
 ::
 
@@ -17,7 +17,7 @@
                      gradients of what sees a slice of the tokens once a step        all_reduce
     pipeline         [tokens, D] to the next stage, its gradient to the one before            send
 
-Left out: counts, losses and norms, a few numbers each. Weights and gradients are fp32.
+Counts, losses and norms, a few numbers each, are neglected. Weights and gradients are fp32.
 """
 
 import math
@@ -32,23 +32,23 @@ from hornbook.config.rank_part import RankPart, shard_size
 from hornbook.config.recipe import Recipe
 
 PLANNED_MODELS: Final = (*KNOWN_MODELS, FactorizedGPTConfig)
-"""Those whose ``shapes`` are those of the model, so that their bytes can be counted without it."""
+"""Models whose bytes can be counted from their ``shapes``."""
 _FP32: Final = 4
 _PAIR_ENDS: Final = ("attention.out.weight", "feed_forward.down.weight")
 """The second layer of a pair that tensor parallelism splits."""
 _CONVOLUTION: Final = ".filter_weight"
-"""A layer that takes all tokens for its slice."""
+"""A layer that needs all tokens to compute its slice."""
 _NUMBERS_OF_A_LOSS: Final = 3 * _FP32
-"""Sums over ranks for each scored token where the vocabulary is split (`hornbook.ops.cross_entropy`)."""
+"""Bytes of the sums over ranks for each scored token if the vocabulary is split (`hornbook.ops.cross_entropy`)."""
 _NUMBERS_OF_A_HIT: Final = _FP32 + 8
-"""The same, for the share of right predictions of a masked model."""
+"""The same, for the accuracy of a masked language model."""
 
 
 def factor(operation: str, num_ranks: int) -> float:
-    """Return the bytes that a rank sends for each byte that it hands to an operation of so many ranks.
+    """Return the bytes that a rank sends per byte of an operation of ``num_ranks`` ranks.
 
-    Of ``all_gather`` the part that it gives counts, and of ``reduce_scatter`` the part that it gets; another operation
-    counts once.
+    The bytes of ``all_gather`` are those of the rank's input, those of ``reduce_scatter`` of its output. Other
+    operations have a factor of 1.
     """
     if operation == "all_reduce":
         return 2.0 * (num_ranks - 1) / num_ranks
@@ -57,27 +57,25 @@ def factor(operation: str, num_ranks: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What a rank computes in a step."""
+    """The computation of a rank in a step."""
 
     num_micro_batches: int
     tokens: float
-    """Of a micro-batch, with padding; of the largest one for a pipeline."""
+    """Tokens of a micro-batch with padding; for a pipeline, of the largest one."""
     scored: float
     """Tokens of a micro-batch for which logits are computed."""
     itemsize: int
-    """Bytes of an activation."""
+    """Bytes per element of activations."""
 
 
 def bytes_sent(recipe: Recipe, num_ranks: int, rank: int, load: Load) -> dict[str, float]:
-    """Return the bytes that ``rank`` of ``num_ranks`` sends in a step, by operation.
-
-    {} where there is no formula: for a model of one's own.
+    """Return the bytes that ``rank`` of ``num_ranks`` sends in a step, by operation; {} for custom models.
 
     Args:
         recipe: its ``model.vocab_size`` must be set.
-        num_ranks: a product of the sizes in ``[parallel]``.
+        num_ranks: a multiple of the sizes in ``[parallel]``.
         rank: from 0.
-        load: what the rank computes.
+        load: the computation of the rank.
     """
     if type(recipe.model) not in PLANNED_MODELS:
         return {}
@@ -89,10 +87,10 @@ def bytes_sent(recipe: Recipe, num_ranks: int, rank: int, load: Load) -> dict[st
 
 
 class _Part(RankPart):
-    """What a rank holds, and so sends."""
+    """The part of a rank, with the bytes that it sends."""
 
     def gradients(self, load: Load) -> dict[str, float]:
-        """Return what data-parallel ranks send: gradients, and weights that are gathered."""
+        """Return the bytes of data parallelism: gradients, and weights that are gathered."""
         sizes, recipe = self.sizes, self.recipe
         if sizes.shard == 1:
             own = _FP32 * sum(math.prod(shape) for shape in self.shapes.values())
@@ -114,7 +112,7 @@ class _Part(RankPart):
         }
 
     def layers(self, load: Load) -> dict[str, float]:
-        """Return what tensor-parallel ranks send: activations and their gradients."""
+        """Return the bytes of tensor parallelism: activations and their gradients."""
         hidden, itemsize = self.recipe.model.hidden_size, load.itemsize
         numbers = 0.0
         if not self.recipe.parallel.sequence_parallel:
@@ -127,7 +125,7 @@ class _Part(RankPart):
         return {"all_reduce": factor("all_reduce", self.sizes.tensor) * load.num_micro_batches * numbers}
 
     def slices(self, load: Load) -> dict[str, float]:
-        """Return what sequence-parallel ranks send: slices of tokens, and gradients of what sees a slice."""
+        """Return the bytes of sequence parallelism: slices of tokens, and gradients of parameters that see a slice."""
         num_ranks = self.sizes.tensor
         if not self.recipe.parallel.sequence_parallel:
             return {}
@@ -146,11 +144,11 @@ class _Part(RankPart):
 
     @property
     def num_pairs(self) -> int:
-        """The pairs of layers that tensor parallelism splits."""
+        """The number of pairs of layers that tensor parallelism splits."""
         return sum(name.endswith(_PAIR_ENDS) for name in self.shapes)
 
     def stages(self, load: Load) -> dict[str, float]:
-        """Return what stages send: hidden states and their gradients, and the tied table with its gradient."""
+        """Return the bytes of pipelines: hidden states and their gradients, and the tied table with its gradient."""
         if self.sizes.pipeline == 1:
             return {}
         neighbors = [stage + way for stage in self.own_stages for way in (-1, 1)]

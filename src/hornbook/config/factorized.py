@@ -1,12 +1,12 @@
-"""A decoder whose token table is narrower than its blocks: ``family = "factorized_gpt"``.
+"""A decoder with a factorized token embedding: ``family = "factorized_gpt"``.
 
 ::
 
     norm(tokens [V, E]) + norm(positions [T, E]) -> dropout, norm -> projection [H, E] -> blocks of width H
     blocks -> norm -> projection [E, H] -> activation -> norm -> logits by the token table [V, E]
 
-Two projections replace the (H - E) · V weights that a table of width H would have more (Lan et al. 2020, ALBERT,
-section 3.1). This is the language model of Graphcore's ``dynamic_sparsity`` (docs/from-the-old-systems.md).
+Two projections replace the additional (H - E) · V weights of a table of width H (Lan et al. 2020, ALBERT, section 3.1).
+This is the language model of Graphcore's ``dynamic_sparsity`` (docs/from-the-old-systems.md).
 """
 
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class FactorizedGPTConfig(TransformerConfig):
     )
 
     def shapes(self, vocab_size: int | None = None) -> Shapes:
-        """Yield the name and the logical shape of each parameter, the tied token table once."""
+        """Yield the name and the logical shape of each parameter; the tied token table once."""
         hidden, narrow, biases = self.hidden_size, self.embedding_size, (self.qkv_bias, self.projection_bias)
         yield "embedding.tokens", (vocab_size or self.vocab_size or 0, narrow)
         if self.positions == "learned":

@@ -1,4 +1,4 @@
-"""The linear maps of hornbook's models, by name and shape: what may be block-sparse."""
+"""The linear layers and token tables of hornbook's models, by name and shape, which may be block-sparse."""
 
 from typing import Final, NamedTuple
 
@@ -16,7 +16,7 @@ _KNOWN: Final = (GPTConfig, FactorizedGPTConfig, BertConfig, RobertaConfig, Grou
 
 
 class LinearShape(NamedTuple):
-    """The weights of a linear map, which may be several of equal shape side by side."""
+    """The shape of a linear layer's weights, which may be several stacked matrices of equal shape."""
 
     num_out: int
     num_in: int
@@ -24,10 +24,10 @@ class LinearShape(NamedTuple):
 
 
 def linears_of(model: object) -> dict[str, LinearShape] | None:
-    """Return the linear maps of the model that a recipe's section describes, by name; None for one of one's own."""
+    """Return the linear layers of the model that a recipe's section describes, by name; None for a custom model."""
     if type(model) not in _KNOWN:
         return None
-    assert isinstance(model, TransformerConfig), "all known ones are"
+    assert isinstance(model, TransformerConfig), "all known models are"
     block = _of_group_block(model) if isinstance(model, GroupBertConfig) else _of_block(model)
     blocks = {f"blocks.{index}.{name}": shape for index in range(model.num_layers) for name, shape in block.items()}
     if isinstance(model, FactorizedGPTConfig):
@@ -40,13 +40,13 @@ def linears_of(model: object) -> dict[str, LinearShape] | None:
 
 
 def table_of(model: object) -> LinearShape | None:
-    """Return the token table of the model that a recipe's section describes; None for a model of one's own.
+    """Return the token table of the model that a recipe's section describes; None for a custom model.
 
-    It has no rows as long as the vocabulary is not known.
+    It has no rows if the vocabulary is not known.
     """
     if type(model) not in _KNOWN:
         return None
-    assert isinstance(model, TransformerConfig), "all known ones are"
+    assert isinstance(model, TransformerConfig), "all known models are"
     width = model.embedding_size if isinstance(model, FactorizedGPTConfig) else model.hidden_size
     return LinearShape(model.vocab_size or 0, width)
 

@@ -1,4 +1,4 @@
-"""The models and objectives of a recipe's ``[model]`` and ``[objective]``: one dataclass a ``family``, one a ``name``.
+"""The models and objectives of ``[model]`` and ``[objective]``: a dataclass for each ``family`` and each ``name``.
 
 ::
 
@@ -13,7 +13,7 @@
     MaskingConfig                     MaskedLMConfig, PretrainingConfig
     LabelledConfig                    ClassificationConfig, SpanConfig
 
-A model's defaults are those of the published model of that name, except that GPT has no dropout, for a single pass.
+The defaults are those of the published models, except that GPT has no dropout, for training in a single epoch.
 """
 
 import math
@@ -52,12 +52,12 @@ class TransformerConfig(ABC):
 
     @property
     def effective_head_size(self) -> int:
-        """Width of one head, given or derived."""
+        """Size of a head, given or derived."""
         return self.head_size or self.hidden_size // self.num_heads
 
     @property
     def effective_feed_forward_size(self) -> int:
-        """Inner width of the feed-forward, given or derived."""
+        """Inner size of the feed-forward, given or derived."""
         return self.feed_forward_size or 4 * self.hidden_size
 
     @abstractmethod
@@ -65,9 +65,9 @@ class TransformerConfig(ABC):
         """Yield the name and the logical shape of each parameter, the tied token table once."""
 
     def num_parameters(self, vocab_size: int | None = None) -> int:
-        """Count the parameters; the tied token table once, and without it when no vocabulary size is known.
+        """Return the number of parameters; the tied token table once, or not at all if the vocabulary is not known.
 
-        The blocks are alike, so the model's first block and its second tell the rest: 10 million layers take no longer.
+        Since all blocks are alike, the count extrapolates from two blocks, so that 10 million layers take no longer.
         """
         one, two = (count(replace(self, num_layers=num).shapes(vocab_size)) for num in (1, 2))
         return one + (self.num_layers - 1) * (two - one)
@@ -75,14 +75,14 @@ class TransformerConfig(ABC):
     def flops_per_token(self, length: float, *, scored: float = 1.0) -> float:
         """Return the floating-point operations of a training step per token: 6 N + 12 L D T.
 
-        N counts the weights of all matrices that multiply a token: 2 operations each in the forward pass, 4 in the
-        backward pass. The token table counts as the matrix of the logits, times the share of tokens that get any; other
-        tables, biases and norms do not count. L D T is blocks · width of all heads · ``length``: causal attention
+        N is the number of weights of all matrices that multiply a token: 2 operations each in the forward pass, 4 in
+        the backward pass. The token table counts as the matrix of the logits, times the share of scored tokens; other
+        tables, biases and norms do not count. L D T is blocks · total size of heads · ``length``: causal attention
         counts as if every token attended to the whole sequence, and recomputation does not count (Chowdhery et al.
         2022, PaLM, appendix B).
 
         Args:
-            length: tokens of a sequence, or their mean.
+            length: tokens of a sequence, or the mean over sequences.
             scored: share of the tokens for which logits are computed.
         """
         width = self.num_heads * self.effective_head_size
@@ -105,7 +105,7 @@ class TransformerConfig(ABC):
         yield from linear("attention.out", heads, self.hidden_size, bias=out_bias)
 
     def _two_norm_block_shapes(self, *, qkv_bias: bool = True, out_bias: bool = True) -> Shapes:
-        """Yield those of a block of attention and feed-forward, each with its norm."""
+        """Yield the shapes of a block of attention and feed-forward, each with its norm."""
         hidden, inner = self.hidden_size, self.effective_feed_forward_size
         yield from norm("attention_norm", hidden)
         yield from self._attention_shapes(qkv_bias=qkv_bias, out_bias=out_bias)
@@ -114,22 +114,22 @@ class TransformerConfig(ABC):
         yield from linear("feed_forward.down", inner, hidden)
 
     def _num_block_weights(self) -> int:
-        """Count the weights of a block's matrices, without biases and norms."""
+        """Return the number of weights of a block's matrices, without biases and norms."""
         heads = self.num_heads * self.effective_head_size
         return 4 * heads * self.hidden_size + 2 * self.hidden_size * self.effective_feed_forward_size
 
     def _num_embedding_weights(self) -> int:
-        """Count the weights of the matrices between a token's row of the table and the first block."""
+        """Return the number of weights of the matrices between the token table and the first block."""
         return 0
 
     def _num_head_weights(self) -> int:
-        """Count the weights of the matrices between a token's hidden state and its logits."""
+        """Return the number of weights of the matrices between the hidden states and the logits."""
         return (self.vocab_size or 0) * self.hidden_size
 
 
 @dataclass(frozen=True, kw_only=True)
 class TunableConfig(TransformerConfig):
-    """The options of every transformer that can be fine-tuned on labels, which then has another head."""
+    """The options of every transformer that can be fine-tuned on labels, with another head."""
 
     head: Literal["pretraining", "classification", "span"] = option("pretraining", help="head; set by the objective")
     num_labels: int | None = option(None, help="number of classes; none: the number of labels", minimum=2)
@@ -155,7 +155,7 @@ class GPTConfig(TunableConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(TunableConfig):
-    """The options of every encoder: bidirectional attention; the sum of the three embeddings is normed."""
+    """The options of every encoder: bidirectional attention, and a norm after the sum of the three embeddings."""
 
     activation: Activation = option(
         "gelu", help="activation of the feed-forward and of the head; RoBERTa's head uses gelu"
@@ -171,7 +171,7 @@ class EncoderConfig(TunableConfig):
     head_transform: bool = option(True, help="dense layer, activation and layer norm before the token logits")
     prediction_bias: bool = option(True, help="add a bias for each vocabulary entry to the token logits")
     first_position: ClassVar[int] = 0
-    """Row of the position table at which sequences begin."""
+    """Row of the position table for position 0."""
     has_pair_head: ClassVar[bool] = True
     """Whether the model has a head for next-sentence prediction."""
 
@@ -216,9 +216,9 @@ class EncoderConfig(TunableConfig):
 @choice_of("model")
 @dataclass(frozen=True, kw_only=True)
 class BertConfig(EncoderConfig):
-    """BERT (Devlin et al. 2019): post-norm, with heads for masked tokens and for pairs of texts.
+    """BERT (Devlin et al. 2019): post-norm, with heads for masked tokens and next-sentence prediction.
 
-    Without biases and transform, and with an epsilon of 1e-3, it is the TensorFlow-BERT of Graphcore's examples.
+    Without biases and transform, and with an epsilon of 1e-3, it is the TensorFlow BERT of Graphcore's examples.
     """
 
     family: str = "bert"
@@ -227,7 +227,7 @@ class BertConfig(EncoderConfig):
 @choice_of("model")
 @dataclass(frozen=True, kw_only=True)
 class RobertaConfig(EncoderConfig):
-    """RoBERTa (Liu et al. 2019): BERT's blocks, masked tokens alone, and positions that begin in the table's row 2."""
+    """RoBERTa (Liu et al. 2019): BERT's blocks, only masked tokens, and positions that begin in the table's row 2."""
 
     family: str = "roberta"
     num_segments: int = 1
@@ -237,7 +237,7 @@ class RobertaConfig(EncoderConfig):
 
     @property
     def head_activation(self) -> Activation:
-        """Activation of the head, which is always the same."""
+        """Activation of the head, independent of the blocks' activation."""
         return "gelu"
 
 
@@ -302,7 +302,7 @@ class GroupBertConfig(EncoderConfig):
 @choice_of("objective")
 @dataclass(frozen=True, kw_only=True)
 class CausalLMConfig:
-    """Predict the next token at every position."""
+    """Next-token prediction."""
 
     name: str = option("causal_lm", help="training objective")
     unscored_tokens: int = option(
@@ -320,7 +320,7 @@ class CausalLMConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingConfig:
-    """The options of every objective that masks tokens and predicts them."""
+    """The options of every masked language modeling objective."""
 
     name: str = option("", help="training objective")
     mask_probability: float = option(0.15, help="share of tokens to predict", above=0, below=1)
@@ -337,7 +337,7 @@ class MaskingConfig:
         return self.mask_probability
 
     def most_masked(self, sequence_length: int) -> int:
-        """Return how many tokens of a sequence are masked at most; by default 32 of 128 and 96 of 512."""
+        """Return the maximum number of masked tokens of a sequence; by default 32 of 128 and 96 of 512."""
         mean = sequence_length * self.mask_probability
         deviation = math.sqrt(mean * (1 - self.mask_probability))
         return self.max_predictions or min(sequence_length, math.ceil((mean + 2 * deviation) / 16) * 16)
@@ -346,7 +346,7 @@ class MaskingConfig:
 @choice_of("objective")
 @dataclass(frozen=True, kw_only=True)
 class MaskedLMConfig(MaskingConfig):
-    """Predict masked tokens of one text (BERT without its pairs, RoBERTa)."""
+    """Masked language modeling of single texts (BERT without pairs, RoBERTa)."""
 
     name: str = "mlm"
     sequences: Literal["joined", "documents", "lines"] = option(
@@ -358,7 +358,7 @@ class MaskedLMConfig(MaskingConfig):
 @choice_of("objective")
 @dataclass(frozen=True, kw_only=True)
 class PretrainingConfig(MaskingConfig):
-    """BERT's two tasks (Devlin et al. 2019): masked tokens, and whether the second text follows the first."""
+    """BERT's pre-training (Devlin et al. 2019): masked language modeling and next-sentence prediction."""
 
     name: str = "mlm_nsp"
     short_sequence_probability: float = option(0.1, help="share of pairs cut to a random length", minimum=0, maximum=1)
@@ -376,7 +376,7 @@ class LabelledConfig:
 @choice_of("objective")
 @dataclass(frozen=True, kw_only=True)
 class ClassificationConfig(LabelledConfig):
-    """Classify texts or pairs of texts, from JSONL, CSV or TSV files."""
+    """Classification of texts or pairs of texts, from JSONL, CSV or TSV files."""
 
     name: str = "classification"
     text: str = option("text", help="field or column with the text; or a column number, from 0")
@@ -390,7 +390,7 @@ class ClassificationConfig(LabelledConfig):
 @choice_of("objective")
 @dataclass(frozen=True, kw_only=True)
 class SpanConfig(LabelledConfig):
-    """Find the answer to a question in a text (SQuAD, Rajpurkar et al. 2016), from SQuAD's JSON."""
+    """Extractive question answering (SQuAD, Rajpurkar et al. 2016), from SQuAD's JSON."""
 
     name: str = "span"
     document_stride: int = option(128, help="tokens between the starts of two windows of the text", minimum=1)

@@ -1,6 +1,6 @@
-"""The optimizers and learning-rate schedules of ``[optimizer]`` and ``[schedule]``, one dataclass a ``name``.
+"""The optimizers and learning-rate schedules of ``[optimizer]`` and ``[schedule]``: a dataclass for each ``name``.
 
-A value that changes during the run is a list of ``STEP=VALUE``, which files and the command line write alike:
+A value that changes during the run is a list of ``STEP=VALUE``, in files and on the command line:
 
     read_steps(("0=128", "2000=64")) -> {0: 128.0, 2000: 64.0}      value_at(that, 1999) -> 128.0
 """
@@ -25,7 +25,7 @@ def read_steps(entries: Sequence[str]) -> dict[int, float]:
         entries: ``STEP=VALUE`` each, in any order.
 
     Raises:
-        Mistake: an entry of another form, a value that is not positive, a step twice, or none for step 0.
+        Mistake: an entry is malformed, a value is not positive, a step occurs twice, or step 0 is missing.
     """
     values: dict[int, float] = {}
     for entry in entries:
@@ -43,13 +43,13 @@ def read_steps(entries: Sequence[str]) -> dict[int, float]:
 
 
 def value_at(values: Mapping[int, float], step: int) -> float:
-    """Return the value of the largest key that is at most ``step``; the keys are in order and begin with 0."""
+    """Return the value of the largest key that is at most ``step``; keys are in ascending order and begin with 0."""
     steps = list(values)
     return values[steps[bisect_right(steps, step) - 1]]
 
 
 def problems_of_steps(key: str, entries: Sequence[str]) -> list[Problem]:
-    """Return what ``read_steps`` refuses as the problem of an option."""
+    """Return the mistake of ``read_steps``, if any, as a problem of the option ``key``."""
     try:
         read_steps(entries)
     except Mistake as mistake:
@@ -64,7 +64,7 @@ def read_scales(entries: Sequence[str]) -> dict[str, float]:
         entries: ``PATTERN=FACTOR`` each.
 
     Raises:
-        Mistake: an entry has no pattern, or no factor that is finite and at least 0.
+        Mistake: an entry has no pattern, or its factor is not finite and at least 0.
     """
     scales: dict[str, float] = {}
     for entry in entries:
@@ -95,10 +95,10 @@ class OptimizerConfig:
         (), help="PATTERN=FACTOR: learning rate factor of parameters by name pattern; the first match counts"
     )
     state_names: ClassVar[tuple[str, ...]] = ()
-    """The tensors that the optimizer keeps for each parameter."""
+    """The optimizer's state tensors for each parameter."""
 
     def problems(self) -> list[Problem]:
-        """List mistakes in the entries of lists."""
+        """Return mistakes in the entries of lists."""
         try:
             read_scales(self.learning_rate_scale)
         except Mistake as mistake:
@@ -120,7 +120,7 @@ class MomentsConfig(OptimizerConfig):
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
     def problems(self) -> list[Problem]:
-        """List conflicting options and mistakes in the entries of lists."""
+        """Return conflicting options and mistakes in the entries of lists."""
         problems = super().problems()
         if self.epsilon_before_correction and not self.bias_correction:
             message = "epsilon_before_correction requires bias_correction; remove it or set bias_correction = true"
@@ -140,7 +140,7 @@ class AdamWConfig(MomentsConfig):
 @choice_of("optimizer")
 @dataclass(frozen=True, kw_only=True)
 class AdamConfig(MomentsConfig):
-    """Adam (Kingma & Ba 2015); weight decay is added to the gradient, so the second moment divides it, too."""
+    """Adam (Kingma & Ba 2015); weight decay is added to the gradient, so the second moment scales it, too."""
 
     name: str = "adam"
     learning_rate: float = 1e-3
@@ -202,7 +202,7 @@ class ScheduleConfig:
 @choice_of("schedule")
 @dataclass(frozen=True, kw_only=True)
 class ConstantConfig(ScheduleConfig):
-    """Warm-up, then the peak to the end."""
+    """Warm-up, then a constant learning rate."""
 
     name: str = "constant"
 
@@ -243,7 +243,7 @@ class CosineConfig(DecayConfig):
 @choice_of("schedule")
 @dataclass(frozen=True, kw_only=True)
 class WarmupStableDecayConfig(DecayConfig):
-    """Warm-up, the peak, then a decay over the last part of the run (Hu et al. 2024); a longer run goes on from it."""
+    """Warm-up, a constant rate, then a decay over the last part of the run (Hu et al. 2024)."""
 
     name: str = "warmup_stable_decay"
     decay_fraction: float = option(
@@ -268,7 +268,7 @@ class PolynomialConfig(DecayConfig):
 @choice_of("schedule")
 @dataclass(frozen=True, kw_only=True)
 class NaturalExponentialConfig(ScheduleConfig):
-    """Warm-up, then a staircase of powers of e."""
+    """Warm-up, then a stepwise exponential decay."""
 
     name: str = "natural_exponential"
     stair_steps: int = option(500, help="steps between reductions", minimum=1)
@@ -286,5 +286,5 @@ class ByStepConfig:
     )
 
     def problems(self) -> list[Problem]:
-        """List the first mistake in the table."""
+        """Return the first mistake in the table."""
         return problems_of_steps("factors", self.factors)

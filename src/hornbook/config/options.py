@@ -1,4 +1,4 @@
-"""Recipe options: dataclass fields with help, bounds and a type, and the one validator of their values.
+"""Recipe options: dataclass fields with help, bounds and a type, and the validator of their values.
 
     learning_rate: float = option(6e-4, help="peak learning rate", above=0)
 
@@ -7,11 +7,11 @@
     command line  "1e5"    -> parse_text -> 100000.0 --.
     TOML           100_000 -----------------------------> convert(value, spec) -> 100000, or Mistake("expected ...")
 
-Recipe files, the command line, ``--help``, the range checks and the printed recipe all follow from that one line. The
-types are int, float, bool, str, ``Literal`` of strings, each of these ``| None``, and the lists ``tuple[str, ...]``,
-``tuple[int, ...]`` and ``tuple[float, ...]``. Integers may be written as whole floats (``1e5``). ``none`` unsets an
-optional value and empties a list, in TOML as ``"none"``. A list is an array in TOML and ``a,b`` on the command line; a
-single entry needs no brackets.
+This line defines the option in recipe files, on the command line, in ``--help``, in range checks and in printed
+recipes. Types are int, float, bool, str, ``Literal`` of strings, each of these ``| None``, and the lists
+``tuple[str, ...]``, ``tuple[int, ...]`` and ``tuple[float, ...]``. Integers may be written as whole floats (``1e5``).
+``none`` unsets an optional value and empties a list, in TOML as ``"none"``. A list is an array in TOML and ``a,b`` on
+the command line; a single entry needs no brackets.
 """
 
 import dataclasses
@@ -33,12 +33,12 @@ T = TypeVar("T")
 
 LARGEST_INTEGER = 2**63 - 1
 SHOWN_CHARACTERS = 60
-"""Messages shorten a value that is longer than this."""
+"""Messages shorten values longer than this."""
 
 TAGS = {"model": "family", "objective": "name", "optimizer": "name", "schedule": "name"}
-"""The sections that have a choice of dataclass, and the key that chooses."""
+"""The sections with several dataclasses, and the key that selects one."""
 REQUIRED = {"model": ("vocab_size", "max_positions"), "optimizer": ("learning_rate", "clip_norm")}
-"""Fields that every choice of a section must have, because the rest of hornbook reads them."""
+"""Fields that every dataclass of a section must have, because hornbook reads them."""
 
 _METADATA = "hornbook"
 _LISTS = (tuple[str, ...], tuple[int, ...], tuple[float, ...])
@@ -48,12 +48,12 @@ _TOML_WORDS = {bool: "a boolean", int: "an integer", float: "a float", str: "a s
 _CHOICES: dict[str, dict[str, type]] = {section: {} for section in TAGS}
 
 
-class Mistake(Exception):  # noqa: N818 - it never leaves config, which reports it as a Problem
-    """A value is not what its option expects; the message says what was expected and what was found."""
+class Mistake(Exception):  # noqa: N818 - internal to config, which reports it as a Problem
+    """A value is invalid for its option; the message says what was expected and what was found."""
 
 
 class Problem(NamedTuple):
-    """A mistake: the keys that it concerns (``section.key``, or ``key`` within a section) and what to change."""
+    """A mistake: the keys involved (``section.key``, or ``key`` within a section) and a message with the remedy."""
 
     keys: tuple[str, ...]
     message: str
@@ -61,16 +61,16 @@ class Problem(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UnknownPart:
-    """An objective, optimizer or schedule that a stored recipe names and nobody has registered: a user's own."""
+    """A custom objective, optimizer or schedule of a stored recipe that is not registered."""
 
     name: str = ""
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """As they were stored, unchecked."""
+    """The stored options, not validated."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The range of a number; None is no bound."""
+    """The range of a number; None: unbounded."""
 
     above: float | None = None
     minimum: float | None = None
@@ -94,7 +94,7 @@ class Bounds:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spec:
-    """The description of one option: a field of a section's dataclass."""
+    """The specification of an option, a field of a section's dataclass."""
 
     type: Any
     name: str = ""
@@ -135,22 +135,22 @@ def option(
     A subclass that changes only the default declares a plain field: ``beta2: float = 0.95``.
 
     Args:
-        default: the value when neither recipe nor command line gives one.
-        help: one line for ``--help``; name the unit where there is one.
-        path: the value is a path, absolute once loaded: in a file it is relative to the recipe's folder, on the
-            command line to the working directory.
-        named: each entry of a list of paths is ``PATH`` or ``NAME=PATH``.
+        default: the value if neither the recipe nor the command line sets it.
+        help: one line for ``--help``, with the unit if there is one.
+        path: whether the value is a path, which is made absolute: in a file, it is relative to the recipe's folder, on
+            the command line to the working directory.
+        named: whether each entry of a list of paths is ``PATH`` or ``NAME=PATH``.
         bounds: ``above``, ``minimum``, ``below`` or ``maximum``, for the value or each entry of a list.
     """
     metadata = {"help": help, "bounds": Bounds(**bounds), "path": path, "named": named}
     field: Any = dataclasses.field(default=default, metadata={_METADATA: metadata})
-    return field  # type: ignore[no-any-return]  # a Field here, the value's type for the readers of the dataclass
+    return field  # type: ignore[no-any-return]  # a Field here, a value of type T for users of the dataclass
 
 
 def describe(section: type) -> dict[str, Spec]:
-    """Return the options of a section's dataclass by name, in order; a field with a ``default_factory`` is none.
+    """Return the options of a section's dataclass by name, in order, without fields that have a ``default_factory``.
 
-    Raises UserError if a field has a type that a recipe cannot hold, or no default.
+    Raises UserError if a field has an unsupported type, or no default.
     """
     return _describe(section)
 
@@ -174,7 +174,7 @@ def _spec(section: type, field: "dataclasses.Field[Any]", annotation: object) ->
     kind = str if choices else _TYPES.get(bare[0])
     if len(bare) != 1 or kind is None or not all(isinstance(choice, str) for choice in choices):
         raise UserError(
-            f"{where}: type {annotation} is no recipe type: int, float, bool, str, Literal of strings, "
+            f"{where}: type {annotation} is not supported; expected int, float, bool, str, Literal of strings, "
             "tuple[str, ...], tuple[int, ...], tuple[float, ...], or None"
         )
     declared = (getattr(base, "__dataclass_fields__", {}).get(field.name) for base in section.__mro__)
@@ -191,18 +191,18 @@ def _spec(section: type, field: "dataclasses.Field[Any]", annotation: object) ->
 
 
 def register(section: str, tag: str, dataclass: type) -> None:
-    """Make ``dataclass`` the description of ``section`` when its tag is ``tag``; call it before a recipe is loaded.
+    """Register ``dataclass`` for sections whose tag is ``tag``; call it before a recipe is loaded.
 
-    A class that is defined again, by a notebook's cell or a reloaded module, replaces itself.
+    A class that is defined again, by a notebook's cell or a reloaded module, replaces the earlier definition.
 
     Args:
         section: ``model``, ``objective``, ``optimizer`` or ``schedule``.
         tag: the value of the section's ``family`` or ``name`` in a recipe.
-        dataclass: frozen; its tag field's default is ``tag``; it has the fields of ``REQUIRED``. A method
+        dataclass: frozen; the default of its tag field is ``tag``, and it has the fields of ``REQUIRED``. A method
             ``problems() -> list[Problem]`` may check several fields together.
 
     Raises:
-        UserError: unknown section, a tag that is taken, or an unsuitable class.
+        UserError: the section is unknown, the tag is taken, or the class is unsuitable.
     """
     if section not in TAGS:
         raise UserError(f'section "{section}" has no choices; expected one of {", ".join(TAGS)}')
@@ -235,14 +235,14 @@ def choices(section: str) -> dict[str, type]:
 
 
 def definition_of(part: Any) -> tuple[str, str]:
-    """Return module and name of a class or function, which stay the same when its definition is run again."""
+    """Return the module and name of a class or function, which do not change when its definition is run again."""
     while isinstance(part, functools.partial):
         part = part.func
     return part.__module__, getattr(part, "__qualname__", type(part).__qualname__)
 
 
 def script_of(part: type) -> str | None:
-    """Return the path of the file that defines a class of a user's own; None for hornbook's, and in a notebook."""
+    """Return the path of the file that defines a custom class; None for hornbook's classes, and in a notebook."""
     module = sys.modules.get(part.__module__)
     file = getattr(module, "__file__", None)
     is_own = part.__module__.partition(".")[0] != __name__.partition(".")[0]
@@ -250,9 +250,9 @@ def script_of(part: type) -> str | None:
 
 
 def parse_text(text: object, spec: Spec) -> object:
-    """Read command-line text as its option's type; text that does not parse stays text, which ``convert`` refuses.
+    """Parse command-line text as its option's type; invalid text is returned unchanged, and ``convert`` rejects it.
 
-    Raises Mistake if there is no text (None), and the option is no boolean, for which the option alone means true.
+    Raises Mistake if the text is None, unless the option is a boolean, for which that means true.
     """
     if not isinstance(text, str):
         if spec.type is bool:
@@ -273,9 +273,9 @@ def _parse(text: str, kind: type) -> object:
 
 
 def convert(value: object, spec: Spec) -> object:
-    """Check ``value`` against its option and return it as the option's type.
+    """Validate ``value`` and return it as the option's type.
 
-    Raises Mistake if it is of a wrong type, out of bounds, or not among the choices.
+    Raises Mistake if it has the wrong type, is out of bounds, or is not one of the choices.
     """
     is_unset = value is None or value == "none"
     if spec.type is not tuple or (is_unset and spec.optional):
@@ -286,7 +286,7 @@ def convert(value: object, spec: Spec) -> object:
 
 
 def _scalar(value: Any, spec: Spec, found: str = "{}") -> object:
-    """Check a value that is no list, or an entry of one."""
+    """Validate a scalar value or an entry of a list."""
     if spec.scalar in (int, float):
         return _number(value, spec, found)
     if spec.choices and isinstance(value, str) and value not in spec.choices:
@@ -314,15 +314,15 @@ def _number(value: Any, spec: Spec, found: str) -> object:
 
 
 def absolute(entry: str, folder: Path | None, *, named: bool = False) -> str:
-    """Resolve a path against the folder that it was written in (None: it is absolute already); ``~`` is home.
+    """Return the absolute path of ``entry``, with ``~`` expanded.
 
     Args:
-        entry: a path, or where it may be ``named`` also ``NAME=PATH``; a path that looks like that is ``./a=b``.
-        folder: the recipe's folder, or the working directory.
+        entry: a path or, if ``named``, also ``NAME=PATH``; write a path with an equals sign as ``./a=b``.
+        folder: the folder that relative paths refer to; None if ``entry`` is already absolute.
         named: whether ``entry`` may be ``NAME=PATH``.
 
     Raises:
-        Mistake: there is no home folder.
+        Mistake: the home folder is unknown.
     """
     if folder is None:
         return entry
@@ -336,7 +336,7 @@ def absolute(entry: str, folder: Path | None, *, named: bool = False) -> str:
 
 
 def split_entry(entry: str) -> tuple[str | None, str]:
-    """Split ``NAME=PATH`` into its two parts; the name is None where there is only a path."""
+    """Return name and path of ``NAME=PATH``; the name is None if there is only a path."""
     named = re.fullmatch(r"(\w+)=(.+)", entry, re.DOTALL)
     return (named[1], named[2]) if named else (None, entry)
 
@@ -349,7 +349,7 @@ def kind_of(value: object) -> str:
 
 
 def show(value: object, *, quote: bool = True) -> str:
-    """Write a value on one short line, much as in TOML; with ``quote`` false, a string has no quotes."""
+    """Return a value as one short line, similar to TOML; with ``quote`` false, strings have no quotes."""
     if value is None or isinstance(value, list | dict):
         return {type(None): "none", list: "[...]"}.get(type(value), "{...}")
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""Options that a Python program lays over a recipe, by dotted name.
+"""Override options of a recipe by dotted name, from Python.
 
 {"training.steps": 300, "data.train": Path("corpora/mine")}
 -> {("training", "steps"): Leaf(300, "overrides"), ("data", "train"): Leaf("corpora/mine", "overrides")}
@@ -13,12 +13,12 @@ from hornbook.config.recipe_files import Leaf, Tree, merge
 
 
 def override_leaves(values: Mapping[str, object], source: str = "overrides") -> Tree:
-    """Make leaves of options by dotted name; dashes and underscores are the same.
+    """Return the leaves of options given by dotted name; dashes and underscores are equivalent.
 
     Args:
         values: typed as in a recipe file; a path may be a ``Path``, and None is ``"none"``. Paths are relative to the
             working directory.
-        source: what messages call the origin of the values.
+        source: name of the values' source in messages.
     """
     tree: Tree = {}
     for name, value in values.items():
@@ -29,10 +29,10 @@ def override_leaves(values: Mapping[str, object], source: str = "overrides") -> 
 
 
 def override_recipe(recipe: Recipe, overrides: Tree) -> Resolved:
-    """Lay options over a recipe that is there already.
+    """Return ``recipe`` with overridden options, validated.
 
     Raises:
-        RecipeError: every mistake at once.
+        RecipeError: lists all mistakes.
     """
     return resolve(merge(override_leaves(flatten(recipe), "recipe"), overrides), Path(recipe.name))
 

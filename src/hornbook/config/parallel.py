@@ -1,4 +1,4 @@
-"""How the ranks of a run share its work, and which dimension of which weight tensor parallelism splits.
+"""The layout of a run's ranks, and the dimensions of weights that tensor parallelism splits.
 
 ::
 
@@ -12,9 +12,9 @@
 
       pipeline 2 x replicate 2                rank = stage · 2 + replica
 
-Tensor-parallel ranks exchange activations in every layer, so they are neighbors; replicas exchange gradients once a
-step; stages of a pipeline exchange the least, so they are furthest apart. The size of the data axis follows from the
-size of the world. Nothing here imports torch, so that a plan of a run can use the same sizes and the same table.
+Tensor-parallel ranks exchange activations in every layer, so they have adjacent numbers; replicas exchange gradients
+once a step; stages of a pipeline communicate least, so they are furthest apart. The size of the data axis follows from
+the number of ranks. The module does not import torch, so that plans can use it.
 """
 
 from collections.abc import Iterator
@@ -48,11 +48,11 @@ The first layer of a pair is split by its outputs and the second by its inputs (
 token table by its rows, query, key and value by heads, and GroupBERT's grouped layer by whole groups.
 """
 KNOWN_MODELS: Final = (GPTConfig, BertConfig, RobertaConfig, GroupBertConfig)
-"""Those whose weights ``TENSOR_CUTS`` names and whose ``shapes`` are those of the model."""
+"""Models whose weights are named in ``TENSOR_CUTS`` and listed by ``shapes``."""
 
 
 class Sizes(NamedTuple):
-    """Ranks along each axis; their product is the size of the world."""
+    """Number of ranks along each axis; their product is the size of the world."""
 
     pipeline: int
     replicate: int
@@ -62,7 +62,7 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """How the ranks of a run share the work; the numbers of a run do not depend on it."""
+    """The distribution of a run over its ranks, which does not affect the numbers of the run."""
 
     data_parallel: Literal["replicate", "shard", "hybrid"] = option(
         "replicate",
@@ -102,7 +102,7 @@ class ParallelConfig:
 
     @property
     def num_stages(self) -> int:
-        """Stages of the pipeline: one or two a rank, or more with an interleaved schedule that lists them."""
+        """Number of stages of the pipeline: one or two per rank, or more if an interleaved schedule lists them."""
         has_two = self.pipeline_schedule in ("interleaved", "v-shaped")
         return len(self.layers_per_stage) or self.pipeline_parallel * (1 + has_two)
 
@@ -143,7 +143,7 @@ class ParallelConfig:
         """Return the ranks along each axis of a world of ``num_ranks``.
 
         Raises:
-            UserError: the sizes do not multiply to the size of the world.
+            UserError: the number of ranks is not a multiple of the other sizes.
         """
         unit = self.pipeline_parallel * self.tensor_parallel * (self.shard_size or 1)
         if num_ranks % unit:
@@ -166,9 +166,9 @@ class ParallelConfig:
         return [range(sum(counts[:stage]), sum(counts[: stage + 1])) for stage in range(len(counts))]
 
     def conflicts(self, model: TransformerConfig) -> Iterator[Problem]:
-        """Yield what of ``model`` does not divide into the stages of a pipeline or the parts of tensor parallelism."""
+        """Yield conflicts with ``model``: sizes that the stages or tensor parallelism do not divide."""
         num_layers = getattr(model, "num_layers", None)
-        if num_layers is None:  # a model of one's own may count otherwise
+        if num_layers is None:  # custom models may not have num_layers
             if self.pipeline_parallel > 1 or self.layers_per_stage:
                 message = "a pipeline needs a model with num_layers; set pipeline_parallel to 1"
                 yield Problem(("parallel.pipeline_parallel", "model.family"), message)
@@ -181,7 +181,7 @@ class ParallelConfig:
         yield from self._undivided(model)
 
     def _undivided(self, model: TransformerConfig) -> Iterator[Problem]:
-        """Yield what of ``model`` tensor parallelism cannot divide; a model of one's own it cannot divide at all."""
+        """Yield sizes of ``model`` that tensor parallelism does not divide; custom models do not support it."""
         if self.tensor_parallel == 1:
             return
         if type(model) not in KNOWN_MODELS:
@@ -199,13 +199,13 @@ class ParallelConfig:
 
 @cache
 def cut_dimension(name: str) -> int | None:
-    """Return the dimension of a parameter that tensor parallelism splits, None if it is replicated."""
+    """Return the dimension of a parameter that tensor parallelism splits; None if it is replicated."""
     return next((dimension for pattern, dimension in TENSOR_CUTS.items() if fnmatchcase(name, pattern)), None)
 
 
 def sees_slice(name: str) -> bool:
-    """Tell whether a parameter, with sequence parallelism, sees the tokens of its rank alone.
+    """Return whether sequence parallelism applies a parameter only to the tokens of its rank.
 
-    Its gradient is then the sum over the tensor-parallel ranks. The head takes all tokens.
+    Its gradient is then summed over the tensor-parallel ranks. The head processes all tokens.
     """
     return name.startswith(("embedding.", "blocks.")) and cut_dimension(name) is None

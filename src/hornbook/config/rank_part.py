@@ -1,4 +1,4 @@
-"""What a rank of a run holds of a model, without torch: its stages, and its parts of their parameters.
+"""A rank's part of a model, without torch: its stages, and its parts of their parameters.
 
 ::
 
@@ -19,16 +19,16 @@ from hornbook.config.shapes import padded_rows
 
 @dataclass(frozen=True, kw_only=True)
 class RankPart:
-    """See above."""
+    """The part of a model that a rank holds and computes."""
 
     recipe: Recipe
     sizes: Sizes
     shapes: dict[str, tuple[int, ...]]
-    """Of its stages, cut by tensor parallelism, padded as in memory."""
+    """Shapes of the parameters of its stages, split by tensor parallelism, padded as in memory."""
     table: tuple[int, ...]
-    """Of the token table, cut by tensor parallelism."""
+    """Shape of the token table, split by tensor parallelism."""
     blocks_of_stage: Mapping[int, Sequence[int]]
-    """The blocks of each stage that it holds, by the stage's number, ascending."""
+    """The blocks of each of its stages, by the stage's number, ascending."""
     num_stages: int
 
     @classmethod
@@ -36,7 +36,7 @@ class RankPart:
         """Return the part of ``rank`` of ``num_ranks``; the recipe's ``model.vocab_size`` must be set.
 
         Raises:
-            UserError: the sizes in ``[parallel]`` do not multiply to ``num_ranks``.
+            UserError: ``num_ranks`` is not a multiple of the sizes in ``[parallel]``.
         """
         parallel = recipe.parallel
         model: Any = recipe.model
@@ -57,36 +57,36 @@ class RankPart:
 
     @property
     def own_stages(self) -> tuple[int, ...]:
-        """The stages that it computes."""
+        """The numbers of its stages."""
         return tuple(self.blocks_of_stage)
 
     @property
     def has_embedding(self) -> bool:
-        """Whether it computes the first hidden states."""
+        """Whether it has the embedding."""
         return 0 in self.own_stages
 
     @property
     def has_head(self) -> bool:
-        """Whether it computes the loss."""
+        """Whether it has the head."""
         return self.num_stages - 1 in self.own_stages
 
     @property
     def blocks(self) -> list[int]:
-        """The blocks that it computes."""
+        """The numbers of its blocks."""
         return [layer for layers in self.blocks_of_stage.values() for layer in layers]
 
     def num_held(self, absent: Mapping[str, int]) -> int:
-        """Return the numbers of its parameters, each of which has moments; the rows of its tables are padded.
+        """Return the number of its parameter elements, each of which has moments, with the padding of tables.
 
         Args:
-            absent: weights that sparse linear maps and a sparse table lack, by name.
+            absent: number of weights that block-sparse layers and tables omit, by name.
         """
         dense = sum(shard_size(shape, self.sizes.shard) for shape in self.shapes.values())
         return dense - sum(count for name, count in absent.items() if {name, f"{name}.weight"} & self.shapes.keys())
 
     @property
     def num_copied(self) -> int:
-        """The numbers of a second table, which a head holds where it does not share the embedding's."""
+        """The number of elements of the head's copy of the table, if it cannot share the embedding's."""
         is_apart = self.has_head and (self.sizes.shard > 1 or not self.has_embedding)
         return shard_size(self.table, self.sizes.shard) if is_apart else 0
 
@@ -102,7 +102,7 @@ def cut_shape(name: str, shape: tuple[int, ...], num_parts: int) -> tuple[int, .
 
 
 def shard_size(shape: tuple[int, ...], num_shards: int) -> int:
-    """Return the numbers of a rank's shard; the rows are padded where no dimension divides."""
+    """Return the number of elements of a rank's shard; the rows are padded if no dimension is divisible."""
     if any(size % num_shards == 0 for size in shape):
         return math.prod(shape) // num_shards
     return -(-shape[0] // num_shards) * math.prod(shape[1:])

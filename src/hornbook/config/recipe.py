@@ -1,10 +1,10 @@
-"""The recipe: its sections, what they check together, and the recipe as text.
+"""The recipe: its sections, checks across sections, and conversion to text.
 
     recipe.toml, command line  ->  load_recipe  ->  Recipe(name="gpt2-small",
                                                            model=GPTConfig(num_layers=12, hidden_size=768, ...),
                                                            optimizer=AdamWConfig(learning_rate=6e-4, ...), ...)
 
-``problems`` lists conflicts; ``recipe_from_dict(recipe_to_dict(r))`` checks a recipe.
+``problems`` returns conflicts; ``recipe_from_dict(recipe_to_dict(r))`` validates a recipe.
 """
 
 import json
@@ -44,7 +44,7 @@ from hornbook.config.sparsity import SparsityConfig
 
 COMMENT_COLUMN = 40
 SCRIPTS = "scripts"
-"""Key of a stored recipe: the script of each section whose part is not hornbook's own."""
+"""Key of a stored recipe with the scripts of custom parts, by section."""
 Key = tuple[str, str]
 
 EXCLUSIVE = (
@@ -54,14 +54,14 @@ EXCLUSIVE = (
     (("schedule", "decay_steps"), ("schedule", "decay_end")),
     (("precision", "loss_scale"), ("precision", "loss_scale_by_step")),
 )
-"""Options of which a recipe sets one; one on the command line replaces the others of the recipe file."""
+"""Options that exclude each other; one on the command line replaces the others of the recipe file."""
 _ENCODERS = '"bert", "roberta" or "groupbert"'
 _ENCODER_OBJECTIVES = '"mlm", "mlm_nsp", "classification" or "span"'
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that decides a run. Model, objective, optimizer and schedule may also be of a registered class."""
+    """The complete options of a run; model, objective, optimizer and schedule may be of registered custom classes."""
 
     name: str = option("recipe", help="name of the run and its folder (default: name of the recipe's file)")
     model: TransformerConfig = field(default_factory=GPTConfig)
@@ -86,14 +86,14 @@ class Recipe:
         return self.data.sequence_length or self.model.max_positions
 
     def num_parameters(self) -> int:
-        """Count the parameters that the run trains; 0 for a model of one's own that does not count them."""
+        """Return the number of parameters; 0 for custom models that do not count them."""
         count: int = getattr(self.model, "num_parameters", int)()
         return count - sum(self.sparsity.num_absent(self.model).values()) if self.sparsity.is_sparse else count
 
     def flops_per_token(self, length: float) -> float | None:
-        """Return the FLOPs of a training step per token of sequences of ``length`` tokens, absent blocks left out.
+        """Return the FLOPs of a training step per token for sequences of ``length`` tokens, without absent blocks.
 
-        None for a model of one's own that has no formula.
+        None for custom models without a formula.
         """
         formula = getattr(self.model, "flops_per_token", None)
         if formula is None:
@@ -104,7 +104,7 @@ class Recipe:
         return flops
 
     def problems(self) -> list[Problem]:
-        """List conflicting options of each section, then of different ones, by dotted keys."""
+        """Return conflicting options, by dotted keys: those of each section, then those of different sections."""
         own = [
             Problem(tuple(f"{section}.{key}" for key in problem.keys), problem.message)
             for section in SECTIONS
@@ -214,7 +214,7 @@ SECTIONS: dict[str, type] = {
 
 
 def specs(section: str) -> dict[str, list[tuple[str, Spec]]]:
-    """Return every option of a section by name, with the tags (``""`` where there is no choice) that have it.
+    """Return every option of a section by name, with the tags that have it (``""`` if the section has no tag).
 
     ``specs("schedule")["final_fraction"]`` is ``[("linear", Spec(...)), ("cosine", Spec(...)), ...]``.
     """
@@ -227,7 +227,7 @@ def specs(section: str) -> dict[str, list[tuple[str, Spec]]]:
 
 
 def dotted(key: Key) -> str:
-    """Write a key as people do: ``training.steps``, or ``name`` at the top."""
+    """Return a key as text: ``training.steps``, or ``name`` outside of sections."""
     return f"{key[0]}.{key[1]}" if key[0] else key[1]
 
 
@@ -240,7 +240,7 @@ class Change(NamedTuple):
 
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
-    """Turn a recipe into nested dictionaries of JSON's types; ``scripts`` names those that registered its own parts."""
+    """Return a recipe as nested dictionaries of JSON types; ``scripts`` are those that registered custom parts."""
     parts = {section: getattr(recipe, section) for section in SECTIONS}
     scripts = {section: script for section in TAGS if (script := script_of(type(parts[section])))}
     nested = {section: _options(values) for section, values in parts.items()}
@@ -253,9 +253,9 @@ def _options(values: object) -> dict[str, Any]:
 
 
 def recipe_to_toml(recipe: Recipe, sources: Mapping[str, str] | None = None) -> str:
-    """Write a recipe as TOML that loads back equal; with ``sources``, each line says where its value came from.
+    """Return a recipe as TOML that loads as an equal recipe; with ``sources``, comments have the source of each value.
 
-    An unset optional value is left out, or written ``"none"`` where its default is another.
+    An unset optional value is omitted, or written as ``"none"`` if its default is set.
     """
     blocks = [_block(recipe, "", sources)]
     blocks += [f"[{section}]\n{_block(getattr(recipe, section), f'{section}.', sources)}" for section in SECTIONS]
@@ -287,13 +287,13 @@ def _toml(value: object) -> str:
 
 
 def changed_keys(old: Recipe, new: Recipe) -> list[Change]:
-    """List every value that differs, by dotted key; one that only one of them has is None in the other."""
+    """Return all values that differ, by dotted key; a value that only one recipe has is None in the other."""
     before, after = flatten(old), flatten(new)
     keys = [*before, *(key for key in after if key not in before)]
     return [Change(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
 
 
 def flatten(recipe: Recipe) -> dict[str, object]:
-    """Return every value by dotted key."""
+    """Return all values by dotted key."""
     nested = recipe_to_dict(recipe)
     return {"name": recipe.name} | {f"{name}.{key}": value for name in SECTIONS for key, value in nested[name].items()}

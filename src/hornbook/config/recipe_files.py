@@ -1,4 +1,4 @@
-"""Recipe files: found by name, path or run, read, and laid one over the other and under the command line, unchecked.
+"""Find and read recipe files, and merge them with the command line, without validation.
 
 ::
 
@@ -13,8 +13,8 @@
                              -> {("training", "seed"): Leaf(1234, "gpt2-small:20"), ...,
                                  ("training", "epochs"): Leaf("2", "command line, in place of training.steps (...)")}
 
-The TOML parser keeps no line numbers; they come from a scan of the text, which gives all keys of an inline table the
-line of the table.
+Since the TOML parser has no line numbers, they come from a scan of the text, in which all keys of an inline table have
+the line of the table.
 """
 
 import re
@@ -30,9 +30,9 @@ from hornbook.errors import RecipeError
 
 FOLDER = Path(__file__).parent / "recipes"
 LARGEST_FILE = 1 << 20
-"""A recipe file with more bytes is refused as a whole."""
+"""Maximum size of a recipe file in bytes."""
 _RECIPE, _IDENTITY = "recipe.toml", "run.json"
-"""The files of a run's folder by which `hornbook train` knows it."""
+"""The files by which `hornbook train` recognizes a run folder."""
 _TRAIN = "to train on it: hornbook train demo --data.train"
 COMMAND_LINE = "command line"
 _OPTION = re.compile(r"--(?P<key>name|[\w-]+(?:\.[\w-]*)+)(?:=(?P<value>.*))?", re.DOTALL)
@@ -40,9 +40,9 @@ _OPTION = re.compile(r"--(?P<key>name|[\w-]+(?:\.[\w-]*)+)(?:=(?P<value>.*))?", 
 
 @dataclass(frozen=True, kw_only=True)
 class Leaf:
-    """An unchecked value, with its source in words and the folder that paths are relative to.
+    """An unvalidated value, with a description of its source and the folder for relative paths.
 
-    On the command line the value is text, or None for an option without a value.
+    On the command line, the value is text, or None for an option without a value.
     """
 
     value: object
@@ -53,20 +53,20 @@ class Leaf:
 
 Tree = dict[Key, Leaf]
 START = ("", "from")
-"""Key of a recipe file that names the recipe it starts from."""
+"""Key of a recipe file with the recipe that it starts from."""
 
 
 def bundled_recipes() -> dict[str, Path]:
-    """Return the files of the package's recipes by name, in alphabetical order."""
+    """Return the paths of the bundled recipes by name, in alphabetical order."""
     return {path.stem: path for path in sorted(FOLDER.glob("*.toml"), key=lambda path: path.stem)}
 
 
 def find_recipe(reference: str) -> Path:
-    """Find a recipe: a bundled one by name, that of a run by its folder, another by its path.
+    """Return the path of a recipe, given the name of a bundled recipe, the folder of a run, or a path.
 
-    A path has a slash or ends in ``.toml``, except that of a run.
+    Paths contain a slash or end with ``.toml``, except those of runs.
 
-    Raises RecipeError if it is none of these; the message suggests the nearest names.
+    Raises RecipeError if it does not exist; the message suggests similar names.
     """
     bundled = bundled_recipes()
     if reference in bundled:
@@ -83,18 +83,18 @@ def find_recipe(reference: str) -> Path:
 
 
 def run_of(recipe: Path) -> Path | None:
-    """Return the run's folder that a recipe file belongs to; None if it belongs to none."""
+    """Return the run folder of a recipe file; None if it is not in one."""
     return recipe.parent if recipe.name == _RECIPE and (recipe.parent / _IDENTITY).is_file() else None
 
 
 def _size(path: Path) -> tuple[int, ...]:
-    """Return width and depth of a recipe's model; () if it starts from another recipe, which has them."""
+    """Return hidden size and number of layers of a recipe; () if it starts from another recipe, which has them."""
     model = tomllib.loads(path.read_text(encoding="utf-8")).get("model")
     return (model["hidden_size"], model["num_layers"]) if model else ()
 
 
 def read_document(path: Path, label: str) -> tuple[dict[str, object], str]:
-    """Read a recipe file, which messages call ``label``; return the parsed TOML and its text.
+    """Read a recipe file and return the parsed TOML and its text; ``label`` is its name in messages.
 
     Raises RecipeError if the file cannot be read, is too large, or is not UTF-8 or not TOML (with line and column).
     """
@@ -107,7 +107,7 @@ def read_document(path: Path, label: str) -> tuple[dict[str, object], str]:
         raise RecipeError([f"{label}:{line}: not UTF-8 at byte {error.start}; save the recipe as UTF-8"]) from None
     except RecursionError:
         raise RecipeError([f"{label}: not a recipe: tables or arrays are nested too deeply"]) from None
-    except ValueError as error:  # TOMLDecodeError, or int() of thousands of digits
+    except ValueError as error:  # TOMLDecodeError, or an integer with thousands of digits
         message, _, position = str(error).partition(" (at line ")
         numbers = "".join(f":{number}" for number in re.findall(r"\d+", position))
         raise RecipeError([f"{label}{numbers}: not TOML: {' '.join(message.split())}"]) from None
@@ -131,15 +131,15 @@ def _read(path: Path, label: str) -> bytes:
 
 
 def read_leaves(path: Path, name: str, above: tuple[Path, ...] = ()) -> Tree:
-    """Read the leaves of a recipe file, laid over those of the recipe that it starts ``from``, except its name.
+    """Return the leaves of a recipe file, merged over those of the recipe that it starts ``from``, except the name.
 
     Args:
         path: of the file.
-        name: what messages call it.
-        above: files that start from this one.
+        name: its name in messages.
+        above: the files that start from this one.
 
     Raises:
-        RecipeError: a file cannot be read, ``from`` names no recipe, or recipes start from each other in a circle.
+        RecipeError: a file cannot be read, ``from`` is not a recipe, or recipes start from each other in a cycle.
     """
     label = name if name.isprintable() else show(name)
     own = file_leaves(*read_document(path, label), label, path.parent)
@@ -163,7 +163,7 @@ def read_leaves(path: Path, name: str, above: tuple[Path, ...] = ()) -> Tree:
 
 
 def file_leaves(document: Mapping[str, object], text: str, label: str, folder: Path) -> Tree:
-    """Make leaves of a parsed recipe file; a table that is no section stays one leaf."""
+    """Return the leaves of a parsed recipe file; a table that is not a section becomes one leaf."""
     lines, section = {}, ""
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[\s*([\w-]+)\s*\]", line):
@@ -180,7 +180,7 @@ def file_leaves(document: Mapping[str, object], text: str, label: str, folder: P
 
 
 def entries_of(document: Mapping[str, object]) -> Iterator[tuple[Key, object]]:
-    """Yield the keys of a parsed recipe with their values; a table that is no section is one value."""
+    """Yield the keys and values of a parsed recipe; a table that is not a section is one value."""
     for name, value in document.items():
         if name in SECTIONS and isinstance(value, dict):
             yield from (((name, key), entry) for key, entry in value.items())
@@ -189,11 +189,11 @@ def entries_of(document: Mapping[str, object]) -> Iterator[tuple[Key, object]]:
 
 
 def split_overrides(words: Sequence[str]) -> tuple[Tree, list[str]]:
-    """Take the recipe's options out of command-line words.
+    """Extract the recipe's options from command-line words.
 
-    A recipe option has a dot in it, or is ``--name``; dashes and underscores are the same. The next word is its value
-    unless it starts with two dashes (``--section.key=--value`` works); for a boolean, only if it is ``true``, ``false``
-    or ``none``. The last of several values counts, and nothing behind a bare ``--`` is an option.
+    A recipe option contains a dot, or is ``--name``; dashes and underscores are equivalent. The next word is its value
+    unless it starts with two dashes (use ``--section.key=--value``); for a boolean, only if it is ``true``, ``false``
+    or ``none``. The last of several values counts, and words after a bare ``--`` are not options.
 
     Returns:
         The leaves of the options, and the other words.
@@ -223,10 +223,10 @@ def _is_value(key: Key, word: str) -> bool:
 
 
 def merge(recipe: Tree, overrides: Tree) -> Tree:
-    """Lay the command line over the recipe.
+    """Return the recipe's leaves with those of the command line merged over them.
 
-    An option that excludes others drops those of the recipe; a ``family`` or ``name`` drops the recipe's options that
-    only other choices have.
+    An option of the command line removes options of the recipe that it excludes; a ``family`` or ``name`` removes
+    options of the recipe that apply only to other choices.
     """
     merged = {**recipe, **overrides}
     for group in EXCLUSIVE:
@@ -246,7 +246,7 @@ def _is_set(leaf: Leaf) -> bool:
 
 
 def _drop(merged: Tree, chosen: Key, keys: list[Key]) -> None:
-    """Remove the keys that are still there; the source of the chosen one names them."""
+    """Remove the given keys from ``merged``, and mention them in the source of ``chosen``."""
     dropped = {key: merged.pop(key) for key in keys if key in merged}
     if dropped:
         before = ", ".join(f"{dotted(key)} ({leaf.source})" for key, leaf in dropped.items())

@@ -1,14 +1,14 @@
-"""The sections of a recipe that are the same for every model, one frozen dataclass each.
+"""The sections of a recipe that are common to all models, one frozen dataclass each.
 
 ::
 
-    [data]  [training]           what goes in, and for how long
-    [precision]  [memory]        dtypes, and what the device holds during a step
-    [checkpoint]  [evaluation]   when to save and to measure
+    [data]  [training]           data, length of the run, batch sizes
+    [precision]  [memory]        dtypes; recomputation and offloading
+    [checkpoint]  [evaluation]   when to save and to evaluate
     [tracking]                   when to log, and where
 
-A field carries its help and bounds. ``problems`` lists the mistakes of a section by itself; `hornbook.config.recipe`
-checks what sections have to agree on.
+Fields have help and bounds. ``problems`` returns the mistakes within a section; `hornbook.config.recipe` checks
+sections against each other.
 """
 
 import math
@@ -34,12 +34,12 @@ _NOT_PHASED: dict[str, tuple[object, str]] = {
     "sparsity.linears": ((), "keeps blocks in memory"),
     "sparsity.embedding_block_size": (None, "keeps blocks in memory"),
 }
-"""Options that exclude phased execution, each with the value that does not, and why."""
+"""Options that exclude phased execution, each with the compatible value and the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Training and validation data, and the length of a sequence."""
+    """Training and validation data, and the sequence length."""
 
     sequence_length: int | None = option(None, help="tokens per sequence; none: max_positions", minimum=1)
     train: tuple[str, ...] = option((), help="token stores or labeled files to train on", path=True)
@@ -114,7 +114,7 @@ class PrecisionConfig:
 
     ::
 
-        bytes a parameter        weight + gradient + exp_avg + exp_avg_sq
+        bytes per parameter      weight + gradient + exp_avg + exp_avg_sq
           all fp32                 4    +    4     +    4    +     4        16
           moments bf16             4    +    4     +    2    +     2        12
           all bf16                 2    +    2     +    2    +     2         8
@@ -162,7 +162,7 @@ class PrecisionConfig:
 
     @property
     def effective_loss_scaling(self) -> LossScaling:
-        """Kind of loss scale, given or derived."""
+        """Kind of loss scaling, given or derived."""
         if self.loss_scaling != "auto":
             return self.loss_scaling
         is_given = self.loss_scale is not None or self.loss_scale_by_step
@@ -170,25 +170,25 @@ class PrecisionConfig:
 
     @property
     def is_plain(self) -> bool:
-        """Whether everything that is stored between uses is fp32."""
+        """Whether weights, gradients and optimizer states are stored in fp32."""
         return {self.weights, self.gradients, self.first_moment, self.second_moment} == {"fp32"}
 
     def dtype_of_state(self, name: str) -> Dtype:
-        """Return the dtype of an optimizer state by its name; fp32 for those of an optimizer of one's own."""
+        """Return the dtype of an optimizer state by name; fp32 for states of custom optimizers."""
         dtype: Dtype = getattr(self, _MOMENTS[name]) if name in _MOMENTS else "fp32"
         return dtype
 
     def stored_name(self, name: str) -> str:
-        """Return the name under which an optimizer state is stored: in fp16 a mean of squares is stored as its root."""
+        """Return the name of an optimizer state in checkpoints: in fp16, a mean of squares is stored as its root."""
         return "exp_avg_rms" if name == "exp_avg_sq" and self.second_moment == "fp16" else name
 
     def bytes_per_parameter(self, states: Iterable[str]) -> int:
-        """Return the bytes of a weight, its gradient, and its optimizer ``states``."""
+        """Return the bytes of a parameter's weight, gradient and optimizer ``states``."""
         stored = [self.weights, self.gradients, *map(self.dtype_of_state, states)]
         return sum(DTYPE_BYTES[dtype] for dtype in stored)
 
     def problems(self) -> list[Problem]:
-        """List mistakes in the table, and options that have no effect."""
+        """Return mistakes in the table, and options that have no effect."""
         problems = []
         if self.partials == "half" and self.compute == "fp32":
             message = "fp32 products have no 16-bit partial sums; remove partials, or set compute to bf16 or fp16"
@@ -203,10 +203,10 @@ class PrecisionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryConfig:
-    """What to recompute or to move off the device instead of keeping it there: less memory for more work or traffic.
+    """Options that reduce memory at the cost of computation or transfers.
 
-    Nothing here changes what is learned: recomputation, offload and phased execution leave every bit as it is, chunks
-    of the vocabulary leave all but rounding. So a run may resume with other values.
+    Recomputation, offloading and phased execution do not change any bit of the results, vocabulary chunks change only
+    rounding. So a run may resume with other values.
     """
 
     execution: Literal["resident", "phased"] = option(
@@ -270,8 +270,8 @@ class MemoryConfig:
         return problems
 
     def conflicts(self, recipe: Any) -> Iterator[Problem]:
-        """Yield listed layers that the model does not have, and what ``recipe`` combines with phased execution."""
-        num_layers: int | None = getattr(recipe.model, "num_layers", None)  # a model of one's own may count otherwise
+        """Yield listed layers that the model does not have, and options that exclude phased execution."""
+        num_layers: int | None = getattr(recipe.model, "num_layers", None)  # custom models may not have num_layers
         if num_layers is not None and (strays := [layer for layer in self.recompute_layers if layer >= num_layers]):
             message = f"layer {strays[0]} does not exist; the layers are 0 to {num_layers - 1}"
             yield Problem(("memory.recompute_layers", "model.num_layers"), message)
@@ -295,7 +295,7 @@ class CheckpointConfig:
     best_by: str = option("validation", help="criterion for the best checkpoint: validation (loss) or TASK/METRIC")
 
     def problems(self) -> list[Problem]:
-        """List a metric of another form."""
+        """Return a malformed ``best_by``."""
         if self.best_by != "validation" and not re.fullmatch(r"[^/]+/[^/]+", self.best_by):
             return [Problem(("best_by",), 'expected "validation" or TASK/METRIC, as in "lambada/last_word_accuracy"')]
         return []

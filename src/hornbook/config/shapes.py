@@ -1,10 +1,10 @@
-"""Shapes without torch: of parameters, and of the portions in which operators compute; models and plans share both.
+"""Shapes of parameters and block sizes of operators, shared by models and plans, without torch.
 
 ::
 
     blocks(2, linear("up", 4, 8))  ->  ("blocks.0.up.weight", (8, 4)), ("blocks.0.up.bias", (8,)), ("blocks.1.up...
 
-Each family's configuration lists its own (``GPTConfig.shapes``); a test holds the lists against the models.
+The configuration of each family lists its shapes (``GPTConfig.shapes``); a test compares them with the models.
 """
 
 import math
@@ -18,17 +18,18 @@ _ROW_MULTIPLE: Final = 64
 HEAD_TOKENS: Final = 512
 """Tokens whose logits the head computes at a time (`hornbook.ops.cross_entropy`).
 
-Each chunk reads and writes the whole weight gradient, so small ones are slow: with GPT-2's vocabulary, 83 tokens a
-chunk take twice as long as 512, whose logits are 103 MB. More gain little, and lose where the logits leave the cache.
+Each chunk reads and writes the whole weight gradient, so small chunks are slow: with GPT-2's vocabulary, chunks of 83
+tokens take twice as long as chunks of 512, whose logits are 103 MB. Larger chunks gain little, and are slower if the
+logits exceed the cache.
 """
 QUERIES: Final = 128
-"""Queries of a block of attention on a CPU (`hornbook.ops.attention`)."""
+"""Queries per block of attention on a CPU (`hornbook.ops.attention`)."""
 SCORES: Final = 1 << 19
-"""Most scores of such a block: it takes as many heads at once as stay below."""
+"""Maximum scores of such a block, which determines the number of heads that are processed at once."""
 MOST_WEIGHTS: Final = 1 << 26
-"""Most attention weights that a layer keeps on a CPU: 128 MiB in bf16."""
+"""Maximum attention weights that a layer keeps on a CPU: 128 MiB in bf16."""
 BUCKET_ELEMENTS: Final = 1 << 22
-"""Gradients that ranks sum in one message (`hornbook.parallel.gradient_sums`)."""
+"""Gradient elements that ranks sum in one message (`hornbook.parallel.gradient_sums`)."""
 
 
 def padded_rows(vocab_size: int) -> int:
@@ -37,39 +38,39 @@ def padded_rows(vocab_size: int) -> int:
 
 
 def linear(name: str, num_in: int, num_out: int, *, bias: bool = True) -> Shapes:
-    """Yield those of a linear map."""
+    """Yield the shapes of a linear layer."""
     yield f"{name}.weight", (num_out, num_in)
     if bias:
         yield f"{name}.bias", (num_out,)
 
 
 def norm(name: str, size: int) -> Shapes:
-    """Yield those of a layer norm."""
+    """Yield the shapes of a layer norm."""
     yield f"{name}.weight", (size,)
     yield f"{name}.bias", (size,)
 
 
 def blocks(num_layers: int, block: Shapes) -> Shapes:
-    """Yield those of ``num_layers`` blocks of the same shapes."""
+    """Yield the shapes of ``num_layers`` equal blocks."""
     shapes = list(block)
     return ((f"blocks.{layer}.{name}", shape) for layer in range(num_layers) for name, shape in shapes)
 
 
 def count(shapes: Shapes) -> int:
-    """Return the number of parameters."""
+    """Return the number of parameters of the shapes."""
     return sum(math.prod(shape) for _, shape in shapes)
 
 
 def attention_blocks(
     num_heads: int, num_tokens: int, *, is_causal: bool, size: int = QUERIES
 ) -> Iterator[tuple[slice, slice, slice]]:
-    """Yield heads, queries and keys of each block of attention on a CPU.
+    """Yield the heads, queries and keys of each block of attention on a CPU.
 
     Args:
-        num_heads: of all sequences together.
+        num_heads: of all sequences.
         num_tokens: of a sequence.
-        is_causal: whether queries see no later keys.
-        size: queries of a block.
+        is_causal: whether the attention is causal.
+        size: queries per block.
     """
     for start in range(0, num_tokens, size):
         stop = min(start + size, num_tokens)
@@ -80,7 +81,7 @@ def attention_blocks(
 
 
 def is_blocked(device: str, num_heads: int, num_tokens: int, *, is_causal: bool) -> bool:
-    """Tell whether blocks are the better form of attention: on a CPU, with weights that are not too many to keep.
+    """Return whether to compute attention in blocks: on a CPU, if the attention weights are not too large to keep.
 
     Other arguments as for `attention_blocks`.
     """

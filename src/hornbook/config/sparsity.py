@@ -1,11 +1,11 @@
-"""Block-sparse linear maps: which ones, how many blocks each keeps, and how the pattern of blocks moves in training.
+"""Options of block-sparse linear layers: the layers, their number of blocks, and the updates of their patterns.
 
 ::
 
     linears = ["blocks.*"], density 0.1, block_size 16
-      blocks.0.feed_forward.up  [3072, 768]  192 x 48 = 9,216 blocks  ->  922 of them are kept
+      blocks.0.feed_forward.up  [3072, 768]  192 x 48 = 9,216 blocks  ->  922 of them are nonzero
 
-Counts follow from the shapes alone, so that parameters, memory and FLOPs of a recipe are known without a model.
+Counts depend only on the shapes, so that parameters, memory and FLOPs of a recipe are known without a model.
 """
 
 import math
@@ -36,11 +36,11 @@ _OF_TABLE: Final = (
 )
 """Options that apply to a sparse token table as well."""
 _MAX_LAYERS: Final = 10_000
-"""Each map of each layer is listed by name."""
+"""Limit, since all linear layers are listed by name."""
 
 
 class BlockGrid(NamedTuple):
-    """The blocks of a matrix, ``rows`` x ``columns`` of them, and how many of each of its parts are kept."""
+    """The ``rows`` x ``columns`` blocks of a matrix, and the number of nonzero blocks of each of its parts."""
 
     rows: int
     columns: int
@@ -48,13 +48,13 @@ class BlockGrid(NamedTuple):
 
     @property
     def density(self) -> float:
-        """Share of the blocks that are kept."""
+        """Share of the blocks that are nonzero."""
         return self.num_kept / (self.rows * self.columns)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparsityConfig:
-    """Block-sparse linear maps and the updates of their pattern (RigL: Evci et al. 2020; Dietrich et al. 2021)."""
+    """Block-sparse linear layers and updates of their patterns (RigL: Evci et al. 2020; Dietrich et al. 2021)."""
 
     linears: tuple[str, ...] = option(
         (), help="name patterns of block-sparse linear layers, such as blocks.*; []: a dense model"
@@ -108,20 +108,20 @@ class SparsityConfig:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether any weights of the model are in blocks."""
+        """Whether any layer or table of the model is block-sparse."""
         return bool(self.linears) or self.embedding_block_size is not None
 
     @property
     def needs_scores(self) -> bool:
-        """Whether updates of the pattern go by dense gradients."""
+        """Whether updates of the pattern use dense gradients."""
         return self.update.startswith("rigl")
 
     def covers(self, name: str) -> bool:
-        """Return whether a linear map of that name is sparse."""
+        """Return whether the linear layer ``name`` is sparse."""
         return any(fnmatchcase(name, pattern) for pattern in self.linears)
 
     def grids(self, linears: Mapping[str, LinearShape]) -> dict[str, BlockGrid]:
-        """Return the blocks of each sparse one of ``linears``, by name; shapes have to be multiples of the block."""
+        """Return the grids of the sparse layers among ``linears``, by name; shapes must be multiples of the block."""
         sizes = {
             name: (shape.num_out // shape.num_parts // self.block_size, shape.num_in // self.block_size)
             for name, shape in linears.items()
@@ -137,9 +137,9 @@ class SparsityConfig:
         }
 
     def num_absent(self, model: object) -> dict[str, int]:
-        """Return how many weights each sparse linear map of ``model`` has less than if it were dense, by name.
+        """Return the number of weights that each sparse layer of ``model`` omits, by name; {} for custom models.
 
-        The token table, too, if it is sparse and its size known. Of a model of one's own nothing is known.
+        This includes a sparse token table if the size of the vocabulary is known.
         """
         linears = linears_of(model) or {}
         absent = {
@@ -153,12 +153,12 @@ class SparsityConfig:
         return absent
 
     def _table_grid(self, table: LinearShape, size: int) -> BlockGrid:
-        """Return the blocks of a token table; the last row of them may reach beyond the vocabulary."""
+        """Return the grid of a token table, whose last block row may extend beyond the vocabulary."""
         rows, columns = -(-table.num_out // size), table.num_in // size
         return BlockGrid(rows, columns, max(1, math.ceil(round(self.density * rows * columns, 6))))
 
     def flops_saved(self, model: object, scored: float) -> float:
-        """Return by how many FLOPs per token a training step is cheaper than that of the dense ``model``.
+        """Return the FLOPs per token that a training step saves, compared with the dense ``model``.
 
         ``scored`` is the share of the tokens for which the head computes logits; see ``flops_per_token`` of the model.
         """
@@ -168,10 +168,10 @@ class SparsityConfig:
         return 6.0 * (before_head + scored * in_head)
 
     def rate_scale(self, density: float) -> float:
-        """Return the factor of the learning rate of blocks of so dense a matrix.
+        """Return the factor of the learning rate for blocks of a matrix of this density.
 
-        By default it is ``exp(1.969 s² + 0.2905 s)`` for a sparsity s = 1 - density, the fit of Dietrich et al. (2021)
-        to their best learning rates of BERT, and ``1 / density`` where that is less.
+        The default is the minimum of ``1 / density`` and ``exp(1.969 s² + 0.2905 s)`` for a sparsity s = 1 - density,
+        the fit of Dietrich et al. (2021) to their best learning rates of BERT.
         """
         if self.learning_rate_scale is not None:
             return self.learning_rate_scale
@@ -179,7 +179,7 @@ class SparsityConfig:
         return min(1.0 / density, math.exp(1.969 * sparsity**2 + 0.2905 * sparsity))
 
     def problems_with(self, linears: Mapping[str, LinearShape]) -> Iterator[Problem]:
-        """Yield what does not fit the linear maps of a model, by name; there is at least one pattern."""
+        """Yield conflicts with the linear layers of a model, given by name; at least one pattern must be set."""
         unmatched = [
             repr(pattern) for pattern in self.linears if not any(fnmatchcase(name, pattern) for name in linears)
         ]
@@ -210,7 +210,7 @@ class SparsityConfig:
                 return
 
     def conflicts(self, model: object, parallel: ParallelConfig) -> Iterator[Problem]:
-        """Yield what does not fit ``model``, unless it is one's own, and the layouts that do not know blocks."""
+        """Yield conflicts with ``model``, unless it is a custom one, and with layouts that do not support sparsity."""
         if not self.linears:
             default, of_table = SparsityConfig(), _OF_TABLE if self.embedding_block_size is not None else ()
             given = (key for key in describe(SparsityConfig) if getattr(self, key) != getattr(default, key))
@@ -236,7 +236,7 @@ class SparsityConfig:
             yield Problem(("parallel.data_parallel", "sparsity.linears"), message)
 
     def _table_conflicts(self, model: object, parallel: ParallelConfig, size: int) -> Iterator[Problem]:
-        """Yield what does not go with a sparse token table of blocks of that size."""
+        """Yield conflicts with a sparse token table of this block size."""
         key, table = "sparsity.embedding_block_size", table_of(model)
         if size not in BLOCK_SIZES:
             yield Problem((key,), f"must be {_sizes()}")
@@ -263,10 +263,10 @@ def _sizes() -> str:
 
 
 def _erdos_renyi(sizes: Mapping[str, tuple[int, int]], parts: Mapping[str, int], density: float) -> dict[str, float]:
-    """Return densities in proportion to ``(rows + columns) / (rows · columns)``, at most 1, of that mean density.
+    """Return densities proportional to ``(rows + columns) / (rows · columns)``, at most 1, with the given mean.
 
-    Erdős-Rényi random graphs, as in SET (Mocanu et al. 2018) and RigL (Evci et al. 2020); what exceeds 1 in small
-    matrices goes to the others.
+    Erdős-Rényi random graphs, as in SET (Mocanu et al. 2018) and RigL (Evci et al. 2020); the excess over 1 of small
+    matrices is distributed over the others.
     """
     full: set[str] = set()
     while True:

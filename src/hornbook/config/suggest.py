@@ -1,4 +1,4 @@
-"""The known word that a strange one stands for: what other trainers call it, else the nearest.
+"""Suggestions for unknown words: the name of the same option in other trainers, or the most similar word.
 
 did_you_mean("lerning_rate", ["learning_rate", "beta1"]) -> '; did you mean "learning_rate"?'
 did_you_mean("optimizer.lr", ["optimizer.learning_rate"]) -> '; did you mean "optimizer.learning_rate"?'
@@ -51,13 +51,13 @@ _USUAL = {
     "keep_last": "save_total_limit max_to_keep",
     "log_every_steps": "log_interval log_every logging_steps",
 }
-"""By our name, what others call it; ``block_size`` and its like are two things here."""
+"""Names in other trainers by hornbook's name; some, such as ``block_size``, correspond to two options."""
 
 
 def usual(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word for what other trainers call ``word``, or None.
+    """Return the known word that other trainers call ``word``, or None.
 
-    Of ``section.key`` the key is what counts, and a known one of the same section comes before those of others.
+    Of ``section.key``, only the key is compared; known words of the same section are preferred.
     """
     section, _, key = word.lower().rpartition(".")
     ours = [name for name, words in _USUAL.items() if key in words.split()]
@@ -66,13 +66,13 @@ def usual(word: str, known: Iterable[str]) -> str | None:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that ``word`` usually stands for, else the closest, or None where nothing is near."""
+    """Return the known word that other trainers call ``word``, or the most similar one, or None."""
     known = list(known)
     return usual(word, known) or _closest(word, known)
 
 
 def _closest(word: str, known: list[str]) -> str | None:
-    from difflib import get_close_matches  # 4 ms that only a mistake has to pay
+    from difflib import get_close_matches  # takes 4 ms, needed only for errors
 
     matches = get_close_matches(word, known, n=1, cutoff=0.6)
     return matches[0] if matches else None
@@ -85,11 +85,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean_path(path: Path) -> str:
-    """Return the end of an error message about a path that does not exist: one that does, or nothing.
+    """Return the end of an error message about a path that does not exist: a similar path that does, or nothing.
 
-    The first name of the path that does not exist is replaced by the closest one in the same folder.
+    The first missing part of the path is replaced by the most similar name in the same folder.
     """
-    with suppress(OSError):  # a folder that may not be read has no suggestion
+    with suppress(OSError):  # no suggestion for unreadable folders
         missing = next((part for part in reversed([path, *path.parents]) if not part.exists()), path)
         name = _closest(missing.name, [entry.name for entry in missing.parent.iterdir()])
         if name is not None:
@@ -100,9 +100,9 @@ def did_you_mean_path(path: Path) -> str:
 
 
 def why_unknown(key: Key, options: Collection[str], chosen: object = None) -> str:
-    """Say why a section has no such key: only other choices have it, or it is misspelled.
+    """Return why a section has no such key: it applies to other choices, or is unknown, with a suggestion.
 
-    The suggestion is what other trainers call so, else the nearest key of the section, else the same word elsewhere.
+    Suggestions are the option that other trainers call so, a similar key of the section, or the key in other sections.
 
     Args:
         key: section and name.

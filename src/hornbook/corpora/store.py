@@ -159,7 +159,7 @@ class TokenStore:
 
     @cached_property
     def read(self) -> Callable[[int, int, int], Integers]:
-        """``read(document, start, count)`` returns tokens ``start .. start + count - 1``; see ``IndexedFile.read``."""
+        """The function ``read(document, start, count)``, see ``IndexedFile.read``."""
         return self.indexed.read
 
     def source(self, document: int) -> tuple[str, int] | None:

@@ -96,7 +96,10 @@ class Manifest:
         values = parse_json(read_bytes(path, "the manifest", limit=_MAX_BYTES), f"{path}: the manifest")
         intact = isinstance(values, dict) and is_intact(values)
         if not isinstance(values, dict) or {name: values.pop(name, None) for name in FORMAT} != FORMAT:
-            raise DataError(f"{path}: expected the manifest of a token store, version {FORMAT['format_version']}")
+            raise DataError(
+                f"{path}: expected the manifest of a token store, version {FORMAT['format_version']}; build the store "
+                "again"
+            )
         for name, kind in _KINDS.items():
             if type(values.get(name)) is not kind or (kind is int and values[name] < 0):
                 raise DataError(f"{path}: expected {name} to be {_NAMES[kind]}; restore the file")
@@ -135,7 +138,7 @@ def _read_files(values: dict[str, Any], path: Path) -> dict[str, Written]:
 
 
 def read_rows(path: Path, num_documents: int) -> NDArray[np.void]:
-    """Map a ``.npy`` of ``DOCUMENT_ROW`` [num_documents]. Raises DataError if it is anything else."""
+    """Memory-map a ``.npy`` of ``DOCUMENT_ROW`` [num_documents]. Raises DataError if it has other content."""
     expected = f"{path}: expected an array with a row for each of {num_documents} documents; build the store again"
     try:
         rows = map_array(path, DOCUMENT_ROW)

@@ -1,18 +1,17 @@
-"""What layers keep for the backward pass: their activations, less of them (recomputation), or in the host's memory.
+"""Activation memory: recomputation in the backward pass and offloading to host memory.
 
 ::
 
     recompute = "all"          x -> [block] -> y                       keeps x; the backward pass runs the block again
     recompute = "attention"    qkv -> [softmax(q kᵀ) v] -> out         keeps qkv and the result, not the weights between
 
-Recomputation is that of Chen et al. 2016, that of attention alone of Korthikanti et al. 2022. The second forward pass
-gives the same bits as the first one, since dropout is a hash and no random state is needed. The functions here wrap
-layers from outside: names, parameters and checkpoints stay as they are, and forward passes without gradients run as
-before.
+Recomputing blocks follows Chen et al. 2016, recomputing attention only Korthikanti et al. 2022. The second forward pass
+yields the same bits as the first, since dropout is a hash without random state. The functions wrap layers from outside:
+names, parameters and checkpoints do not change, and forward passes without gradients are unaffected.
 
-With a budget, the first layers keep their activations as long as they fit. What a layer keeps is measured on its
-tensors, whenever a micro-batch has a shape that was not seen before; the layer that is measured keeps its activations,
-which is no more than any layer needs while it is computed again.
+With a budget, the first layers keep their activations as long as they fit. The activations of a layer are measured
+whenever a micro-batch has a new shape; the measured layer keeps them, which needs no more memory than recomputing a
+layer.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,16 +36,16 @@ _MIB = 1 << 20
 
 
 def offload_layers(model: LanguageModel) -> None:
-    """Let the layers of ``model``, which is on a GPU, keep their activations in the host's memory, in place."""
+    """Make the layers of ``model``, which is on a GPU, keep their activations in host memory, in place."""
     for block in model.blocks:
         block.forward = offloaded(block.forward, block)
 
 
 def recompute_layers(model: LanguageModel, config: MemoryConfig) -> None:
-    """Let the layers of ``model`` that ``config`` chooses recompute in the backward pass, in place.
+    """Make the layers of ``model`` that ``config`` selects recompute activations in the backward pass, in place.
 
     Raises:
-        UserError: only attention is to recompute, and a layer has none that hornbook knows.
+        UserError: only attention is to be recomputed, and a layer does not use hornbook's self-attention.
     """
     budget = None if config.recompute_budget is None else Budget(round(config.recompute_budget * _MIB))
     for number, block in enumerate(model.blocks):
@@ -58,9 +57,9 @@ def recompute_layers(model: LanguageModel, config: MemoryConfig) -> None:
 
 
 def recomputed(compute: Compute) -> Compute:
-    """Return ``compute``, a function of tensors and anything else, which keeps only what it is given.
+    """Return ``compute``, a function of tensors and other arguments, such that it keeps only its arguments.
 
-    The second pass runs outside of the hooks of a block, so it gets the context variables of the first one.
+    The second pass runs outside of a block's hooks, so it gets the context variables of the first pass.
     """
 
     def run(*given: Any) -> Tensor:
@@ -74,9 +73,9 @@ def recomputed(compute: Compute) -> Compute:
 
 
 def offloaded(compute: Compute, module: nn.Module) -> Compute:
-    """Return ``compute``, which keeps copies in the host's pinned memory, but for the parameters of ``module``.
+    """Return ``compute`` such that it keeps activations in pinned host memory.
 
-    It is PyTorch's ``save_on_cpu`` without the weights, which stay on the device anyway.
+    It is PyTorch's ``save_on_cpu`` without the parameters of ``module``, which stay on the device anyway.
     """
 
     def run(*given: Any) -> Tensor:
@@ -99,17 +98,17 @@ def offloaded(compute: Compute, module: nn.Module) -> Compute:
 
 
 class Budget:
-    """How many bytes of activations the layers of a rank may keep for one micro-batch; the first ones keep theirs."""
+    """The limit, in bytes, of the activations that a rank's layers keep for one micro-batch, first layers first."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._layers: list[Compute] = []
-        """In the order in which they first ran: those that other ranks of a pipeline hold never do."""
+        """Layers in the order of their first call; those of other pipeline ranks are never called."""
         self._measured: dict[tuple[torch.Size, torch.dtype], int] = {}
         """Bytes that a layer keeps, by shape and dtype of its input."""
 
     def limited(self, compute: Compute) -> Compute:
-        """Return ``compute``, a layer, which keeps its activations where they fit, and recomputes them elsewhere."""
+        """Return the layer ``compute`` such that it keeps its activations if they fit and recomputes them otherwise."""
         again = recomputed(compute)
         owner = getattr(compute, "__self__", None)
 
@@ -133,10 +132,10 @@ class Budget:
 
 @contextmanager
 def counted_bytes(*given: Tensor) -> Iterator[dict[int, int]]:
-    """Count what the operations inside the block keep for the backward pass, as bytes by address of the memory.
+    """Count the bytes that operations in the ``with`` block keep for the backward pass, by address of their memory.
 
-    Parameters do not count, nor does the memory of ``given``, which exists anyway: a layer's input, and its weights
-    wherever a view or a copy of their handle is kept.
+    Parameters do not count, nor does the memory of ``given``, which exists anyway: a layer's input, and its weights,
+    of which views or detached copies may be kept.
     """
     sizes: dict[int, int] = {}
     outside = {tensor.untyped_storage().data_ptr() for tensor in given}

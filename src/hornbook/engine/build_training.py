@@ -1,13 +1,13 @@
-"""From a recipe and its data to the parts of a training: each section's dataclass chooses its builder.
+"""Build the parts of a training from a recipe and its data; each section's dataclass selects a builder.
 
 ::
 
     [objective]                            samples
-    causal_lm            windows of the stream of tokens
-    mlm                  texts with masks            } laid out in rows without wasted padding
+    causal_lm            windows of the token stream
+    mlm                  texts with masks            } padded, packed or unpadded
     mlm_nsp              pairs of texts with masks   }
 
-An objective of one's own learns from windows.
+Custom objectives train on windows.
 """
 
 import math
@@ -41,72 +41,42 @@ from hornbook.optim.schedules import build_schedule
 from hornbook.optim.updates import UPDATES, Update, build_update, in_groups
 from hornbook.parallel.device import DTYPES, add_up_in, compute_dtype, return_large_buffers
 from hornbook.parallel.world import World
-from hornbook.samples.batches import HeldOutWindows, Loader, Samples, WindowBatches
-from hornbook.samples.document_windows import EvaluationDocumentWindows
+from hornbook.samples.batches import Loader, Samples
 from hornbook.samples.encoder_samples import encoder_samples
 from hornbook.samples.labelled_samples import LabelledSources, labelled_samples
-from hornbook.samples.mixture import Mixture
-from hornbook.samples.sources import Sources, open_windows
-from hornbook.samples.windows import EvaluationWindows, TokenSource
+from hornbook.samples.sources import Sources, window_samples
 from hornbook.storage.scratch import ScratchFile
 
 _ZERO_BUBBLE_SINCE = (2, 13)
-"""In 2.11 its backward pass fails on functions with a backward pass of their own, and a rank cannot send to itself."""
+"""In PyTorch 2.11, its backward pass fails for custom autograd functions, and a rank cannot send to itself."""
 
 
 def build_samples(recipe: Recipe, sources: Sources, *, on_cpu: bool) -> Samples:
-    """Return the samples for what the recipe's objective learns.
+    """Return the samples for the recipe's objective.
 
     Args:
         recipe: complete, with a vocabulary.
         sources: the opened stores.
-        on_cpu: where the model runs, which decides how an encoder's sequences are laid out.
+        on_cpu: whether the model runs on a CPU, which affects the default layout of an encoder's batches.
 
     Raises:
-        UserError, DataError: the stores do not serve the objective.
+        UserError, DataError: the stores do not suit the objective.
     """
     if isinstance(sources, LabelledSources):
         return labelled_samples(recipe, sources, on_cpu=on_cpu)
     if isinstance(recipe.objective, MaskingConfig):
         return encoder_samples(recipe.objective, recipe, sources, on_cpu=on_cpu)
-    return _window_samples(recipe, sources)
-
-
-def _window_samples(recipe: Recipe, sources: Sources) -> Samples:
-    windows = open_windows(recipe, sources)
-    mask, shares = recipe.data.document_mask, list[tuple[float, str]]()
-    from_stream, unscored = recipe.data.windows == "stream", getattr(recipe.objective, "unscored_tokens", 0)
-    if isinstance(windows, Mixture):
-        shares = [*zip(windows.shares, recipe.data.train, strict=False)]
-
-    def scored(source: TokenSource) -> HeldOutWindows:
-        length = recipe.sequence_length
-        held_out: EvaluationWindows | EvaluationDocumentWindows
-        if from_stream:
-            held_out = EvaluationWindows(source, length, score_end_of_text=False)
-        else:
-            held_out = EvaluationDocumentWindows(source, length)
-        return HeldOutWindows(held_out, document_mask=mask, num_unscored=unscored)
-
-    return Samples(
-        maker=WindowBatches(windows, seed=recipe.training.seed, document_mask=mask, num_unscored=unscored),
-        num_samples=windows.num_items,
-        tokens_per_sample=recipe.sequence_length - unscored,
-        held_out=None if sources.validation is None else scored(sources.validation),
-        held_out_bytes=sources.num_validation_bytes if from_stream and not unscored else None,
-        held_out_stores={name: scored(store) for name, store in sources.held_out_by_name.items()},
-        facts={"mixture": ", ".join(f"{share:.1%} {path}" for share, path in shares)} if len(shares) > 1 else {},
-    )
+    return window_samples(recipe, sources)
 
 
 def num_steps(recipe: Recipe, samples: Samples) -> int:
-    """Return the length of the run in steps, whichever way the recipe gives it."""
+    """Return the length of the run in steps, given in steps, tokens or epochs in the recipe."""
     training = recipe.training
     if training.steps is not None:
         return training.steps
     if training.tokens is not None:
         return math.ceil(training.tokens / (training.global_batch_size * samples.tokens_per_sample))
-    assert training.epochs is not None, "the validator asks for exactly one length"
+    assert training.epochs is not None, "the validator requires exactly one length"
     return math.ceil(training.epochs * samples.num_samples / training.global_batch_size)
 
 
@@ -119,15 +89,15 @@ def build_loader(
     vocab_size: int | None = None,
     prefetch: int = 2,
 ) -> Loader:
-    """Return the micro-batches of this rank, step by step; other arguments as for ``Loader``.
+    """Return the loader of this rank's micro-batches, step by step.
 
     Args:
-        recipe: gives the sizes of a batch.
-        samples: of ``build_samples``.
-        world: gives this rank's share; for a GPU, batches lie in page-locked memory.
-        start_sample: where to go on.
-        vocab_size: ``num_ids`` of the model, to refuse other tokens; None to let all pass.
-        prefetch: how many steps to make ahead.
+        recipe: has the batch sizes.
+        samples: from ``build_samples``.
+        world: determines this rank's share; for a GPU, batches are in pinned memory.
+        start_sample: number of the first sample.
+        vocab_size: ``num_ids`` of the model, to reject larger tokens; None accepts all.
+        prefetch: number of steps to prepare in advance.
     """
     return Loader(
         samples.maker,
@@ -151,20 +121,19 @@ def build_training(
 ) -> tuple[TrainState, StepConfig]:
     """Return the state before the first step, on the world's device, and the fixed parts of a step.
 
+    This also sets the process's operators to ``precision.kernels``, and a GPU's accumulation to ``precision.partials``.
+
     Args:
         recipe: complete, with a vocabulary.
         num_steps: length of the run, for the schedule.
-        world: gives the device and the axes over which the model is cut.
-        forms: of the native kernels that the run was computed with before; None for a new run.
-        scratch: folder that this process holds, for the files of phased execution; None for files without a name, in
+        world: has the device and the axes over which the model is split.
+        forms: of the native kernels that the run used before; None for a new run.
+        scratch: folder that this process has locked, for the files of phased execution; None for unnamed files in
             ``memory.scratch`` or the system's folder for temporary files.
 
-    From then on, the operators of the process are those of ``precision.kernels``, and a GPU's sums those of
-    ``precision.partials``.
-
     Raises:
-        UserError: the model cannot be cut so, or the sizes in ``[parallel]`` are not those of the world.
-        StorageError: the disk has no room for the files of phased execution.
+        UserError: the model cannot be split so, or the sizes in ``[parallel]`` do not match the number of ranks.
+        StorageError: the disk has not enough space for the files of phased execution.
     """
     refuse_layout(recipe, world)
     refuse_options_of_gpus(recipe, world.device)
@@ -191,7 +160,7 @@ def build_training(
         update=update,
         schedule=lambda index: peak * factor(index),
         clip_norm=recipe.optimizer.clip_norm,
-        clip_scope=getattr(recipe.optimizer, "clip_scope", "global"),  # one's own optimizer may not have it
+        clip_scope=getattr(recipe.optimizer, "clip_scope", "global"),  # custom optimizers may not have it
         loss_scale=build_loss_scale(precision, model, world),
         world=world,
         executor=elsewhere or partial(resident, whole_gradients=recipe.parallel.sum_gradients == "step"),
@@ -205,10 +174,10 @@ def build_training(
 def place(
     model: LanguageModel, update: Update, recipe: Recipe, world: World, scratch: Path | None = None
 ) -> Pipeline | Phased | None:
-    """Cut ``model``, which is on the meta device, over the ranks, and give what this rank holds of it memory or files.
+    """Split ``model``, which is on the meta device, over the ranks, and allocate this rank's part in memory or files.
 
     Returns:
-        The execution of a model that does not lie whole on the device; None if it does, or PyTorch gathers it.
+        The executor of a model that is not entirely on the device; None if it is, or if PyTorch gathers it.
     """
     pipeline, is_pipelined, is_compiled = None, world.pipeline.size > 1, recipe.training.compile == "blocks"
     if is_pipelined or world.holders.size > 1 or is_compiled or recipe.memory != MemoryConfig():
@@ -221,14 +190,14 @@ def place(
 
 
 def home_of(model: LanguageModel, update: Update, recipe: Recipe, world: World) -> Home:
-    """Return the home of a fresh training, in the dtypes of ``recipe``; ``model`` is in memory, moments are zero."""
+    """Return the home of a new training, in the dtypes of ``recipe``; ``model`` is in memory, moments are zero."""
     if recipe.precision.is_plain and not recipe.memory.offload_optimizer:
         return InMemory.fresh(model, update, world)
     return NarrowHome(model, update, recipe, world)
 
 
 def build_loss_scale(config: PrecisionConfig, model: LanguageModel, world: World) -> LossScale | None:
-    """Return the loss scale of a recipe; None if it is 1 throughout."""
+    """Return the loss scale of a recipe; None if it is always 1."""
     kind, first = config.effective_loss_scaling, config.loss_scale
     if kind == "static":
         by_update = read_steps(config.loss_scale_by_step) if config.loss_scale_by_step else {0: first or 1.0}
@@ -240,18 +209,18 @@ def build_loss_scale(config: PrecisionConfig, model: LanguageModel, world: World
 
 
 def refuse_layout(recipe: Recipe, world: World) -> None:
-    """Refuse a layout that is not that of the world, or that a part of one's own cannot be trusted to support.
+    """Check the layout of ``[parallel]`` and ``[memory]``.
 
     Raises:
-        UserError: see above.
+        UserError: the layout does not match the number of ranks, or a custom objective or optimizer may not support it.
     """
     parallel = recipe.parallel
-    parallel.sizes(world.size)  # a benchmark has a world of one process
+    parallel.sizes(world.size)  # benchmarks run in one process
     precision = recipe.precision
     if world.is_sharded and precision.gradients != precision.weights:
         raise UserError(
             "sharded ranks sum gradients in the dtype of the weights: set precision.gradients to "
-            f'{precision.weights}, or parallel.data_parallel to "replicate"'
+            f'"{precision.weights}", or parallel.data_parallel to "replicate"'
         )
     needing: list[tuple[str, object, object]] = []
     if world.is_sharded:
@@ -263,24 +232,24 @@ def refuse_layout(recipe: Recipe, world: World) -> None:
     if needing and type(recipe.objective) not in OBJECTIVES:
         option, value, safe = needing[0]
         raise UserError(
-            f"{option} = {value!r} needs all of the model in each micro-batch, and "
-            f"{type(recipe.objective).__name__} may skip a part: set it to {safe}"
+            f"{option} = {value!r} requires that every micro-batch uses all of the model, which "
+            f"{type(recipe.objective).__name__} does not guarantee: set it to {safe!r}"
         )
     if world.holders.size > 1 and type(recipe.optimizer) not in UPDATES:
         raise UserError(
-            f"{type(recipe.optimizer).__name__} may need whole weights, and [parallel] gives each rank parts of them: "
+            f"{type(recipe.optimizer).__name__} may need whole weights, but [parallel] splits them over ranks: "
             'set data_parallel to "replicate" and tensor_parallel to 1'
         )
 
 
 def needs_files(recipe: Recipe, device: torch.device) -> bool:
-    """Tell whether files hold what a training does not compute with; beside a GPU it may be the host's memory."""
+    """Return whether phased execution stores the state in files; with a GPU, the default is host memory."""
     is_phased = recipe.memory.execution == "phased"
     return is_phased and (device.type != "cuda" or recipe.memory.scratch is not None)
 
 
 def refuse_options_of_gpus(recipe: Recipe, device: torch.device) -> None:
-    """Raise UserError for an option that only a GPU has a use for, on another device."""
+    """Raise UserError for an option that requires a GPU, on another device."""
     if device.type == "cuda":
         return
     for option in ("offload_activations", "offload_optimizer"):
@@ -299,11 +268,11 @@ def refuse_options_of_gpus(recipe: Recipe, device: torch.device) -> None:
 def build_phased(
     model: LanguageModel, update: Update, recipe: Recipe, world: World, scratch: Path | None = None
 ) -> Phased:
-    """Return the execution of ``model``, which is on the meta device, part by part; weights are still to be filled in.
+    """Return the phased executor of ``model``, which is on the meta device; its weights are not yet initialized.
 
     Raises:
-        UserError: a model of one's own has more parts than embedding, blocks and head.
-        StorageError: the disk has no room, or cannot hold scratch.
+        UserError: a custom model has more parts than embedding, blocks and head.
+        StorageError: the disk has not enough space, or does not support scratch files.
     """
     refuse_other_parts(model, "memory.execution", "resident")
     for module in model.modules():
@@ -323,29 +292,29 @@ def build_phased(
 
 
 def build_pipeline(model: LanguageModel, recipe: Recipe, world: World) -> Pipeline:
-    """Return the stages of ``model``, which is on the meta device, on the ranks of a pipeline.
+    """Return the pipeline of ``model``, which is on the meta device.
 
     Raises:
-        UserError: a model of one's own cannot be cut into stages, or the schedule needs a newer PyTorch.
+        UserError: a custom model cannot be split into stages, or the schedule requires a newer PyTorch.
     """
     parallel, version = recipe.parallel, torch.__version__
     is_old = tuple(map(int, re.findall(r"\d+", version)[:2])) < _ZERO_BUBBLE_SINCE
     if parallel.pipeline_schedule in ("zero-bubble", "v-shaped") and is_old:
         tested = ".".join(map(str, _ZERO_BUBBLE_SINCE))
         raise UserError(
-            f'parallel.pipeline_schedule = "{parallel.pipeline_schedule}" needs PyTorch {tested} or newer, and this is '
-            f'{version}: choose "1f1b"'
+            f'parallel.pipeline_schedule = "{parallel.pipeline_schedule}" requires PyTorch {tested} or newer, but this '
+            f'is {version}: upgrade PyTorch or set it to "1f1b"'
         )
     refuse_other_parts(model, "parallel.pipeline_parallel", 1)
     return Pipeline(model, world, parallel, parallel.stages(recipe.model, recipe.objective))
 
 
 def refuse_other_parts(model: LanguageModel, option: str, safe: object) -> None:
-    """Raise UserError if ``model`` is more than embedding, blocks and head, each with weights of its own.
+    """Raise UserError if ``model`` is more than embedding, blocks and head, or shares weights between them.
 
     Args:
-        model: perhaps one's own.
-        option: that needs these parts.
+        model: of any family, including custom ones.
+        option: the option that requires these parts.
         safe: its value that does not.
     """
     outside = {name.partition(".")[0] for name in model.state_dict()} - {"embedding", "blocks", "head"}
@@ -353,5 +322,5 @@ def refuse_other_parts(model: LanguageModel, option: str, safe: object) -> None:
     if outside or len(list(names)) < len(list(shared)) or type(model).forward is not LanguageModel.forward:
         raise UserError(
             f"{type(model).__name__} cannot be split into parts: it shares weights between layers or "
-            f"has more than embedding, blocks and head; set {option} to {safe}"
+            f"has more than embedding, blocks and head; set {option} to {safe!r}"
         )

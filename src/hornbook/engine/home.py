@@ -1,14 +1,13 @@
-"""Where weights, gradients and optimizer state lie between uses, part by part.
+"""Homes store weights, gradients and optimizer state, and give the step access to one part at a time.
 
 ::
 
     executor --keep_gradients(part)--> home --gradient_norms(part)--> one global norm
-                                            --slots(part)-----------> clip, update, written back on leaving
+                                            --slots(part)-----------> clip, update; written back on leaving
 
-A part is what is updated at once: the whole model where it lies in memory (``InMemory``), a block where parts come from
-elsewhere. The step loops over ``parts`` and knows nothing else of where tensors are. Weights that are cut over ranks
-are updated in their local parts (`hornbook.parallel.ranks`); only norms need the other ranks. Those on the meta device
-are those that other ranks of a pipeline hold.
+A part is updated at once: the whole model if it is in memory (``InMemory``), otherwise a layer or a tensor. The step
+loops over ``parts`` and does not depend on where tensors are stored. Each rank updates its local parts of split weights
+(`hornbook.parallel.ranks`); only norms need the other ranks. Weights of other pipeline ranks are on the meta device.
 """
 
 import math
@@ -30,60 +29,62 @@ from hornbook.parallel.ranks import box_of, cut_axes, local
 from hornbook.parallel.world import World
 
 Shards = dict[str, dict[str, Shard]]
-"""What this rank holds of the tensors of a checkpoint, by group (``model``, ``optimizer``), then by name."""
+"""This rank's parts of a checkpoint's tensors, by group (``model``, ``optimizer``), then by name."""
 
 
 class Home(Protocol):
-    """The weights, gradients and optimizer state of a model; gradients here are those of the global loss."""
+    """The store of a model's weights, optimizer state and gradients of the global loss."""
 
     parts: Sequence[str]
     """Names of the parts in the order of their updates, the same on every data-parallel rank."""
     traffic: Mapping[str, int]
-    """What the last step moved between home and device, for the log: bytes by name; empty where nothing moves."""
+    """Bytes that the last step moved between home and device, by name, for the log; empty if both are the same."""
 
     @property
     def dtypes(self) -> Mapping[str, torch.dtype]:
-        """Storage dtypes: of ``weight``, of ``gradient``, and of each optimizer state by its name."""
+        """Storage dtypes of ``weight``, ``gradient`` and each optimizer state, by name."""
 
     def weights(self, part: str) -> dict[str, Tensor]:
-        """Return a part's parameters, or what this rank holds of them, by name, without their autograd history."""
+        """Return a part's parameters by name, or this rank's parts of them, detached."""
 
     def expect_gradients(self, *, is_last: bool, whole: bool) -> None:
-        """Prepare for the backward pass of a micro-batch; the sums over ranks may begin during the last of a step.
+        """Prepare for the backward pass of a micro-batch; sums over ranks may start during the last one of a step.
 
-        With ``whole``, ranks that hold parts of a gradient keep all of it until then.
+        With ``whole``, sharded ranks accumulate unsharded gradients until then.
         """
 
     def keep_gradients(self, part: str) -> None:
-        """Store the sum over data-parallel ranks of the gradients that a backward pass left in a part's parameters."""
+        """Store the sums over data-parallel ranks of the gradients that backward passes left in a part's parameters."""
 
     def gradient_norms(self, part: str) -> Tensor:
-        """Return the L2 norm of each of a part's gradients on all ranks, fp32 ``[number of gradients]``."""
+        """Return the L2 norm of each of a part's gradients over all ranks, fp32 ``[number of gradients]``."""
 
     def slots(self, part: str, count: int) -> AbstractContextManager[list[Slot]]:
-        """Give parameter, gradient and state, fp32, of everything in a part that has a gradient; changes are kept.
+        """Return a context manager with the fp32 slots of a part's parameters that have a gradient.
+
+        Changes are stored when the ``with`` block ends.
 
         Args:
             part: of the model.
-            count: the number of the update, from 1, on which rounding depends where storage is narrower.
+            count: the number of the update, from 1, which seeds the rounding of 16-bit storage.
         """
 
     def divide_gradients(self, divisor: float) -> None:
         """Divide all gradients in place."""
 
     def drop_gradients(self) -> None:
-        """Forget all gradients."""
+        """Discard all gradients."""
 
     def tensors(self) -> Shards:
-        """Return what a checkpoint keeps, in logical shapes without padding; writing into it changes the state."""
+        """Return the tensors of a checkpoint, in logical shapes without padding; writing to them changes the state."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensors of a checkpoint, all ranks' together."""
+        """Number of bytes of the tensors of a checkpoint, over all ranks."""
 
 
 class Held(NamedTuple):
-    """A parameter that this rank holds, or a part of it."""
+    """A parameter that this rank holds, entirely or in part."""
 
     name: str
     parameter: nn.Parameter
@@ -93,15 +94,13 @@ class Held(NamedTuple):
 
 
 class InMemory:
-    """A model that lies in the memory of its device, or of several ranks', with optimizer state beside it.
-
-    It is one part, ``"model"``.
+    """A home in the memory of the device; all of the model is one part, ``"model"``.
 
     Args:
         model: its parameters are the weights; their ``.grad`` are the gradients.
         moments: by parameter name, then by the optimizer's state name; tensors of the shape of the parameter's local
             part.
-        world: the data-parallel ranks add up gradients; where they are sharded, ``fully_shard`` does.
+        world: its data-parallel ranks sum gradients; if weights are sharded, ``fully_shard`` does that.
     """
 
     parts: Sequence[str] = ("model",)
@@ -154,7 +153,7 @@ class InMemory:
         return {held.name: local(held.parameter.detach()) for held in self._held}
 
     def expect_gradients(self, *, is_last: bool, whole: bool) -> None:
-        """See ``Home``; groups of shards are summed once a step."""
+        """See ``Home``; hybrid sharding sums over groups of shards once a step."""
         if self._sums is not None and is_last:
             self._sums.expect()
         for module in self._sharded:
@@ -164,12 +163,11 @@ class InMemory:
                 module.set_requires_all_reduce(is_last, recurse=False)
 
     def keep_gradients(self, part: str) -> None:
-        """Fold the tied table's two gradients and give each parameter the sum over ranks, in place.
+        """Add the tied table's two gradients and sum all gradients over ranks, in place.
 
-        An objective or a model may skip a module for which a micro-batch has nothing. The gradient of its parameters is
-        zero then, so a parameter has a gradient if it has one on any rank, as it would in one process. Sharded
-        gradients are sums already. With sequence parallelism, what sees the tokens of its rank alone is summed over
-        those ranks, too.
+        A model may skip a module for a micro-batch. Its parameters then have no gradient on that rank, but get the sum
+        of the others, as in one process. Sharded gradients are sums already. With sequence parallelism, gradients from
+        a slice of the tokens are also summed over the ranks that share them.
         """
         self.model.fold_tied_gradients()
         for sums in (self._sums, self._sums_over_slices):
@@ -182,13 +180,13 @@ class InMemory:
         norms = norms_of([gradient for _, gradient in found], [held.holders for held, _ in found])
         if self._world.pipeline.size == 1:
             return norms
-        everywhere = norms.new_zeros(len(self._order))  # in one process's order, so that they add up to the same bits
+        everywhere = norms.new_zeros(len(self._order))  # in the order of one process, so that sums have the same bits
         everywhere[[self._order[held.name] for held, _ in found]] = norms
         return self._world.pipeline.sum_tensor(everywhere)
 
     @contextmanager
     def slots(self, part: str, count: int) -> Iterator[list[Slot]]:
-        """See ``Home``; nothing has to be written back."""
+        """See ``Home``; the slots are the stored tensors."""
         yield [
             Slot(
                 name=held.name,
@@ -228,24 +226,24 @@ class InMemory:
         return sum(math.prod(shard.shape) * shard.values.element_size() for shard in shards)
 
     def _state_name(self, key: str) -> str:
-        """Return what a checkpoint calls an optimizer state."""
+        """Return the name of an optimizer state in checkpoints."""
         return key
 
     def _gradients(self, part: str) -> list[tuple[Held, Tensor]]:
-        """Return what has a gradient, and the gradient of what this rank holds of it, in the shape of its slot."""
+        """Return the parameters that have a gradient, and this rank's part of it in the shape of its slot."""
         found = []
         for held in self._held:
             if held.parameter.grad is not None:
                 gradient = local(held.parameter.grad)
-                # stacked biases [3, H·K] are one vector
+                # optimizers treat stacked biases [3, H·K] as one vector
                 found.append((held, gradient.view(-1) if held.role == "bias" else gradient))
         return found
 
     def _shard(self, name: str, whole: Tensor, values: Tensor) -> Shard:
-        """Return the local ``values`` of a parameter, or of its moment, as a box of the tensor without padding."""
+        """Return the local ``values`` of a parameter, or of its moment, as a part of the tensor without padding."""
         shape = self.model.logical_shape(name, whole)
         begin = tuple(map(min, box_of(whole)[0], shape))
-        if values.is_meta:  # another rank holds it
+        if values.is_meta:  # another pipeline rank holds it
             return Shard(values=values.new_empty((0, *values.shape[1:])), begin=begin, shape=shape, is_copy=True)
         held = values[: shape[0] - begin[0]] if shape else values
         return Shard(values=held, begin=begin, shape=shape, is_copy=not self._world.holds_first(cut_axes(whole)))

@@ -1,15 +1,16 @@
-"""Loss scaling: the loss times a factor before the backward pass, the gradients divided by it after.
+"""Loss scaling: multiply the loss by a factor before the backward pass and divide the gradients by it afterwards.
 
     scale 128:   weights of the terms · 128  ->  backward  ->  gradients / 128  ->  norm, clipping, update
 
-It lifts small gradients into the range of narrow floats while they travel (Micikevicius et al. 2018). fp16 ends at
-6e-8; fp32 and bf16 reach to 1e-38 and need no scale. A power of two changes no bit there, another factor only rounding.
+Scaling keeps small gradients from underflowing in the backward pass (Micikevicius et al. 2018). The smallest fp16
+number is 6e-8; fp32 and bf16 reach 1e-38 and need no scale: there, a power of two changes no bit, and other factors
+only rounding.
 
-A scale that moves is a part of ``Progress``, so that a resumed run goes on with it:
+A changing scale is part of ``Progress``, so that resumed runs continue with it:
 
-    dynamic      overflow: halved, and the step is skipped; doubled after so many updates without one
-    histogram    halved after an update in which more than 1e-7 of the gradients of activations were above 1/16 of the
-                 largest number of their dtype, else doubled, as PopART does; an overflow is as above
+    dynamic      overflow: halved, and the update is skipped; doubled after a number of updates without overflow
+    histogram    halved after an update in which more than 1e-7 of the gradients of activations were greater than 1/16
+                 of the maximum of their dtype, otherwise doubled, as in PopART; overflows as above
 """
 
 from collections.abc import Mapping
@@ -31,18 +32,18 @@ _MAX_SHARE = 1e-7
 
 
 class Scaled:
-    """An objective with the loss of another, times ``scale``; its sums and counts are the same."""
+    """An objective with the sums and counts of another one and its loss multiplied by ``scale``."""
 
     def __init__(self, objective: Objective, scale: float) -> None:
         self._objective = objective
         self.weights: Mapping[str, float] = {name: weight * scale for name, weight in objective.weights.items()}
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Count as the other objective does."""
+        """Return the counts of the other objective."""
         return self._objective.counts(batch)
 
     def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Add up as the other objective does."""
+        """Return the sums of the other objective."""
         return self._objective.sums(head, x_BTD, batch)
 
 
@@ -50,22 +51,22 @@ class LossScale(Protocol):
     """The loss scale of each step."""
 
     def value(self, progress: Progress) -> float:
-        """Return the scale of the step that begins."""
+        """Return the scale of the next step."""
 
     def adapt(self, progress: Progress, *, overflowed: bool) -> bool:
-        """Move the scale in ``progress`` on after a step whose loss was finite.
+        """Update the scale in ``progress`` after a step whose loss was finite.
 
         Args:
             progress: of the run.
-            overflowed: whether a gradient was not finite, so that the step is skipped.
+            overflowed: whether a gradient was not finite, so that the update is skipped.
 
         Returns:
-            Whether the overflow was that of the scale, which is now smaller.
+            Whether an overflow has lowered the scale.
         """
 
 
 class StaticScale:
-    """A scale that depends on the number of the update alone."""
+    """A scale that depends only on the number of the update."""
 
     def __init__(self, by_update: Mapping[int, float]) -> None:
         self._by_update = by_update
@@ -80,7 +81,7 @@ class StaticScale:
 
 
 class DynamicScale:
-    """A scale that is halved by an overflow, and doubled after ``interval`` updates without one."""
+    """A scale that is halved at an overflow and doubled after ``interval`` updates without one."""
 
     def __init__(self, first: float, interval: int) -> None:
         self._first, self._interval = first, interval
@@ -104,12 +105,12 @@ class DynamicScale:
 
 
 class HistogramScale(DynamicScale):
-    """A scale that follows the gradients of the outputs of all matrices, counted in two bins.
+    """A scale that follows a two-bin histogram of the gradients of all matrices' outputs.
 
     Args:
         first: scale of the first step.
-        model: whose matrices are watched.
-        world: whose ranks count together.
+        model: its modules with matrices as weights are observed.
+        world: its ranks sum their counts.
     """
 
     def __init__(self, first: float, model: nn.Module, world: World) -> None:
@@ -123,7 +124,7 @@ class HistogramScale(DynamicScale):
                 module.register_forward_hook(self._watch)
 
     def value(self, progress: Progress) -> float:
-        """Return the scale of the step that begins, whose gradients are counted from now on."""
+        """Return the scale of the next step, and reset the histogram."""
         self._total, self._above = 0, torch.zeros_like(self._above)
         return super().value(progress)
 

@@ -1,15 +1,15 @@
-"""A home in memory with weights, gradients or moments in 16 bits, or with moments in the host's memory.
+"""A home in memory with weights, gradients or moments in 16 bits, or with moments in host memory.
 
 ::
 
     stored bf16, fp16            --slots(part)-->   fp32, part by part   --written back-->   rounded stochastically
 
-What is stored is all that exists: weights below fp32 have no fp32 copy. A part is a layer, so no more than one layer is
-open in fp32 at a time. Gradients add up in their dtype in autograd's accumulators. Weights and moments are rounded by
-bits that are a hash of (seed, update, name, index).
+16-bit weights have no fp32 master copy. A part is a layer, so at most one layer is converted to fp32 at a time.
+Autograd accumulates gradients in their dtype. Stochastic rounding of weights and moments uses a hash of (seed, update,
+name, index).
 
-In fp16 the mean of squared gradients is stored as its root, ``exp_avg_rms``, since squares of what fp16 can hold are
-below its smallest number.
+In fp16, the mean of squared gradients is stored as its root, ``exp_avg_rms``, since the squares of small fp16 numbers
+underflow.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,32 +32,32 @@ from hornbook.parallel.world import World
 
 
 def store_weights(model: LanguageModel, dtype: torch.dtype) -> None:
-    """Give the parameters of ``model``, which is on the meta device, another dtype, in place."""
+    """Change the dtype of the parameters of ``model``, which is on the meta device, in place."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     model.tie()
 
 
 def part_of(name: str) -> str:
-    """Return the part that a parameter belongs to: ``embedding``, ``blocks.3`` or ``head``."""
+    """Return the part of the parameter ``name``: ``embedding``, ``blocks.3`` or ``head``."""
     words = name.split(".")
     return ".".join(words[:2]) if words[0] == "blocks" else words[0]
 
 
 class NarrowHome(InMemory):
-    """See above.
+    """A home with 16-bit tensors or offloaded moments; its parts are layers.
 
     Args:
-        model: in memory, its parameters in their dtype.
-        update: names the optimizer's state, which is zero.
-        recipe: gives the dtypes, the seed, and whether the optimizer state is in the host's memory.
+        model: in memory, its parameters in their storage dtype.
+        update: names the optimizer's states, which are initialized to zero.
+        recipe: has the dtypes, the seed, and whether moments are in host memory.
         world: see ``InMemory``.
     """
 
     def __init__(self, model: LanguageModel, update: Update, recipe: Recipe, world: World) -> None:
         self._precision, self._seed, self._divisor = recipe.precision, recipe.training.seed, 1.0
-        elsewhere = {"device": "cpu", "pin_memory": True} if recipe.memory.offload_optimizer else {}
-        super().__init__(model, self._zeros(model, update, elsewhere), world)
+        options = {"device": "cpu", "pin_memory": True} if recipe.memory.offload_optimizer else {}
+        super().__init__(model, self._zeros(model, update, options), world)
         self._gradient_dtype = DTYPES[recipe.precision.gradients]
         for parameter in model.parameters():
             if parameter.dtype != self._gradient_dtype:
@@ -68,10 +68,10 @@ class NarrowHome(InMemory):
             names[name] = len(names)
         self.parts = tuple(self._parts)
 
-    def _zeros(self, model: LanguageModel, update: Update, where: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
+    def _zeros(self, model: LanguageModel, update: Update, options: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
         def zeros(parameter: Tensor, key: str) -> Tensor:
             dtype = DTYPES[self._precision.dtype_of_state(key)]
-            return torch.zeros_like(local(parameter.detach()), dtype=dtype, **where)
+            return torch.zeros_like(local(parameter.detach()), dtype=dtype, **options)
 
         return {
             name: {key: zeros(parameter, key) for key in (*update.state_names, *update.further_names(name, parameter))}
@@ -90,7 +90,7 @@ class NarrowHome(InMemory):
         return {held.name: local(held.parameter.detach()) for held in self._held if held.name in self._parts[part]}
 
     def keep_gradients(self, part: str) -> None:
-        """Sum all gradients with the first part; see ``InMemory``."""
+        """Sum all gradients when called for the first part; see ``InMemory``."""
         if part == next(iter(self._parts)):
             super().keep_gradients(part)
 
@@ -107,7 +107,7 @@ class NarrowHome(InMemory):
 
     @contextmanager
     def slots(self, part: str, count: int) -> Iterator[list[Slot]]:
-        """See ``Home``; what was opened is rounded and stored on leaving."""
+        """See ``Home``; leaving the ``with`` block rounds and stores the fp32 tensors."""
         with self._stored(part, count) as stored:
             slots = [self._opened_slot(slot) for slot in stored]
             yield slots
@@ -116,10 +116,10 @@ class NarrowHome(InMemory):
                 for key, tensor in target.state.items():
                     values = slot.state[key].sqrt_() if self._is_root(key) else slot.state[key]
                     self._store(tensor, values, slot.name, f"{count}/{key}")
-            slots.clear()  # the caller's list, so that nothing stays open while the next part is opened
+            slots.clear()  # the caller's list, to free its fp32 tensors before those of the next part are made
 
     def _stored(self, part: str, count: int) -> AbstractContextManager[list[Slot]]:
-        """Give slots with weights and states as they are stored, and gradients in fp32."""
+        """Yield slots with weights and states in their storage dtypes and gradients in fp32."""
         return super().slots(part, count)
 
     def _opened_slot(self, stored: Slot) -> Slot:
@@ -130,7 +130,7 @@ class NarrowHome(InMemory):
         return replace(stored, parameter=self._opened(stored.parameter, device), state=state)
 
     def divide_gradients(self, divisor: float) -> None:
-        """Divide all gradients, those of 16 bits when they are opened: divided, they might vanish."""
+        """Divide all gradients; 16-bit ones only after conversion to fp32, since they might underflow."""
         if self._gradient_dtype == torch.float32:
             super().divide_gradients(divisor)
         else:
@@ -148,7 +148,7 @@ class NarrowHome(InMemory):
         return self._state_name(key) != key
 
     def _gradients(self, part: str) -> list[tuple[Held, Tensor]]:
-        """Return what has a gradient in a part, and that gradient in fp32."""
+        """Return the parameters of a part that have a gradient, and their gradients in fp32."""
         of_part = [(held, gradient) for held, gradient in super()._gradients(part) if held.name in self._parts[part]]
         opened = [(held, self._opened(gradient, held.parameter.device)) for held, gradient in of_part]
         if self._divisor == 1.0:
@@ -157,16 +157,16 @@ class NarrowHome(InMemory):
 
     @staticmethod
     def _opened(tensor: Tensor, device: torch.device) -> Tensor:
-        """Return a tensor in fp32 on ``device``: itself, if it is."""
+        """Return ``tensor`` in fp32 on ``device``; itself if it is already."""
         return tensor.to(device, torch.float32, non_blocking=True)
 
-    def _store(self, target: Tensor, values: Tensor, name: str, what: str) -> None:
-        """Write fp32 ``values`` of a parameter or its state back to where they were opened."""
+    def _store(self, target: Tensor, values: Tensor, name: str, purpose: str) -> None:
+        """Write fp32 ``values`` of a parameter or its state back to ``target``, rounded stochastically."""
         if target.data_ptr() == values.data_ptr():
             return
         if target.dtype != torch.float32:
             parameter = self.model.get_parameter(name)
             begin, shape = box_of(parameter)
-            words = random_words(f"{self._seed}/{name}/{what}", begin, shape, parameter.shape, values.device)
+            words = random_words(f"{self._seed}/{name}/{purpose}", begin, shape, parameter.shape, values.device)
             values = round_stochastically(values, target.dtype, words.view(values.shape))
         target.copy_(values)

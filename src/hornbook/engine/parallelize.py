@@ -1,10 +1,10 @@
-"""Parallelism from outside: one ordered place cuts a model over the ranks of a run; the model does not know of it.
+"""Split a model over the ranks of a run, in a fixed order of steps and without changes to the model's code.
 
 ::
 
     model on the meta device
-      1. tensor parallelism   layers become DTensors, cut as `hornbook.config.parallel` says; a rank has its own heads
-                              and, with sequence parallelism, its own tokens between them
+      1. tensor parallelism   weights become DTensors, split as `hornbook.config.parallel` says; a rank has some of the
+                              heads and, with sequence parallelism, some of the tokens between layers
       2. compilation          each block's forward pass goes through torch.compile
          recomputation        layers keep fewer activations for the backward pass (`hornbook.engine.activations`)
       3. pipeline             layers become stages; those of other ranks stay on the meta device
@@ -12,8 +12,8 @@
                               home of phased execution)
       -> allocate, initialize: each rank draws a weight whole, keeps its part, and frees the rest
 
-Operators tell a cut weight by its type (`hornbook.ops.tensor_parallel`), so a forward pass, an objective and a task run
-on every layout. Replicas, shards and groups of shards are one mesh of two axes.
+Operators detect split weights by their type (`hornbook.ops.tensor_parallel`), so the same forward pass, objectives and
+tasks run on every layout. Replicas, shards and groups of shards are one mesh of two axes.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,20 +46,20 @@ def parallelize(
     *,
     compiled: bool = False,
 ) -> Pipeline | None:
-    """Cut ``model``, which is on the meta device, over the ranks of ``world``, in place.
+    """Split ``model``, which is on the meta device, over the ranks of ``world``, in place.
 
     Args:
-        model: all of it.
-        world: gives the axes.
-        memory: what is kept on the device and what is not.
-        make_pipeline: spreads the layers over stages; None where there is one.
-        compiled: whether each block is compiled.
+        model: the whole model.
+        world: has the axes.
+        memory: options of recomputation, offloading and phased execution.
+        make_pipeline: distributes the layers over stages; None without pipeline parallelism.
+        compiled: whether to compile each block.
 
     Returns:
-        What ``make_pipeline`` made.
+        The result of ``make_pipeline``.
 
     Raises:
-        UserError: a weight does not divide into equal parts, or a layer cannot recompute what it is to.
+        UserError: a weight cannot be split evenly, or a layer cannot recompute its attention.
     """
     if world.tensor.size > 1:
         assert world.mesh is not None
@@ -89,7 +89,7 @@ def parallelize(
 
 
 def _split_layers(model: LanguageModel, mesh: DeviceMesh) -> None:
-    """Replace the weights of layers by their parts; attention computes the heads of this rank."""
+    """Replace the weights of layers by this rank's parts, and limit attention to its heads."""
     from torch.distributed.tensor import Shard
 
     for name, parameter in list(model.own_parameters()):
@@ -101,7 +101,7 @@ def _split_layers(model: LanguageModel, mesh: DeviceMesh) -> None:
             raise UserError(
                 f"parallel.tensor_parallel = {mesh.size()} does not divide {name}, {size:,} in memory: choose a divisor"
             )
-        _cut(model, name, mesh, [Shard(dimension)])
+        _split(model, name, mesh, [Shard(dimension)])
     model.tie()
     for module in model.modules():
         if isinstance(module, SelfAttention):
@@ -109,8 +109,8 @@ def _split_layers(model: LanguageModel, mesh: DeviceMesh) -> None:
             module.first_head = mesh.get_local_rank() * module.num_heads
 
 
-def _cut(model: LanguageModel, name: str, mesh: DeviceMesh, placements: Sequence[Any]) -> None:
-    """Replace a parameter, which is on the meta device, by the part of it that this rank holds."""
+def _split(model: LanguageModel, name: str, mesh: DeviceMesh, placements: Sequence[Any]) -> None:
+    """Replace a parameter, which is on the meta device, by this rank's part."""
     from torch.distributed.tensor import distribute_tensor
 
     part = distribute_tensor(model.get_parameter(name).detach(), mesh, placements, src_data_rank=None)
@@ -119,9 +119,9 @@ def _cut(model: LanguageModel, name: str, mesh: DeviceMesh, placements: Sequence
 
 
 def _compile_blocks(model: LanguageModel) -> None:
-    """Let each block compute by ``torch.compile``; names, parameters and the hooks of other steps stay as they are.
+    """Compile the forward pass of each block; names, parameters and later hooks are unaffected.
 
-    PyTorch keeps what it compiles in its cache on disk, so that only the first run waits for the compiler.
+    PyTorch caches compiled code on disk, so only the first run waits for the compiler.
     """
     prepare_compilation()
     for block in model.blocks:
@@ -129,10 +129,10 @@ def _compile_blocks(model: LanguageModel) -> None:
 
 
 def _shard(model: LanguageModel, mesh: DeviceMesh) -> None:
-    """Let each part of the model be gathered when it computes, and its gradients be summed and cut again.
+    """Shard each part of the model with ``fully_shard``, which gathers weights and reduce-scatters gradients.
 
-    A tied table has two shards here, since a part owns its memory: the head's follows the embedding's before each
-    forward pass.
+    Since each part owns its memory, a tied table is sharded twice: the head's shard is updated from the embedding's
+    before each forward pass.
     """
     model.head.hold_copy()
     model.register_forward_pre_hook(lambda model, _: model.tie())
@@ -144,13 +144,13 @@ def _shard(model: LanguageModel, mesh: DeviceMesh) -> None:
 def _shard_parts(
     model: LanguageModel, groups: Sequence[Sequence[nn.Module]], mesh: DeviceMesh, *, stays: bool = False
 ) -> None:
-    """Shard the modules of each group one by one; the last one contains the others.
+    """Shard the modules of each group in order; the last one contains the others.
 
     Args:
-        model: names the parameters.
-        groups: modules.
-        mesh: replicas and shards.
-        stays: whether weights that were gathered for a forward pass stay for the backward pass.
+        model: has the names of the parameters.
+        groups: of modules.
+        mesh: of replicas and shards.
+        stays: whether to keep gathered weights from the forward pass to the backward pass.
     """
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -168,41 +168,43 @@ def _shard_parts(
         for module in parts[-1].modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)  # the loss is divided by global counts
-                module.set_force_sum_reduction_for_comms(True)  # gloo cannot multiply while it adds
+                module.set_force_sum_reduction_for_comms(True)  # gloo has no reduction with a factor
 
 
 def _shard_at_rest(model: LanguageModel, mesh: DeviceMesh) -> None:
-    """Let each rank hold a part of each weight, which whoever computes with it gathers."""
+    """Shard the stored weights of phased execution, which gathers them to compute."""
     from torch.distributed.tensor import Replicate
 
     for name, parameter in list(model.own_parameters()):
-        _cut(model, name, mesh, [Replicate(), _placement(name, parameter, mesh.size(1))])
+        _split(model, name, mesh, [Replicate(), _placement(name, parameter, mesh.size(1))])
     model.tie()
 
 
 def _placement(name: str, parameter: nn.Parameter, num_shards: int) -> Any:
-    """Return the dimension to shard: the first that divides, is not cut yet and tells no stacked parameters apart.
+    """Return the dimension to shard: the first that is divisible and does not enumerate stacked parameters.
 
-    A dimension that tensor parallelism has cut is cut once more if no other divides.
+    A dimension that tensor parallelism has split is sharded only if no other is divisible.
 
     Raises:
-        UserError: no dimension divides, and the parameter cannot have parts of different sizes.
+        UserError: no dimension is divisible, and the parameter cannot have parts of different sizes.
     """
     from torch.distributed.tensor import Shard
 
     part = local(parameter.detach())
-    cut = [placement.dim for placement in getattr(parameter, "placements", ())]
+    split = [placement.dim for placement in getattr(parameter, "placements", ())]
     first = 1 if num_parts_of(name) > 1 else 0
-    fitting = [dim for dim in range(first, part.dim()) if part.shape[dim] % num_shards == 0]
-    if fitting:
-        return Shard(min(fitting, key=lambda dim: dim in cut))
+    divisible = [dim for dim in range(first, part.dim()) if part.shape[dim] % num_shards == 0]
+    if divisible:
+        return Shard(min(divisible, key=lambda dim: dim in split))
     if first or is_cut(parameter):
-        raise UserError(f"{num_shards} shards cannot divide {name} {list(part.shape)}: change the sizes in [parallel]")
+        raise UserError(
+            f"{num_shards} shards cannot divide {name}, of shape {list(part.shape)}: change the sizes in [parallel]"
+        )
     return Shard(0)
 
 
 def _hide_batch(model: nn.Module, arguments: tuple[Any, Batch]) -> tuple[Any, Callable[[], Batch]]:
-    """Wrap a batch, whose indices stay in the host's memory: the outermost sharded module moves tensors it finds."""
+    """Wrap a batch in a function: the outermost sharded module would move its host indices to the device."""
     use, batch = arguments
     return use, lambda: batch
 
@@ -213,5 +215,5 @@ def _show_batch(model: nn.Module, arguments: tuple[Any, Callable[[], Batch]]) ->
 
 
 def _as_integer(stage: nn.Module, wires: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Turn the number of a micro-batch into an integer, which the sharded stage does not move to its device."""
+    """Convert the number of a micro-batch to an integer, since a sharded stage would move a tensor to its device."""
     return wires, {"number": int(named["number"])}

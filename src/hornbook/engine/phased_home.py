@@ -1,14 +1,14 @@
-"""A home outside of the device: weights, gradients and optimizer state in files or in the host's memory.
+"""A home in files or host memory for weights, gradients and optimizer state.
 
 ::
 
-    fetched(parts)    embedding, blocks.0, ... one part's weights on the device, the next one's on their way
-    keep(part, ..)    its gradients summed over ranks, their norms noted, written while the next part is computed
-    slots(tensor)     weight, gradient and moments of one tensor on the device, the next one's on their way
+    fetched(parts)    loads the weights of embedding, blocks.0, ..., the next part while one computes
+    keep(part, ..)    sums its gradients over ranks, computes their norms and writes them while the next part computes
+    slots(tensor)     loads weight, gradient and moments of one tensor, the next ones while it is updated
 
-The model's parameters and their ``.grad`` are at rest: tensors on files, or in pinned memory. Whatever looks at the
-model still finds them, and checkpoints and initial weights go through them a tensor at a time. What computes are copies
-on the device. Storage dtypes are those of ``NarrowHome``.
+The model's parameters and their ``.grad`` are tensors that map files or pinned memory, so that checkpoints and
+initialization process them one tensor at a time. Computation uses copies on the device. Storage dtypes are those of
+``NarrowHome``.
 """
 
 import math
@@ -35,14 +35,14 @@ from hornbook.parallel.world import World
 _ALIGNMENT = 64
 _WEIGHT, _GRADIENT = "weight", "gradient"
 _TIED = "head.table"
-"""A tied head's gradient of the token table, which waits for that of the embedding."""
+"""A tied head's gradient of the token table, stored until that of the embedding is added."""
 
 Leaves = dict[str, Tensor]
-"""A part's weights on the device, by their names inside of the part; gradients add up in their ``.grad``."""
+"""A part's weights on the device, by their names in the part; gradients accumulate in their ``.grad``."""
 
 
-class Place(NamedTuple):
-    """Where a tensor lies in a space."""
+class Extent(NamedTuple):
+    """The offset, in bytes, shape and dtype of a tensor in a space."""
 
     offset: int
     shape: tuple[int, ...]
@@ -50,28 +50,28 @@ class Place(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where the next tensor may begin."""
+        """The aligned offset after the tensor."""
         size = math.prod(self.shape) * self.dtype.itemsize
         return self.offset + -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 class PhasedHome(NarrowHome):
-    """See above. A part, as the step sees it, is one tensor.
+    """A home in a ``Space``; each of its ``parts`` is one tensor.
 
     Args:
-        model: on the meta device; its parameters become the weights at rest, to be filled in.
-        update: names the optimizer's state, which is zero.
-        recipe: gives the dtypes and the seed.
-        world: gives the device, and the ranks that add up gradients or hold shards.
-        space: for the state, all of which is reserved.
-        rows: space for the hidden states between layers, which the executor lays out.
+        model: on the meta device; its parameters are replaced by uninitialized tensors in ``space``.
+        update: names the optimizer's states, which are initialized to zero.
+        recipe: has the dtypes and the seed.
+        world: has the device, and the ranks that sum gradients or hold shards.
+        space: for weights, gradients and moments, all of which are reserved now.
+        rows: space for the hidden states between layers, reserved by the executor.
     """
 
     def __init__(
         self, model: LanguageModel, update: Update, recipe: Recipe, world: World, space: Space, rows: Space
     ) -> None:
-        self._space, self.rows, self._places = space, rows, lay_out(model, update, recipe)
-        space.reserve(max(place.end for place in self._places.values()))
+        self._space, self.rows, self._extents = space, rows, lay_out(model, update, recipe)
+        space.reserve(max(extent.end for extent in self._extents.values()))
         for name, parameter in list(model.own_parameters()):
             owner, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(owner), leaf, nn.Parameter(_like(parameter, self._at_rest(name, _WEIGHT))))
@@ -83,13 +83,13 @@ class PhasedHome(NarrowHome):
         self.reader, self.writer = Lane("weights-in"), Lane("weights-out")
         self._moved_before = self._moved()
         self._norms: dict[str, Tensor] = {}
-        """Of the gradients that are kept, by name."""
+        """Norms of the stored gradients, by name."""
         self._has_tied = False
         self._ahead: tuple[str, Future[dict[str, Tensor]]] | None = None
-        """The tensor whose slot is on its way."""
+        """The parameter whose slot is being loaded."""
 
     def restart_traffic(self) -> None:
-        """Let a step's ``traffic`` begin here."""
+        """Start counting the ``traffic`` of a step."""
         self._moved_before = self._moved()
 
     def _moved(self) -> tuple[int, int]:
@@ -97,30 +97,32 @@ class PhasedHome(NarrowHome):
         return sum(space.num_read for space in spaces), sum(space.num_written for space in spaces)
 
     def _at_rest(self, name: str, kind: str) -> Tensor:
-        return self._space.at_rest(*self._places[name, kind])
+        return self._space.at_rest(*self._extents[name, kind])
 
-    def _zeros(self, model: LanguageModel, update: Update, where: Mapping[str, object]) -> dict[str, dict[str, Tensor]]:
-        """Return the moments at rest."""
+    def _zeros(
+        self, model: LanguageModel, update: Update, options: Mapping[str, object]
+    ) -> dict[str, dict[str, Tensor]]:
+        """Return the moments as tensors in the space."""
         states: dict[str, dict[str, Tensor]] = {name: {} for name, _ in model.own_parameters()}
-        for name, kind in self._places:
+        for name, kind in self._extents:
             if kind not in (_WEIGHT, _GRADIENT):
                 states[name][kind] = self._at_rest(name, kind)
         return states
 
     def fetched(self, parts: Sequence[str]) -> Generator[Leaves, None, None]:
-        """Yield the weights of each part on the device, those of the next one being on their way."""
+        """Yield the weights of each part on the device, while those of the next one are being loaded."""
         self.settle()
         reads = [partial(self._load, self._names_in(part)) for part in parts]
         with closing(self.reader.ahead(reads)) as loaded:
             yield from map(self._to_leaves, parts, loaded)
 
     def _names_in(self, part: str) -> dict[str, str]:
-        """Return the names of a part's parameters, by their names inside of the part; a tied head has the table."""
+        """Return the names of a part's parameters by their names in the part; a tied head has the table."""
         names = {name[len(part) + 1 :]: name for name in self._by_name if part_of(name) == part}
         return names | ({"table": "embedding.tokens"} if part == "head" and self.model.head.is_tied else {})
 
     def _load(self, names: Mapping[str, str]) -> dict[str, Tensor]:
-        return {key: self._space.load(*self._places[name, _WEIGHT]) for key, name in names.items()}
+        return {key: self._space.load(*self._extents[name, _WEIGHT]) for key, name in names.items()}
 
     def _to_leaves(self, part: str, loaded: dict[str, Tensor]) -> Leaves:
         leaves: Leaves = {}
@@ -132,17 +134,17 @@ class PhasedHome(NarrowHome):
         return leaves
 
     def keep(self, part: str, leaves: Leaves) -> None:
-        """Store the sums over data-parallel ranks of the gradients that backward passes left in ``leaves``.
+        """Store the sums over data-parallel ranks of the gradients that backward passes accumulated in ``leaves``.
 
-        These are emptied, so that their memory is free. A tied table's gradient from the head waits, not summed, for
-        that from the embedding, which comes later.
+        This empties ``leaves`` to free their memory. A tied head's gradient of the table is stored unsummed until the
+        embedding's gradient is added to it.
         """
         gradients = {f"{part}.{key}": leaf.grad for key, leaf in leaves.items()}
         leaves.clear()
         tied = gradients.pop(_TIED) if part == "head" and self.model.head.is_tied else None
         if part == "embedding" and self._has_tied:
             self.settle()
-            table, own = self._space.load(*self._places[_TIED, _GRADIENT]), gradients["embedding.tokens"]
+            table, own = self._space.load(*self._extents[_TIED, _GRADIENT]), gradients["embedding.tokens"]
             gradients["embedding.tokens"] = table if own is None else own.add_(table)
         kept = self._summed(gradients)
         if tied is not None:
@@ -150,7 +152,7 @@ class PhasedHome(NarrowHome):
         self.writer.behind(partial(self._save, kept, [_GRADIENT]))
 
     def _summed(self, gradients: dict[str, Tensor | None]) -> dict[str, dict[str, Tensor]]:
-        """Return what this rank keeps of the sums, and note their norms; a rank without a gradient adds zeros."""
+        """Return this rank's parts of the summed gradients and store their norms; missing gradients count as zeros."""
         ranks, kept = self._world.data, dict[str, dict[str, Tensor]]()
         counts = ranks.sum_integers([gradient is not None for gradient in gradients.values()])
         for name, count in zip(list(gradients), counts, strict=True):
@@ -169,14 +171,14 @@ class PhasedHome(NarrowHome):
         return kept
 
     def _save(self, tensors: dict[str, dict[str, Tensor]], kinds: Sequence[str]) -> None:
-        """Write tensors by name and kind, and forget each."""
+        """Write tensors by name and kind, freeing each."""
         for name in list(tensors):
             values = tensors.pop(name)
             for kind in kinds:
-                self._space.save(self._places[name, kind].offset, values[kind])
+                self._space.save(self._extents[name, kind].offset, values[kind])
 
     def settle(self) -> None:
-        """Wait until all is written."""
+        """Wait for pending writes."""
         self.writer.settle()
 
     def gradient_norms(self, part: str) -> Tensor:
@@ -186,7 +188,7 @@ class PhasedHome(NarrowHome):
 
     @contextmanager
     def _stored(self, part: str, count: int) -> Iterator[list[Slot]]:
-        """See ``NarrowHome``; what was opened is written while the next tensor is updated."""
+        """See ``NarrowHome``; the tensors are written while the next parameter is updated."""
         if part not in self._norms:
             yield []
             return
@@ -208,7 +210,7 @@ class PhasedHome(NarrowHome):
         self.writer.behind(partial(self._save, {part: stored}, list(stored)))
 
     def _arrived(self, name: str) -> dict[str, Tensor]:
-        """Return all that is stored of a tensor, on the device, and begin to read the next one that has a gradient."""
+        """Return a parameter's stored tensors on the device, and start loading the next one that has a gradient."""
         ahead, self._ahead = self._ahead, None
         values = ahead[1].result() if ahead and ahead[0] == name else self._load_all(name)
         later = self.parts[self.parts.index(name) + 1 :]
@@ -219,14 +221,14 @@ class PhasedHome(NarrowHome):
 
     def _load_all(self, name: str) -> dict[str, Tensor]:
         kinds = [_WEIGHT, _GRADIENT, *self.moments[name]]
-        return {kind: self._space.load(*self._places[name, kind]) for kind in kinds}
+        return {kind: self._space.load(*self._extents[name, kind]) for kind in kinds}
 
     def divide_gradients(self, divisor: float) -> None:
-        """Divide all gradients, when they are opened."""
+        """Divide all gradients when they are loaded."""
         self._divisor *= divisor
 
     def drop_gradients(self) -> None:
-        """See ``Home``; all is written then."""
+        """See ``Home``; also wait for pending writes and set ``traffic``."""
         super().drop_gradients()
         self._ahead, self._has_tied = None, False
         self._norms.clear()
@@ -237,20 +239,20 @@ class PhasedHome(NarrowHome):
         }
 
     def tensors(self) -> Shards:
-        """See ``Home``; the tensors are at rest, so that whoever goes through them has one at a time in memory."""
+        """See ``Home``; the tensors map the space, so that iterating over them needs memory for one at a time."""
         self.settle()
         return super().tensors()
 
 
-def lay_out(model: LanguageModel, update: Update, recipe: Recipe) -> dict[tuple[str, str], Place]:
-    """Return where each parameter's weight, gradient and optimizer state lie, by name and kind.
+def lay_out(model: LanguageModel, update: Update, recipe: Recipe) -> dict[tuple[str, str], Extent]:
+    """Return the extents of each parameter's weight, gradient and optimizer states, by name and kind.
 
     Args:
         model: on the meta device.
-        update: names the optimizer's state.
-        recipe: gives the dtypes.
+        update: names the optimizer's states.
+        recipe: has the dtypes.
     """
-    precision, places, end = recipe.precision, dict[tuple[str, str], Place](), 0
+    precision, extents, end = recipe.precision, dict[tuple[str, str], Extent](), 0
     gradient_dtype = DTYPES[precision.gradients]
     for name, parameter in model.own_parameters():
         shape = tuple(local(parameter.detach()).shape)
@@ -258,20 +260,20 @@ def lay_out(model: LanguageModel, update: Update, recipe: Recipe) -> dict[tuple[
         dtypes = {_WEIGHT: parameter.dtype, _GRADIENT: gradient_dtype}
         dtypes |= {key: DTYPES[precision.dtype_of_state(key)] for key in states}
         for kind, dtype in dtypes.items():
-            places[name, kind] = Place(end, shape, dtype)
-            end = places[name, kind].end
+            extents[name, kind] = Extent(end, shape, dtype)
+            end = extents[name, kind].end
     if model.head.is_tied:
-        places[_TIED, _GRADIENT] = Place(end, tuple(model.embedding.tokens.shape), gradient_dtype)
-    return places
+        extents[_TIED, _GRADIENT] = Extent(end, tuple(model.embedding.tokens.shape), gradient_dtype)
+    return extents
 
 
 def _shaped(held: Held, gradient: Tensor) -> Tensor:
-    """Return a gradient in the shape of its slot: stacked biases ``[3, H·K]`` are one vector."""
+    """Return a gradient in the shape of its slot; stacked biases ``[3, H·K]`` are flattened."""
     return gradient.view(-1) if held.role == "bias" else gradient
 
 
 def _like(parameter: Tensor, values: Tensor) -> Tensor:
-    """Return ``values``, the part of a parameter that this rank holds, cut over ranks as the parameter is."""
+    """Return ``values``, this rank's part of a parameter, as a DTensor if the parameter is one."""
     if not is_cut(parameter):
         return values
     from torch.distributed.tensor import DTensor
@@ -284,7 +286,7 @@ def _like(parameter: Tensor, values: Tensor) -> Tensor:
 
 
 def _whole(parameter: Tensor, values: Tensor) -> Tensor:
-    """Return the whole parameter from this rank's part, which all ranks give."""
+    """Return the whole parameter, gathered from the parts ``values`` of all ranks."""
     if not is_cut(parameter):
         return values
     gathered: Tensor = _like(parameter, values).full_tensor()  # type: ignore[attr-defined]
@@ -292,7 +294,7 @@ def _whole(parameter: Tensor, values: Tensor) -> Tensor:
 
 
 def _own_part(parameter: Tensor, whole: Tensor) -> Tensor:
-    """Return what this rank holds of a tensor that is cut as ``parameter`` is, in memory of its own."""
+    """Return this rank's part of ``whole``, split like ``parameter``, as a copy; unsplit tensors are returned as is."""
     if not is_cut(parameter):
         return whole
     begin, shape = box_of(parameter)

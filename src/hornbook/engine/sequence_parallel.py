@@ -1,4 +1,4 @@
-"""Sequence parallelism from outside: between the layers that are cut, a rank holds a slice of the tokens.
+"""Sequence parallelism: hooks that give each rank a slice of the tokens between the split layers.
 
 ::
 
@@ -6,12 +6,12 @@
                                   norm, residual connection, dropout: slice
                                   attention, feed-forward: all tokens, a part of the features
 
-The layers themselves gather the tokens and scatter the sums (`hornbook.ops.tensor_parallel`). The hooks here tell them
-the number of tokens, and cut what else comes with a token: positions, segments, and the keys of residual dropout, so
-that the same elements are dropped. GroupBERT's convolution sees neighbors, so it takes all tokens and passes on its
-rank's slice of the result. The head takes all tokens: it picks some of them, and its ranks share the vocabulary.
+The layers gather the tokens and scatter the sums (`hornbook.ops.tensor_parallel`). The hooks set the number of tokens
+for them and slice the other per-token tensors: positions, segments, and the keys of residual dropout, so that the same
+elements are dropped. GroupBERT's convolution needs neighboring tokens, so it gathers all tokens and slices its output.
+The head gathers all tokens: it selects some of them, and its ranks share the vocabulary.
 
-Norms, biases and tables of positions see a slice, so their gradients are added up over the ranks
+The gradients of norms, biases and position tables come from a slice, so they are summed over the ranks
 (`hornbook.config.parallel.sees_slice`).
 """
 
@@ -27,7 +27,7 @@ from hornbook.parallel.ranks import Ranks
 
 
 def slice_tokens(model: LanguageModel, ranks: Ranks) -> None:
-    """Let each of the tensor-parallel ``ranks`` compute a slice of the tokens where no layer is cut, in place."""
+    """Add hooks to ``model`` so that each of ``ranks`` computes a slice of the tokens between split layers."""
     hooks = _Hooks(ranks)
     model.embedding.register_forward_pre_hook(hooks.begin_embedding)
     model.head.register_forward_pre_hook(hooks.gather_for_head)
@@ -37,17 +37,17 @@ def slice_tokens(model: LanguageModel, ranks: Ranks) -> None:
         module.register_forward_hook(hooks.end, always_call=True)
     for module in model.blocks.modules():
         if isinstance(module, Dropout):
-            module.register_forward_pre_hook(hooks.cut_keys)
+            module.register_forward_pre_hook(hooks.slice_keys)
         elif isinstance(module, GatedConvolution):
             module.register_forward_pre_hook(hooks.gather)
-            module.register_forward_hook(hooks.cut)
+            module.register_forward_hook(hooks.slice_output)
 
 
 class _Hooks:
-    """What happens before and after the modules of a model; batches come as ``[B, T, ...]``, slices as ``[B, t, ...]``.
+    """The forward hooks of a model's modules; batches have the shape ``[B, T, ...]``, slices ``[B, t, ...]``.
 
     Args:
-        ranks: share the tokens.
+        ranks: those that share the tokens.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -70,7 +70,7 @@ class _Hooks:
         use, x_BtD, batch = given
         return use, self._slices(batch["tokens"]).whole(x_BtD), batch
 
-    def cut_keys(self, module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    def slice_keys(self, module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
         x_BtD, keys_BT, *residual = given
         return x_BtD, _current().own(keys_BT), *residual
 
@@ -78,16 +78,16 @@ class _Hooks:
         x_BtD, context = given
         return _current().enter(x_BtD), context
 
-    def cut(self, module: nn.Module, given: tuple[Any, ...], result_BTD: Tensor) -> Tensor:
+    def slice_output(self, module: nn.Module, given: tuple[Any, ...], result_BTD: Tensor) -> Tensor:
         return _current().own(result_BTD)
 
     def _slices(self, tokens_BT: Tensor) -> Slices:
         group = self._ranks.tensors
-        assert group is not None, "a single rank has all tokens"
+        assert group is not None, "sequence parallelism needs two or more ranks"
         return Slices(tokens_BT.shape[1], self._ranks.rank, self._ranks.size, group)
 
 
 def _current() -> Slices:
     slices = SLICES.get()
-    assert slices is not None, "outside of a block"
+    assert slices is not None, "called outside of a block"
     return slices

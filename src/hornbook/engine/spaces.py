@@ -1,12 +1,12 @@
-"""Bytes outside of the device, and the threads that move tensors between the two.
+"""Storage outside of the device, and threads that load and save tensors in the background.
 
 ::
 
-    home, executor --Lane.ahead---> load(offset)   tensor on the device, the next one while this one is computed with
-                   --Lane.behind--> save(offset)   the last one while this one is computed with
+    home, executor --Lane.ahead---> load(offset)   loads the next tensor while the caller computes with this one
+                   --Lane.behind--> save(offset)   saves the last tensor while the caller computes with this one
 
-A space is a file (``FileSpace``) or pinned memory of the host beside a GPU (``PinnedSpace``). What lies in it can also
-be seen at rest, as a tensor in its place, so that checkpoints and initial weights stream through a tensor at a time.
+A space is a file (``FileSpace``) or a GPU's pinned host memory (``PinnedSpace``). ``at_rest`` maps a stored tensor
+without loading it, so that checkpoints and initialization process one tensor at a time.
 """
 
 import math
@@ -25,31 +25,31 @@ Shape = tuple[int, ...]
 
 
 class Space(Protocol):
-    """Zeros that tensors are written into, at offsets in bytes."""
+    """Zero-initialized storage of tensors at offsets in bytes."""
 
     @property
     def num_read(self) -> int:
-        """Bytes that went to the device so far."""
+        """Number of bytes loaded to the device so far."""
 
     @property
     def num_written(self) -> int:
-        """Bytes that came from it."""
+        """Number of bytes saved from the device so far."""
 
     def reserve(self, size: int) -> None:
-        """Take room for ``size`` bytes in all. Raises StorageError if there is not as much."""
+        """Reserve ``size`` bytes in total; raises StorageError if there is not enough space."""
 
     def at_rest(self, offset: int, shape: Shape, dtype: torch.dtype) -> Tensor:
-        """Return the tensor at ``offset`` in its place, on the CPU: writing into it changes what is stored."""
+        """Return a CPU tensor that maps the storage at ``offset``: writing to it changes what is stored."""
 
     def load(self, offset: int, shape: Shape, dtype: torch.dtype) -> Tensor:
-        """Return a copy of the tensor at ``offset``, on the device."""
+        """Return a copy of the tensor at ``offset`` on the device."""
 
     def save(self, offset: int, tensor: Tensor) -> None:
-        """Write a tensor, which lies on the device, to ``offset``."""
+        """Write a tensor, which is on the device, to ``offset``."""
 
 
 class FileSpace:
-    """A scratch file.
+    """A space in a scratch file.
 
     Args:
         file: empty.
@@ -75,7 +75,7 @@ class FileSpace:
         self._file.reserve(size)
 
     def at_rest(self, offset: int, shape: Shape, dtype: torch.dtype) -> Tensor:
-        """See ``Space``; all room must have been reserved."""
+        """See ``Space``; reserve everything before the first call."""
         if self._map is None:
             self._map = memoryview(self._file.map())
         count = math.prod(shape)
@@ -95,7 +95,7 @@ class FileSpace:
 
 
 class PinnedSpace:
-    """Memory of the host that a GPU reads and writes by itself, over a stream of its own for each direction.
+    """A space in pinned host memory, with a CUDA stream for each direction.
 
     Args:
         device: the GPU.
@@ -110,7 +110,7 @@ class PinnedSpace:
         self.num_read = self.num_written = 0
 
     def reserve(self, size: int) -> None:
-        """See ``Space``; what was stored is lost if there was less."""
+        """See ``Space``; enlarging the space discards its content."""
         if size > len(self._bytes):
             self._bytes = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
 
@@ -120,7 +120,7 @@ class PinnedSpace:
         return self._bytes[offset : offset + size].view(dtype).view(shape)
 
     def load(self, offset: int, shape: Shape, dtype: torch.dtype) -> Tensor:
-        """See ``Space``; the copy is there when it returns."""
+        """See ``Space``; the copy is complete on return."""
         source, stream = self.at_rest(offset, shape, dtype), self._streams["load"]
         with torch.cuda.stream(stream):
             tensor = source.to(self._device, non_blocking=True)
@@ -130,7 +130,7 @@ class PinnedSpace:
         return tensor
 
     def save(self, offset: int, tensor: Tensor) -> None:
-        """See ``Space``; waits for what the device was to compute before the call."""
+        """See ``Space``; waits for the work that was queued on the device before the call."""
         target, stream = self.at_rest(offset, tuple(tensor.shape), tensor.dtype), self._streams["save"]
         stream.wait_stream(torch.cuda.default_stream(self._device))
         with torch.cuda.stream(stream):
@@ -140,13 +140,13 @@ class PinnedSpace:
 
 
 class Lane:
-    """A thread that moves tensors one after the other while the caller computes.
+    """A background thread that loads or saves tensors in order.
 
     Args:
         name: of the thread.
 
     Attributes:
-        thread: begins the calls; `hornbook.measure.memory_check` replaces it.
+        thread: runs the calls; `hornbook.measure.memory_check` replaces it.
     """
 
     def __init__(self, name: str) -> None:
@@ -154,11 +154,11 @@ class Lane:
         self._behind: Future[None] | None = None
 
     def begin(self, call: Callable[[], T]) -> "Future[T]":
-        """Call ``call`` in the thread, after what was begun before."""
+        """Submit ``call`` to the thread, after earlier calls."""
         return self.thread.submit(call)
 
     def ahead(self, calls: Iterable[Callable[[], T]]) -> Generator[T, None, None]:
-        """Yield what each call returns; the next one runs while the caller has the last one's result."""
+        """Yield the result of each call; the next call runs while the caller uses the result."""
         begun: deque[Future[T]] = deque()
         try:
             for call in calls:
@@ -171,12 +171,12 @@ class Lane:
             wait(begun)
 
     def behind(self, call: Callable[[], None]) -> None:
-        """Call ``call`` in the thread, once the last such call is finished, whose error this raises."""
+        """Wait for the previous call of ``behind``, raise its error if it failed, and submit ``call`` to the thread."""
         self.settle()
         self._behind = self.begin(call)
 
     def settle(self) -> None:
-        """Wait for the last call of ``behind``, and raise its error."""
+        """Wait for the last call of ``behind`` and raise its error if it failed."""
         behind, self._behind = self._behind, None
         if behind is not None:
             behind.result()

@@ -1,7 +1,7 @@
-"""Everything that a run carries from step to step. What is not in ``TrainState`` does not exist.
+"""The complete state of a training run, from step to step.
 
-There is no random state and no loader state in it: order, masks and dropout are functions of the seed and the number of
-samples, which is one integer here.
+It has no random state and no loader state: order, masks and dropout are functions of the seed and the number of
+samples, which is one integer in ``Progress``.
 """
 
 from collections.abc import Mapping
@@ -18,29 +18,29 @@ from hornbook.errors import CheckpointError
 from hornbook.model import LanguageModel
 
 _MOST = 1 << 62
-"""Above all counts, and so that the samples of one more step can be numbered."""
+"""Greater than any count; adding the samples of one more step does not overflow int64."""
 
 
 @dataclass(kw_only=True)
 class Progress:
-    """The integers of a run; they go into a checkpoint's ``state.json``."""
+    """The progress of a run, saved in a checkpoint's ``state.json``."""
 
     step: int = 0
-    """Finished steps, skipped ones included."""
+    """Finished steps, including skipped ones."""
     samples: int = 0
-    """Samples that went by: the loader's position."""
+    """Consumed samples: the loader's position."""
     tokens: int = 0
-    """Scored tokens that went by."""
+    """Consumed tokens that were scored."""
     num_updates: int = 0
     """Updates of the weights: steps that were not skipped."""
     inherited_updates: int = 0
-    """Updates that the moments had seen before the run began; bias correction counts on from there."""
+    """Updates of the moments before the run began; bias correction continues from there."""
     skipped_steps: int = 0
     """Steps whose loss or gradients were not finite."""
     skipped_in_a_row: int = 0
-    """Without those that a smaller loss scale mends."""
+    """Consecutive skipped steps, without overflows that lower the loss scale."""
     loss_scale: float | None = None
-    """Of the next step; None where it does not move, or before the first step."""
+    """Loss scale of the next step; None if it is fixed, or before the first step."""
     updates_at_scale: int = 0
     """Updates since a dynamic loss scale was last changed."""
     finite_step: int = 0
@@ -50,35 +50,36 @@ class Progress:
     evaluated_step: int = 0
     """Last step after which tasks were run."""
     sampled_step: int = 0
-    """Last step after which the model wrote a text."""
+    """Last step after which the model generated a sample."""
     best_by: str = "validation"
-    """What the best was chosen by: ``checkpoint.best_by`` of the recipe at that time."""
+    """Metric of the best step: ``checkpoint.best_by`` of the recipe at that time."""
     best_value: float | None = None
-    """The best value of a step that was saved, and the step."""
+    """Best value among the saved steps."""
     best_step: int | None = None
+    """Step of the best value."""
     stopping_by: str = "validation"
-    """What early stopping goes by: ``checkpoint.best_by`` of the recipe when it was last measured."""
+    """Metric of early stopping: ``checkpoint.best_by`` of the recipe at the last measurement."""
     stopping_value: float | None = None
-    """The last value that counted as an improvement, of a step that need not have been saved."""
+    """Value of the last improvement, whether its step was saved or not."""
     stale_measurements: int = 0
-    """Measurements since then."""
+    """Measurements since the last improvement."""
     seconds: float = 0.0
-    """Time spent in training, over all resumes."""
+    """Training time in seconds, over all resumes."""
     unlogged_sums: dict[str, float] = field(default_factory=dict)
-    """By term of the loss, its sum over the steps since the last row of the log; without skipped steps."""
+    """Sum of each term of the loss over the steps since the last row of the log, without skipped steps."""
     unlogged_counts: dict[str, int] = field(default_factory=dict)
-    """By term, the items scored in these steps."""
+    """Scored items of each term in these steps."""
 
     @classmethod
     def from_json(cls, document: object, path: str) -> "Progress":
-        """Return the progress that a ``state.json`` holds; missing keys take their defaults, unknown ones are ignored.
+        """Return the progress in a ``state.json``; missing keys get their defaults, unknown ones are ignored.
 
         Args:
             document: parsed JSON.
-            path: the file, for the error.
+            path: the file, for error messages.
 
         Raises:
-            CheckpointError: it is no object, has no step, or a value is not of its type or out of range.
+            CheckpointError: the document is not an object or has no step, or a value has the wrong type or range.
         """
         if not isinstance(document, dict) or "step" not in document:
             raise CheckpointError(f"{path} is missing or has no `step`; use another checkpoint")
@@ -91,7 +92,7 @@ class Progress:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Tell whether a value of a ``state.json`` has its type; whole numbers count something, and pass as floats."""
+    """Return whether a value of a ``state.json`` has its type; integers must be counts, and may stand for floats."""
     if get_origin(hint) is dict:
         return isinstance(value, dict) and all(_fits(entry, get_args(hint)[1]) for entry in value.values())
     if type(value) is int:
@@ -108,9 +109,9 @@ class TrainState:
     progress: Progress = field(default_factory=Progress)
 
     def load_tensors(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Copy a checkpoint's tensors in, or some of them; the caller has checked that names and shapes agree.
+        """Copy tensors of a checkpoint, all or some, into the state; the caller has checked names and shapes.
 
-        A rank reads the boxes that it holds.
+        Each rank reads only the parts that it holds.
         """
         with torch.no_grad():
             for group, shards in self.home.tensors().items():

@@ -1,17 +1,17 @@
-"""Updates of the patterns of block-sparse linear maps between training steps, alike on all ranks.
+"""Updates of the patterns of block-sparse layers between training steps, identical on all ranks.
 
 ::
 
     watch -> forward, backward of each micro-batch: scores -> update of the weights -> rewire
-                                                                      scores summed over ranks
-                                                                      prune and grow, layer by layer
-                                                                      blocks and moments in their new order
+                                                                      sum scores over ranks
+                                                                      prune and grow blocks, layer by layer
+                                                                      reorder blocks and moments
 
-A new block starts at zero with zero moments, and its bias correction counts from then on (``Slot.grown_at``). Kept
-blocks and their moments move bit for bit. Choices depend on scores, seed, layer and number of the update alone.
+A new block starts at zero with zero moments, and its bias correction counts updates from then on (``Slot.grown_at``).
+The other blocks and their moments are moved bit for bit. Choices depend only on scores, seed, layer and update number.
 
-Scores are absolute dense gradients of each micro-batch, pooled by blocks and added up: they depend on
-``training.micro_batch_size``, and not on ranks, but for the rounding of the sum, which is one of fp64.
+Scores are absolute dense gradients of each micro-batch, pooled by blocks and summed: they depend on
+``training.micro_batch_size`` and, except for the rounding of an fp64 sum, not on the ranks.
 """
 
 from collections.abc import Mapping
@@ -35,10 +35,10 @@ Row = dict[str, object]
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """The block-sparse linear maps of a model on this rank, and when and how their patterns change.
+    """The block-sparse layers of a model on this rank, and the schedule of updates of their patterns.
 
     Args:
-        config: how.
+        config: the sparsity options.
         layers: by name.
         num_steps: of the run.
         seed: of the run.
@@ -55,13 +55,13 @@ class Topology:
     def of(
         cls, model: nn.Module, config: SparsityConfig, *, num_steps: int, seed: int, world: World
     ) -> "Topology | None":
-        """Return the topology of a run; None if no pattern changes."""
+        """Return the topology of a run; None if patterns are static."""
         if config.update == "static":
             return None
         return cls(config=config, layers=sparse_layers(model), num_steps=num_steps, seed=seed, world=world)
 
     def is_due(self, number: int) -> bool:
-        """Return whether the patterns change after the update of that number, from 1."""
+        """Return whether the patterns change after update ``number``, counted from 1."""
         return number % self.config.update_interval == 0 and number < self._end
 
     @property
@@ -69,21 +69,21 @@ class Topology:
         return self.config.stop_fraction * self.num_steps
 
     def watch(self, number: int) -> None:
-        """Let the backward passes of a step collect scores, if the patterns change after its update."""
+        """Make the backward passes of the next step collect scores if the patterns change after update ``number``."""
         is_due = self.config.needs_scores and self.is_due(number)
         for layer in self.layers.values():
             layer.scores = Scores(layer.pattern, self.config.pooling) if is_due else None
 
     def rewire(self, home: Home, number: int, count: int) -> list[Row]:
-        """Change the patterns, if that is due.
+        """Change the patterns if that is due.
 
         Args:
-            home: of the weights and their moments, in which gradients still are.
-            number: of the update that was made last, from 1.
-            count: its number with those that the moments had seen before.
+            home: of the weights and moments; still has the gradients.
+            number: of the last update, counted from 1.
+            count: the same, including updates of the moments before the run.
 
         Returns:
-            What was done, a row for each layer, those of other pipeline stages too.
+            A row with the changes of each layer, including those of other pipeline stages.
         """
         if not self.is_due(number):
             return []
@@ -98,7 +98,7 @@ class Topology:
         return _of_all_stages(rows, self.world)
 
     def _growth(self, name: str, layer: BlockSparseLinear, number: int) -> tuple[Tensor, Tensor]:
-        """Return the scores of a layer, ``[parts, R, C]``, summed over ranks, and what growth goes by."""
+        """Return the scores of a layer, ``[parts, R, C]``, summed over ranks, and the growth criterion."""
         shape = (layer.num_parts, *layer.grid_shape)
         if layer.scores is None:
             scores = torch.zeros(shape, dtype=torch.float64, device=layer.values.device)
@@ -110,9 +110,9 @@ class Topology:
 
     def _rewire(self, name: str, slot: Slot, given: tuple[Tensor, Tensor], number: int, count: int) -> Row:
         layer, (scores, growth) = self.layers[name], given
-        num_kept, num_places = layer.rows.shape[-1], layer.grid_shape[0] * layer.grid_shape[1]
+        num_kept, num_positions = layer.rows.shape[-1], layer.grid_shape[0] * layer.grid_shape[1]
         progress = number / self._end
-        replaced = num_replaced(num_kept, num_places - num_kept, self.config.prune_ratio, progress)
+        replaced = num_replaced(num_kept, num_positions - num_kept, self.config.prune_ratio, progress)
         blocks = slot.parameter.view_as(layer.values)
         values, rows, columns = map(layer.in_parts, (blocks, layer.rows, layer.columns))
         present = zip(values, rows, columns, growth, strict=True)
@@ -131,7 +131,7 @@ class Topology:
 
 
 def patterns(model: nn.Module, world: World) -> list[Row]:
-    """Return a row for each block-sparse matrix, as ``Topology.rewire`` does, of patterns that have not changed."""
+    """Return the same row as ``Topology.rewire`` for each block-sparse layer, for unchanged patterns."""
     return _of_all_stages([{"layer": name, **_facts(layer, 0)} for name, layer in sparse_layers(model).items()], world)
 
 
@@ -140,26 +140,26 @@ def _of_all_stages(rows: list[Row], world: World) -> list[Row]:
 
 
 def _carry(layer: BlockSparseLinear, tensor: Tensor, found: list[Rewiring]) -> None:
-    """Put the blocks of one of a layer's tensors in their new order, in place."""
+    """Reorder the blocks of one of a layer's tensors, in place."""
     for part, rewiring in zip(layer.in_parts(tensor), found, strict=True):
         part.copy_(rewiring.carry(part))
 
 
 def _facts(layer: BlockSparseLinear, replaced: int) -> Row:
-    """Return the numbers and the picture of a layer's pattern, of whose parts ``replaced`` blocks each are new."""
+    """Return the density, the counts and the picture of a layer's pattern; ``replaced`` blocks of each part are new."""
     facts: Row = {"density": layer.density, "tried": layer.share_tried, "pruned": replaced * layer.num_parts}
     return facts | {"pattern": layer.picture()}
 
 
 def _score_facts(scores: Tensor, found: list[Rewiring]) -> Row:
-    """Return what the scores of an update were, of all positions and of those that grew."""
+    """Return the mean and maximum of an update's scores, and the mean of the grown positions."""
     grown = torch.cat([part[own.rows, own.columns][own.source < 0] for part, own in zip(scores, found, strict=True)])
     grown_mean = float(grown.mean()) if len(grown) else 0.0
     return {"score_mean": float(scores.mean()), "score_max": float(scores.max()), "score_grown": grown_mean}
 
 
 def with_blocks(update: Update, model: nn.Module, config: SparsityConfig) -> Update:
-    """Return ``update`` with the learning rate of blocks by their density, and bias corrections by their age."""
+    """Return ``update`` with blocks' learning rate scaled by their density and bias corrections by their age."""
     layers = {f"{name}.values": layer for name, layer in sparse_layers(model).items()}
 
     def of_block(slot: Slot) -> Slot:

@@ -1,4 +1,4 @@
-"""Numbers that name their convention, and the table of tasks."""
+"""Evaluation tasks: their table, and functions that measure metrics by a stated convention."""
 
 from functools import partial
 

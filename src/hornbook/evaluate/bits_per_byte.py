@@ -1,4 +1,4 @@
-"""Bits per byte of held-out documents, beside what general compressors need for the same bytes."""
+"""Bits per byte of held-out documents, next to those of general-purpose compressors."""
 
 import gzip
 import lzma
@@ -22,12 +22,12 @@ def read(given: TaskInput) -> TokenStore | JoinedStores:
     """Return the held-out store.
 
     Raises:
-        UserError, DataError: as `bits_per_byte`.
+        UserError, DataError: see `bits_per_byte`.
     """
     store = join(held_out_stores(given))
-    assert store is not None, "there is one at least"
+    assert store is not None, "held_out_stores returns at least one"
     if store.num_bytes is None:
-        raise DataError("the store has no manifest that counts its bytes: build it with `hornbook corpus build`")
+        raise DataError("the store has no manifest with its number of bytes: build it with `hornbook corpus build`")
     return store
 
 
@@ -35,7 +35,7 @@ def bits_per_byte(given: TaskInput) -> list[Row]:
     """Score every byte of a held-out store.
 
     Raises:
-        UserError, DataError: no store is named or known, or it does not say how many bytes it was made from.
+        UserError, DataError: no store is named or known, or it does not record its number of bytes.
     """
     loaded, tokenizer = given.loaded, given.require_tokenizer()
     store = read(given)
@@ -67,7 +67,7 @@ def bits_per_byte(given: TaskInput) -> list[Row]:
 
 
 def _scored(store: TokenStore | JoinedStores) -> str:
-    """Which bytes are scored; where there is no end-of-text token, the first token of all is context only."""
+    """Describe the scored bytes; without end-of-text tokens, the very first token is only context."""
     whole = f"{store.num_bytes:,} bytes of {counted(store.num_documents, 'document')}"
     if store.end_of_text == "absent":
         return f"every byte scored but those of the first token: {whole}, with no end-of-text token between them"
@@ -75,7 +75,7 @@ def _scored(store: TokenStore | JoinedStores) -> str:
 
 
 def compressors(store: TokenStore | JoinedStores, tokenizer: Tokenizer) -> list[Row]:
-    """Return what gzip and xz need, in bits per byte; nothing for stores above 64 MiB, which take xz minutes."""
+    """Return bits per byte of gzip and xz; nothing for stores above 64 MiB, for which xz takes minutes."""
     if store.num_bytes is None or store.num_bytes > _LARGEST_TO_COMPRESS:
         return []
     text = "".join(tokenizer.decode(_without_end(store, index)) for index in range(store.num_documents)).encode()

@@ -1,7 +1,7 @@
-"""Classes of texts: how many are right, and how well each class is told from the others.
+"""Classification: how many texts are classified correctly, overall and by class.
 
 {"text": "...", "label": "moby_dick"}  ->  logits of 7 classes  ->  accuracy, macro-F1, nats
-                                           the largest           ->  confusion matrix, precision and recall by class
+                                           argmax                ->  confusion matrix, precision and recall by class
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from hornbook.wording import counted
 
 @dataclass(frozen=True, kw_only=True)
 class Answered:
-    """A file's sequences and the numbers of their classes, int64[N]."""
+    """A file's sequences with their class numbers, int64[N]."""
 
     sequences: list[TokenSequence]
     labels: Int64s
@@ -36,9 +36,9 @@ def read(given: TaskInput) -> Answered:
     """Return the examples of the task's file, or of the run's validation file.
 
     Raises:
-        UserError, DataError: the model is no classifier, no file is named or known, or it is malformed.
+        UserError, DataError: the model is not a classifier, no file is named or known, or it is malformed.
     """
-    objective = given.require_objective(ClassificationConfig, "tells no classes")
+    objective = given.require_objective(ClassificationConfig, "cannot classify texts")
     path = given.labelled_data()
     everything = read_examples(path, objective)
     examples = [everything[number] for number in spread_evenly(len(everything), given.max_sequences).tolist()]
@@ -49,10 +49,10 @@ def read(given: TaskInput) -> Answered:
 
 
 def classification(given: TaskInput) -> list[Row]:
-    """Score a labelled file.
+    """Score a labeled file.
 
     Raises:
-        UserError, DataError: as `read`.
+        UserError, DataError: see `read`.
     """
     answered = read(given)
     logits_NC = class_logits(
@@ -84,14 +84,14 @@ def classification(given: TaskInput) -> list[Row]:
 
 
 class ClassFigures(NamedTuple):
-    """How well one class is told from the others; a share of nothing is 0, as in scikit-learn.
+    """The metrics of one class; a share of nothing is 0, as in scikit-learn.
 
     Attributes:
-        precision: share of the texts predicted as this class that have its label.
-        recall: share of the texts of this label that are predicted so.
-        f1: harmonic mean of both.
-        support: texts of this label.
-        predicted: texts predicted as this class.
+        precision: share of correct ones among the texts predicted as this class.
+        recall: share of correct ones among the texts with this label.
+        f1: harmonic mean of precision and recall.
+        support: number of texts with this label.
+        predicted: number of texts predicted as this class.
     """
 
     precision: float
@@ -102,13 +102,13 @@ class ClassFigures(NamedTuple):
 
 
 def confusion(labels: Int64s, predicted: Int64s, num_classes: int) -> Int64s:
-    """Return int64 ``[C, C]``: how many texts of a label, by row, were predicted as a class, by column."""
+    """Return the confusion matrix, int64 ``[C, C]``: labels by row, predicted classes by column."""
     counts = np.bincount(labels * num_classes + predicted, minlength=num_classes**2)
     return counts.reshape(num_classes, num_classes)
 
 
 def class_figures(confusion_CC: Int64s) -> list[ClassFigures]:
-    """Return the figures of each class."""
+    """Return the metrics of each class."""
     counts = zip(
         confusion_CC.diagonal().tolist(), confusion_CC.sum(1).tolist(), confusion_CC.sum(0).tolist(), strict=True
     )

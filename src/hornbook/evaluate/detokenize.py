@@ -1,10 +1,10 @@
-r"""WikiText as it was before somebody tokenized it, by the rules of Megatron-LM, which lm-evaluation-harness shares.
+r"""Undo the tokenization of WikiText by the rules of Megatron-LM, which lm-evaluation-harness shares.
 
     "the M @-@ 82 's end , near ( Fremont ) \n"    ->    "the M-82's end, near (Fremont)\n"
 
-A model of plain text has never seen such blanks, so it would be charged for them. The rules are applied in this order,
-each to the whole text. The price of rules that are 1.2 million characters wide: a lone quotation mark pairs with the
-next one, wherever that is. Figures are compared by these rules, so they stay as they are, slips included.
+A model of plain text has never seen these blanks and would be charged for them. The rules are applied in this order,
+each to the whole text of 1.2 million characters, so a lone quotation mark pairs with the next one, however far away.
+Published results depend on these rules, so they are kept exactly, including mistakes.
 """
 
 import re
@@ -31,7 +31,7 @@ _REST: Final = (
 
 
 def detokenize_wikitext(text: str) -> str:
-    """Return ``text`` with WikiText's blanks around punctuation taken back."""
+    """Return ``text`` without WikiText's blanks around punctuation."""
     for old, new in _MARKS:
         text = text.replace(old, new)
     for opening, closing in _PAIRS:
@@ -42,9 +42,9 @@ def detokenize_wikitext(text: str) -> str:
 
 
 def _trim_inside(text: str, opening: str, closing: str) -> str:
-    """Remove the blanks just inside each pair of brackets or quotation marks; pairs do not nest.
+    """Remove the blanks just inside each pair of brackets or quotation marks, without nesting.
 
-    What follows the last closing one has no pair, and searching it from each opening one would take for ever.
+    Text after the last closing mark has no pair and is left out: a search from each opening mark would be quadratic.
     """
     head, last, tail = text.rpartition(closing)
     pattern = rf"{re.escape(opening)}([^{re.escape(closing)}]*){re.escape(closing)}"

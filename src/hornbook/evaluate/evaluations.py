@@ -1,6 +1,6 @@
-"""Tasks run by name, and beside their numbers which text was scored, with which options, on which checkpoint, and when.
+"""Run tasks by name, and record with their metrics the scored text, the options, the checkpoint and the date.
 
-``hornbook.track.evaluations`` keeps what comes out of here.
+``hornbook.track.evaluations`` stores these records.
 """
 
 import datetime
@@ -21,25 +21,25 @@ from hornbook.storage.files import sha256_file
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredData:
-    """A text; fields that nobody can tell are None."""
+    """A scored text; unknown fields are None."""
 
     name: str | None
-    """As `text_name`."""
+    """See `text_name`."""
     split: str | None = None
-    """Of a store: "train" or "validation"."""
+    """A store's split: "train" or "validation"."""
     fingerprint: str | None = None
-    """A hash of the content. A store's is the one by which a resumed run knows its data."""
+    """A hash of the content; for a store, the one by which a resumed run recognizes its data."""
 
 
 def text_name(task: str, given: TaskInput) -> str | None:
-    """Return the path of the text that a task scores, or the corpora of which the run held it out; None if unknown."""
+    """Return the path of the text that a task scores, or the corpora whose held-out part it is; None if unknown."""
     data = given.loaded.recipe.data
     own = (data.validation or ", ".join(data.train) or None) if find_task(task).scores_held_out else None
     return given.data or own
 
 
 def scored_data(task: str, given: TaskInput) -> ScoredData:
-    """Describe the text that a task scores for this input, which has passed the task's check."""
+    """Describe the text that a task scores for an input that has passed the task's check."""
     name = text_name(task, given)
     path = Path(name) if name else None
     if name is None or path is None:
@@ -50,7 +50,7 @@ def scored_data(task: str, given: TaskInput) -> ScoredData:
         return ScoredData(name=name, fingerprint=sha256_file(path))
     try:
         stores = open_scored(given)
-    except UserError:  # the data of a task of one's own may be anything
+    except UserError:  # a custom task's data may be anything
         return ScoredData(name=name)
     joined, splits = join(stores), {store.manifest.split for store in stores if store.manifest}
     return ScoredData(
@@ -61,10 +61,10 @@ def scored_data(task: str, given: TaskInput) -> ScoredData:
 
 
 def run_tasks(tasks: Sequence[str], given: TaskInput, data: Mapping[str, str]) -> dict[str, Any]:
-    """Run tasks by name and return ``{"step", "checkpoint", "tasks": [{"name", "rows", ...}]}``, ready for JSON.
+    """Run tasks by name and return ``{"step", "checkpoint", "tasks": [{"name", "rows", ...}]}``, for JSON.
 
     Raises:
-        UserError: as `check_tasks` before anything is computed, and as `run_task`.
+        UserError: see `check_tasks`, before any computation, and `run_task`.
     """
     check_tasks(tasks, given, data)
     measured = [_evaluate(name, replace(given, data=data.get(name))) for name in tasks]

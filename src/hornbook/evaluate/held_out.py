@@ -1,10 +1,9 @@
-"""The stores that a task scores: those that the user names, or else what the run held out.
+"""Find the stores that a task scores: those that the user names, or else the run's held-out ones.
 
 --data FOLDER     that store, or its validation split
-nothing           the run's validation stores, one of each corpus that it was trained on
+(none)            the run's validation stores, one for each training corpus
 
-What it was trained on is scored only if the user names it: a score on the training text looks like one on held-out
-text, and is better.
+The training data is scored only if the user names it: its score looks like one on held-out text, but is better.
 """
 
 from hornbook.corpora.store import TokenStore, open_held_out, open_store
@@ -14,10 +13,10 @@ from hornbook.text.tokenizer import Tokenizer
 
 
 def held_out_stores(given: TaskInput) -> list[TokenStore]:
-    """Return one store or several of one tokenizer, which is the model's as far as they know.
+    """Return one store or several, made with the model's tokenizer as far as is known.
 
     Raises:
-        UserError: no store is named or held out, or its tokenizer is another one.
+        UserError: no store is named or held out, or its tokenizer is not the model's.
         DataError: a store is malformed.
         CheckpointError: the model has no tokenizer.
     """
@@ -27,7 +26,7 @@ def held_out_stores(given: TaskInput) -> list[TokenStore]:
 
 
 def open_scored(given: TaskInput) -> list[TokenStore]:
-    """Return the stores that are named or held out, whatever their tokenizer; errors as `held_out_stores`."""
+    """Return the named or held-out stores, whatever their tokenizer; see `held_out_stores` for errors."""
     data = given.loaded.recipe.data
     if named := given.data or data.validation:
         return [open_store(named, split="validation")]
@@ -36,8 +35,8 @@ def open_scored(given: TaskInput) -> list[TokenStore]:
     if stores := open_held_out(data.train):
         return stores
     raise UserError(
-        f"the run was trained on {', '.join(data.train)}, of which nothing is held out: name a store by "
-        "`--data FOLDER` (in a recipe by data.validation), or give that one to score the training text itself"
+        f"the run was trained on {', '.join(data.train)}, which have no held-out data: name a store by "
+        "`--data FOLDER` (in a recipe by data.validation), or name the training store to score the training text"
     )
 
 
@@ -45,6 +44,6 @@ def _refuse_other_tokenizer(store: TokenStore, tokenizer: Tokenizer) -> None:
     own = store.tokenizer()
     if own is not None and own.digest != tokenizer.digest:
         raise UserError(
-            f"the store was made with tokenizer {own.digest[:12]}, the model was trained with {tokenizer.digest[:12]}: "
+            f"the store was made with tokenizer {own.digest[:12]}, but the model with {tokenizer.digest[:12]}: "
             "build the store with the model's tokenizer.json"
         )

@@ -1,13 +1,12 @@
-"""LAMBADA (Paperno et al. 2016): guess the last word of a passage, as a person can only who has read all of it.
+"""LAMBADA (Paperno et al. 2016): predict the last word of a passage, which requires reading all of it.
 
     "... I can make it there on my own, Shane"
-     context: up to the last blank      answer: " Shane" -> 1 to 5 tokens, scored with the right ones before them
+     context: up to the last blank      answer: " Shane" -> 1 to 5 tokens, scored with teacher forcing
 
-The last *word* counts as right if each of its tokens is the likeliest one; the last *token* asks less wherever the
-word has several, since the beginning of the answer is given away. Published figures are of both kinds, which is why
-they differ by a third. The stop-word filter passes over guesses that spell one of `hornbook.evaluate.stop_words`: for
-the answer's first token where the word counts, for its last where the token counts. A filtered perplexity would be
-infinite, for answers that are stop words themselves, so there is none.
+The last *word* is correct if each of its tokens is the most likely one; the last *token* is easier if the word has
+several, since the start of the answer is given. Published results use either, which is why they differ by a third. The
+stop-word filter skips predictions that spell one of `hornbook.evaluate.stop_words`: at the answer's first token for
+words, at its last for tokens. There is no filtered perplexity: it would be infinite if an answer is itself a stop word.
 """
 
 from collections.abc import Sequence
@@ -30,28 +29,28 @@ _PUBLISHED: Final = {
     "last_word_perplexity": "perplexity of lm-evaluation-harness's lambada_openai",
 }
 PUBLISHED_PASSAGES: Final = 5153
-"""Passages of the test file that the published figures were measured on."""
+"""Number of passages in the test file of the published figures."""
 
 
 def split_last_word(passage: str) -> tuple[str, str]:
-    """Return a passage up to its last blank, and the rest with all blanks before it; the context is "" without any."""
+    """Return a passage up to its last blank, and the rest with the blanks before it ("" and all without one)."""
     text = passage.rstrip()
     context = text.rpartition(" ")[0].rstrip()
     return context, text[len(context) :]
 
 
 def make_span(tokenizer: Tokenizer, passage: str) -> Span | None:
-    """Return the tokens of a passage, those of the last word to be scored; None where nothing comes before the word."""
+    """Return a passage as a span in which the last word is scored; None if nothing comes before that word."""
     context, _ = split_last_word(passage)
     ids = np.array(tokenizer.encode(passage.rstrip()), dtype=np.int64)
     return Span(tokens=ids, num_scored=len(ids) - len(tokenizer.encode(context))) if context else None
 
 
 def read(given: TaskInput) -> list[Span]:
-    """Return the passages of the task's file as tokens, in its order.
+    """Return the passages of the task's file as tokens, in file order.
 
     Raises:
-        UserError, DataError: no file is named, or one of its lines is not a passage.
+        UserError, DataError: no file is named, or a line is not a passage.
     """
     tokenizer, window = given.require_tokenizer(), given.window_length
     path = given.require_data("LAMBADA's passages, such as lambada_test.jsonl")
@@ -71,7 +70,7 @@ def lambada(given: TaskInput) -> list[Row]:
     """Score LAMBADA's passages by all conventions.
 
     Raises:
-        UserError, DataError: as `read`.
+        UserError, DataError: see `read`.
     """
     model, window, spans = given.loaded.model, given.window_length, read(given)
     banned_V = stop_word_tokens(given.require_tokenizer(), model.vocab_size).to(given.device)
@@ -89,7 +88,7 @@ def lambada(given: TaskInput) -> list[Row]:
 
 
 def _values(scores: Sequence[Score]) -> list[tuple[str, float, str]]:
-    """Return metric, value and what it says."""
+    """Return the name, value and convention of each metric."""
     count = len(scores)
     word = sum(bool(found.likeliest.all()) for found in scores)
     word_filtered = sum(bool(found.likeliest_allowed[0] and found.likeliest[1:].all()) for found in scores)

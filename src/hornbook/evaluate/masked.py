@@ -1,11 +1,11 @@
-"""What an encoder makes of held-out text: hidden tokens guessed, as in the training, or each in its turn.
+"""Score encoders on held-out text: with masks as in training, or with each token masked in turn.
 
-    masked_lm             a seventh hidden at once, drawn by a fixed seed      loss, accuracy, and those of the pairs
-    pseudo_perplexity     each token hidden by itself, all others seen         exp of the mean loss
+    masked_lm             15 % of the tokens masked at once, by a fixed seed   loss, accuracy, and those of the pairs
+    pseudo_perplexity     each token masked by itself                          exp of the mean loss
 
-A pseudo-perplexity (Salazar et al., "Masked language model scoring", 2020) does not depend on what is drawn. The price:
-a text costs one look for each of its tokens, so a part of the store has to do. It is no perplexity of a decoder, since
-a token is guessed from both sides.
+A pseudo-perplexity (Salazar et al., "Masked language model scoring", 2020) does not depend on random masks. The price:
+a text takes one forward pass per token, so only a part of the store is scored. It cannot be compared with a decoder's
+perplexity, since tokens are predicted from both sides.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ from hornbook.wording import counted
 _COPIED_SEQUENCES: Final = 64
 _READ_SEQUENCES: Final = 1024
 _SOURCES: Final = {
-    "joined": "documents end to end, cut to {} tokens",
+    "joined": "concatenated documents, cut to {} tokens",
     "documents": "documents, each cut to {} tokens",
     "lines": "sentences of up to {} tokens",
 }
@@ -42,11 +42,11 @@ _PAIRS: Final = "next-sentence pairs of up to {} tokens"
 
 
 def read_masked(given: TaskInput) -> tuple[MaskingConfig, EncoderBatches]:
-    """Return what is asked of the model, and the sequences of held-out stores or instances, masked by a fixed seed.
+    """Return the objective, and the sequences of held-out stores or instances, masked by a fixed seed.
 
     Raises:
-        UserError, DataError: no store is named or known, or it does not serve; the model has learned something else.
-        CheckpointError: there is no tokenizer, which instances that are masked can do without.
+        UserError, DataError: no store is named or known, it does not fit, or the model has another objective.
+        CheckpointError: there is no tokenizer; masked instances need none.
     """
     objective = _learned(given)
     named = given.data or given.loaded.recipe.data.validation
@@ -61,10 +61,10 @@ def read_masked(given: TaskInput) -> tuple[MaskingConfig, EncoderBatches]:
 
 
 def masked_lm(given: TaskInput) -> list[Row]:
-    """Score hidden tokens of a held-out store and, of a model that has learned them, its pairs.
+    """Score masked tokens of a held-out store and, if the model was trained on pairs, its pairs.
 
     Raises:
-        UserError, DataError, CheckpointError: as `read_masked`.
+        UserError, DataError, CheckpointError: see `read_masked`.
     """
     objective, batches = read_masked(given)
     result = validate(
@@ -99,13 +99,13 @@ def masked_lm(given: TaskInput) -> list[Row]:
 
 
 def read_copies(given: TaskInput) -> tuple[MaskedCopies, str]:
-    """Return sequences of held-out stores or of a file of text, once for each token, and what they are.
+    """Return masked copies of the sequences of held-out stores or a text file, and a description.
 
     Raises:
-        UserError, DataError: no store is named or known, or there is no text in it.
+        UserError, DataError: no store is named or known, or it has no text.
         CheckpointError: there is no tokenizer.
     """
-    _learned(given)  # refuses a fine-tuned model, whose head guesses no tokens
+    _learned(given)  # raises for a fine-tuned model, whose head does not predict tokens
     special, length = given.require_tokenizer().require_masking(), given.window_length
     most = given.max_sequences or _COPIED_SEQUENCES
     if given.data and _is_text(given.data):
@@ -116,17 +116,17 @@ def read_copies(given: TaskInput) -> tuple[MaskedCopies, str]:
         source = sequence_source(kind, stores, special, sequence_length=length, seed=HELD_OUT_SEED)
         count, sequences = source.num_sequences, source.sequences(spread_evenly(source.num_sequences, most))
     if not sequences:
-        raise DataError(f"{given.data}: there is no text in it; expected the text to score")
+        raise DataError(f"{given.data}: the file has no text; expected the text to score")
     mean = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
     copies = MaskedCopies(sequences, special, _layout(given, mean))
     return copies, f"{len(sequences):,} of {counted(count, 'sequence')}; {_SOURCES['documents'].format(length)}"
 
 
 def pseudo_perplexity(given: TaskInput) -> list[Row]:
-    """Score every token of some held-out sequences, hidden by itself.
+    """Score every token of some held-out sequences, each masked by itself.
 
     Raises:
-        UserError, DataError, CheckpointError: as `read_copies`.
+        UserError, DataError, CheckpointError: see `read_copies`.
     """
     copies, what = read_copies(given)
     result = validate(
@@ -137,8 +137,8 @@ def pseudo_perplexity(given: TaskInput) -> list[Row]:
         ranks=given.ranks,
         micro_batch_size=given.micro_batch_size,
     )
-    scored = f"{result.tokens:,} tokens, each hidden by itself and all others seen (Salazar et al. 2020): {what}"
-    means = "exp(nats_per_token): depends on the tokenizer, and is no perplexity of a decoder"
+    scored = f"{result.tokens:,} tokens, each masked by itself (Salazar et al. 2020): {what}"
+    means = "exp(nats_per_token): depends on the tokenizer, not comparable with a decoder's perplexity"
     return [
         Row(metric="pseudo_perplexity", value=perplexity(result.loss), convention=means),
         Row(metric="nats_per_token", value=result.loss, convention=f"mean over {scored}"),
@@ -146,22 +146,22 @@ def pseudo_perplexity(given: TaskInput) -> list[Row]:
 
 
 def _learned(given: TaskInput) -> MaskingConfig:
-    """Return what the model has learned.
+    """Return the model's masked-language-modeling objective.
 
     Raises:
-        UserError: to guess hidden tokens is not what it is.
+        UserError: the model was trained with another objective.
     """
     learned = given.loaded.recipe.objective
     if not isinstance(learned, MaskingConfig):
         raise UserError(
-            f'{given.loaded.path} has learned "{learned.name}" last; expected a model that guesses hidden tokens, of '
+            f'{given.loaded.path} was last trained with "{learned.name}"; expected a model of masked tokens, with '
             'the objective "mlm" or "mlm_nsp"'
         )
     return learned
 
 
 def _fitting(learned: MaskingConfig, stores: list[TokenStore]) -> MaskingConfig:
-    """Return what the model has learned; without pairs where a store has no sentences to make them of."""
+    """Return the model's objective, without pairs if a store has no sentences."""
     if isinstance(learned, MaskedLMConfig) or all(store.sequences == "sentences" for store in stores):
         return learned
     shared = {spec.name for spec in fields(MaskingConfig)}
@@ -172,11 +172,11 @@ def _of_instances(given: TaskInput, objective: MaskingConfig, path: str) -> Enco
     instances = StaticInstances(path, seed=HELD_OUT_SEED)
     if instances.sequence_length != given.window_length:
         raise UserError(
-            f"{path} holds instances of {instances.sequence_length} tokens, and the window is {given.window_length}: "
-            f"give --window {instances.sequence_length}, or other instances"
+            f"{path} has instances of {instances.sequence_length} tokens, but the window is {given.window_length}: "
+            f"pass --window {instances.sequence_length}, or other instances"
         )
     if instances.is_masked:
-        objective = replace(objective, max_predictions=None)  # the file's masks are its own
+        objective = replace(objective, max_predictions=None)  # the file has its own masks
         return instance_batches(objective, instances, None, seed=HELD_OUT_SEED)
     return instance_batches(objective, instances, given.require_tokenizer(), seed=HELD_OUT_SEED)
 
@@ -191,17 +191,17 @@ def _how_masked(objective: MaskingConfig, batches: EncoderBatches) -> str:
     if batches.rules is None:
         return f"masked when they were made; instances of up to {length} tokens"
     sequences = _SOURCES[objective.sequences] if isinstance(objective, MaskedLMConfig) else _PAIRS
-    words = "words whole, " if objective.whole_words else ""
+    words = "whole words, " if objective.whole_words else ""
     return (
         f"each chosen with probability {objective.mask_probability:g}, {words}{batches.most_masked} of a sequence at "
-        f"most, 80 % hidden, 10 % replaced, 10 % kept, drawn by seed {HELD_OUT_SEED}; {sequences.format(length)}"
+        f"most, 80 % masked, 10 % replaced, 10 % kept, drawn by seed {HELD_OUT_SEED}; {sequences.format(length)}"
     )
 
 
 def _share_of_others(batches: EncoderBatches, given: TaskInput) -> float:
-    """Return the share of the scored pairs whose second text is another document's.
+    """Return the share of the scored pairs whose second text is from another document.
 
-    Of long documents it is a half. One of a single sentence has nothing that follows, so short ones raise it.
+    For long documents it is a half. A document of a single sentence has no next one, so short documents raise it.
     """
     numbers = spread_evenly(batches.num_items, given.max_sequences)
     parts = (numbers[start : start + _READ_SEQUENCES] for start in range(0, len(numbers), _READ_SEQUENCES))
@@ -210,7 +210,7 @@ def _share_of_others(batches: EncoderBatches, given: TaskInput) -> float:
 
 
 def _is_text(path: str) -> bool:
-    """Tell whether a path is a file that is no part of a store."""
+    """Return whether a path is a file that is not part of a store."""
     return Path(path).is_file() and Path(path).suffix not in (".bin", ".idx")
 
 

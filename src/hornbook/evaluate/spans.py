@@ -1,12 +1,13 @@
-"""Scoring the ends of token sequences of any length: an answer after its context, or all of a text after its prefix.
+"""Score the ends of token sequences of any length: an answer after its context, or a whole text after its prefix.
 
-    spans     [a b c|d]  [e|f g]  [h i j k l|m]      what is right of | is to be predicted
-    by length [h i j k l|m]  [a b c|d]  [e|f g]      so that a batch holds hardly any padding
-    batch     [h i j k l]    [a b c]                 -> nats of m and d, and whether each was the likeliest
+    spans     [a b c|d]  [e|f g]  [h i j k l|m]      the tokens right of | are predicted
+    by length [h i j k l|m]  [a b c|d]  [e|f g]      so that batches have little padding
+    batch     [h i j k l]    [a b c]                 -> nats of m and d, and whether each was the most likely
               [. . . . m]    [. . d]  .
 
-Results come back in the order of the spans. The longest are computed first, so what does not fit into memory fails at
-once. The price: all spans are in memory, some bytes a token.
+Results are in the order of the spans. The longest are computed first, so that running out of memory happens at once.
+The
+price: all spans are in memory, at a few bytes per token.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,10 +32,10 @@ _LOGITS_AT_ONCE = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A sequence of which the end is scored.
+    """A sequence whose end is scored.
 
     Attributes:
-        tokens: int64[n], context and answer; the last of them is a target only.
+        tokens: int64[n], context and answer; the last token is only a target.
         num_scored: length of the answer, 1 to n - 1.
     """
 
@@ -43,23 +44,23 @@ class Span:
 
     @property
     def num_inputs(self) -> int:
-        """How many tokens the model reads."""
+        """The number of tokens that the model reads."""
         return len(self.tokens) - 1
 
     def cut(self, num_inputs: int) -> "Span":
-        """Return the span without the first tokens of its context, if the model were to read more than so many."""
-        assert self.num_scored <= num_inputs, "the answer is longer than what may be read"
+        """Return the span with its context truncated on the left to ``num_inputs`` inputs at most."""
+        assert self.num_scored <= num_inputs, "the answer is longer than num_inputs"
         return Span(tokens=self.tokens[-(num_inputs + 1) :], num_scored=self.num_scored)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What a model thinks of the scored tokens of one span.
+    """The scores of the answer tokens of one span.
 
     Attributes:
-        nats: float64[num_scored], the negative log-likelihood of each.
-        likeliest: bool[num_scored], whether the model finds none likelier.
-        likeliest_allowed: bool[num_scored], the same among the tokens that are not banned.
+        nats: float64[num_scored], the negative log-likelihood of each token.
+        likeliest: bool[num_scored], whether no token is more likely.
+        likeliest_allowed: bool[num_scored], the same, ignoring banned tokens.
     """
 
     nats: NDArray[np.float64]
@@ -70,10 +71,10 @@ class Score:
 def batches(
     spans: Sequence[Span], *, micro_batch_size: int, rank: int = 0, world_size: int = 1
 ) -> Iterator[tuple[list[int], Batch]]:
-    """Yield this rank's share: the numbers of up to ``micro_batch_size`` spans, and their batch, padded on the right.
+    """Yield this rank's batches: the numbers of up to ``micro_batch_size`` spans, and the batch, padded on the right.
 
-    Every rank gets the same number of batches, since sharded models compute in step: where one has no spans left, its
-    batch is the shortest span and its numbers are empty.
+    Every rank gets the same number of batches, since sharded models compute in step: a rank without spans gets a batch
+    of the shortest span, with empty numbers.
     """
     order = sorted(range(len(spans)), key=lambda index: -spans[index].num_inputs)
     for first in range(0, len(order), micro_batch_size * world_size):
@@ -91,15 +92,15 @@ def score(
     micro_batch_size: int,
     banned_V: Tensor | None = None,
 ) -> list[Score]:
-    """Score the ends of all spans; the same on every rank.
+    """Score the ends of all spans; every rank gets all results.
 
     Args:
         model: in evaluation mode.
         spans: none longer than ``max_positions + 1`` tokens.
-        forward: takes a batch through the model.
-        ranks: share the spans; None for one process.
-        micro_batch_size: spans at a time.
-        banned_V: bool ``[V]``, tokens that ``likeliest_allowed`` passes over; None for no token.
+        forward: runs the model on a batch.
+        ranks: ranks that share the spans; None for a single process.
+        micro_batch_size: spans per batch.
+        banned_V: bool ``[V]``, tokens that ``likeliest_allowed`` ignores; None for none.
     """
     ranks = ranks or Ranks()
     starts = np.cumsum([0, *(span.num_scored for span in spans)])
@@ -117,7 +118,7 @@ def score(
 
 
 def _batch(spans: Sequence[Span]) -> Batch:
-    """Return ``tokens``, ``targets``, ``positions`` and ``keys`` of spans, ``[B, longest]``."""
+    """Return the batch of spans: ``tokens``, ``targets``, ``positions`` and ``keys``, ``[B, longest]``."""
     shape = (len(spans), max(span.num_inputs for span in spans))
     tokens, targets = np.zeros(shape, dtype=np.int64), np.full(shape, NOT_SCORED, dtype=np.int64)
     for row, span in enumerate(spans):
@@ -133,7 +134,7 @@ def _batch(spans: Sequence[Span]) -> Batch:
 
 
 def _score_ends(head: OutputHead, x_BTD: Tensor, batch: Batch, *, banned_V: Tensor | None) -> Tensor:
-    """Return nats, whether likeliest, and whether likeliest allowed, of a batch's scored tokens: fp32 ``[3, N]``."""
+    """Return ``nats``, ``likeliest`` and ``likeliest_allowed`` of a batch's scored tokens: fp32 ``[3, N]``."""
     scored_BT = batch["targets"] != NOT_SCORED
     x_ND, targets_N = x_BTD[scored_BT], batch["targets"][scored_BT]
     parts = []

@@ -1,9 +1,9 @@
-"""Answers out of texts: exact match and F1 by the rules of SQuAD's own script (Rajpurkar et al. 2016, 2018).
+"""Exact match and F1 of extracted answers by the rules of SQuAD's own script (Rajpurkar et al. 2016, 2018).
 
-    answer of the model        "The  White Whale!"   normalized: lower case, without punctuation, without a, an, the
-    one of those given         "white whale"         and with single blanks   -> exact match 1, F1 1
+    predicted answer           "The  White Whale!"   normalized: lower case, without punctuation, without a, an, the
+    an expected answer         "white whale"         and with single blanks   -> exact match 1, F1 1
 
-`hornbook.generate.answers` says how the model's answer is found.
+`hornbook.generate.answers` extracts the answers.
 """
 
 import re
@@ -28,17 +28,17 @@ _PUBLISHED: Final = "SQuAD's evaluate-v2.0.py, whose numbers are in percent"
 
 
 def normalized(text: str) -> str:
-    """Return an answer as SQuAD compares it: ``The  White Whale!`` is ``white whale``."""
+    """Return an answer normalized for comparison: ``The  White Whale!`` is ``white whale``."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(predicted: str, answer: str) -> float:
-    """Return 1 if both are the same once normalized, else 0."""
+    """Return 1 if both are equal after normalization, else 0."""
     return float(normalized(predicted) == normalized(answer))
 
 
 def f1(predicted: str, answer: str) -> float:
-    """Return the harmonic mean of precision and recall of normalized words; without words, whether both have none."""
+    """Return the F1 of the normalized words; if either has no words, 1 if both have none, else 0."""
     words, right = normalized(predicted).split(), normalized(answer).split()
     if not words or not right:
         return float(words == right)
@@ -47,14 +47,14 @@ def f1(predicted: str, answer: str) -> float:
 
 
 def read(given: TaskInput) -> tuple[list[Question], list[Window], SpanConfig]:
-    """Return the questions of the task's file, or of the run's validation file, their windows, and how to answer.
+    """Return the questions of the task's file, or of the run's validation file, their windows, and the answers' rules.
 
-    No answer may be given if the model has learned to, or if some question of the file has none.
+    "No answer" is allowed if the model was trained with it, or if some question of the file has no answer.
 
     Raises:
-        UserError, DataError: the model finds no spans, no file is named or known, or it is malformed.
+        UserError, DataError: the model does not extract spans, no file is named or known, or it is malformed.
     """
-    objective = given.require_objective(SpanConfig, "finds no answers")
+    objective = given.require_objective(SpanConfig, "cannot extract answers")
     everything = read_questions(given.labelled_data(), unanswerable=True)
     may_refuse = objective.unanswerable or not all(question.answers for question in everything)
     questions = [everything[number] for number in spread_evenly(len(everything), given.max_sequences).tolist()]
@@ -63,10 +63,10 @@ def read(given: TaskInput) -> tuple[list[Question], list[Window], SpanConfig]:
 
 
 def span(given: TaskInput) -> list[Row]:
-    """Answer the questions of a file in SQuAD's format and compare.
+    """Score the model's answers to the questions of a file in SQuAD's format.
 
     Raises:
-        UserError, DataError: as `read`.
+        UserError, DataError: see `read`.
     """
     questions, windows, rules = read(given)
     answers = find_answers(
@@ -101,6 +101,6 @@ def span(given: TaskInput) -> list[Row]:
 
 
 def _best(measure: Callable[[str, str], float], predicted: str, question: Question) -> float:
-    """Compare with the answer that is nearest; where there is none, the right answer is none."""
+    """Return the best score over the expected answers; if there are none, no answer is correct."""
     right = [answer.text for answer in question.answers if normalized(answer.text)] or [""]
     return max(measure(predicted, text) for text in right)

@@ -1,7 +1,7 @@
-"""The stop words of LAMBADA's filter: words that hardly ever end a passage, so that a guess may pass them over.
+"""The stop words of LAMBADA's filter: words that rarely end a passage, so that predictions of them are skipped.
 
-GPT-2's paper (Radford et al. 2019, 3.3) filters by a list that it does not print. This is the English list of NLTK of
-that time, 127 words, which those who repeated the experiment took.
+GPT-2's paper (Radford et al. 2019, 3.3) filters by an unpublished list. This is NLTK's English list of that time, 127
+words, which reproductions have used.
 """
 
 from typing import Final
@@ -24,7 +24,7 @@ STOP_WORDS: Final = frozenset(_LIST.split())
 
 
 def stop_word_tokens(tokenizer: Tokenizer, vocab_size: int) -> Tensor:
-    """Return which tokens spell a whole stop word after a blank, in any case: bool ``[vocab_size]``."""
+    """Return bool ``[vocab_size]``: whether a token is a stop word after a blank, in upper or lower case."""
     known = min(vocab_size, tokenizer.vocab_size)
     texts = [tokenizer.decode([index]) for index in range(known)]
     banned = [text.startswith(" ") and text[1:].lower() in STOP_WORDS for text in texts]

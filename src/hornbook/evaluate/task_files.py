@@ -1,11 +1,11 @@
-"""Evaluation data as people publish them: one text in a file, or one passage a line of JSON.
+"""Read published evaluation data: one text per file, or one JSON passage per line.
 
     wiki.test.tokens            "= Robert Boulter = ..."          -> read_text
     lambada_test.jsonl          {"text": "... about signs"}       -> read_passages
                                 {"text": "... on my own, Shane"}
 
-An evaluation file is a measure, so nothing in it is passed over: a blank line is as much of an error as a malformed
-one. Files may be compressed, as everywhere.
+Nothing in an evaluation file is skipped, since that would change the result: a blank line is an error, like a malformed
+one. Files may be compressed.
 """
 
 import io
@@ -22,11 +22,11 @@ _FIELD: Final = "text"
 
 
 def read_text(path: str) -> str:
-    """Return the text of a file, as it is.
+    """Return the text of a file, unchanged.
 
     Raises:
-        UserError: there is no such file.
-        DataError: it holds no text, is not UTF-8, or has over 256 MiB.
+        UserError: the file is missing.
+        DataError: it has no text, is not UTF-8, or is larger than 256 MiB.
         StorageError: the disk failed.
     """
     data = _read(path).removeprefix(BYTE_ORDER_MARK)
@@ -34,19 +34,19 @@ def read_text(path: str) -> str:
         text = data.decode()
     except UnicodeDecodeError as error:
         found = f"byte {error.start} (0x{data[error.start]:02x})"
-        raise DataError(f"{path}: not UTF-8 at {found}; convert the file") from error
+        raise DataError(f"{path}: not UTF-8 at {found}; convert the file to UTF-8") from error
     if not text.strip():
-        raise DataError(f"{path}: there is no text in it; expected the text to score")
+        raise DataError(f"{path}: the file has no text; expected the text to score")
     return text
 
 
 def read_passages(path: str) -> list[str]:
-    """Return the passages of a JSONL file, in its order: the field "text" of each line.
+    """Return the passages of a JSONL file, in file order: the field "text" of each line.
 
     Raises:
-        UserError: there is no such file.
-        DataError: it is empty or too large, or one of its lines is: blank, not UTF-8, not JSON, without the field, or
-            without text in it; names file and line.
+        UserError: the file is missing.
+        DataError: it is empty or too large, or a line is blank, not UTF-8, not JSON, lacks the field or has no text in
+            it; names file and line.
         StorageError: the disk failed.
     """
     stream = io.BytesIO(_read(path))
@@ -62,7 +62,7 @@ def _read(path: str) -> bytes:
     with open_text_source(path) as stream:
         data = stream.read(_LARGEST_FILE + 1)
     if len(data) > _LARGEST_FILE:
-        raise DataError(f"{path}: holds over {format_bytes(_LARGEST_FILE)}; evaluate on a part of it")
+        raise DataError(f"{path}: is larger than {format_bytes(_LARGEST_FILE)}; evaluate on a part of it")
     return data
 
 

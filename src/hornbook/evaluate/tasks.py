@@ -1,12 +1,12 @@
-"""Evaluation tasks: a name, a function from a model to rows, and each row says by what convention it was measured.
+"""Evaluation tasks: named functions from a model to rows, each of which states the convention of its measurement.
 
 ::
 
     run_task("lambada", TaskInput(loaded=..., data="lambada_test.jsonl", ...))
         -> [Row(metric="last_word_accuracy", value=0.326, convention="share of passages of which every ..."), ...]
 
-A comparison is worth nothing without its convention, so a row cannot be made without one. All ranks of a run call a
-task alike and get the same rows; one that knows nothing of ranks computes everything on each of them.
+A metric without its convention cannot be compared, so every row must have one. All ranks of a run call a task alike and
+get the same rows; a task that ignores ranks computes everything on each of them.
 """
 
 import math
@@ -31,7 +31,7 @@ Learned = TypeVar("Learned", bound=LabelledConfig)
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """What a number is made of, such as the figures of each class."""
+    """The details of a metric, such as those of each class."""
 
     title: str
     columns: Sequence[str]
@@ -40,103 +40,103 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One number of an evaluation."""
+    """One metric of an evaluation."""
 
     metric: str
-    """Names the number within its task."""
+    """Name of the metric within its task."""
     value: float
     convention: str
     comparable_with: str | None = None
-    """Published figures that were measured by this convention, on the same text."""
+    """Published results with this convention on the same text."""
     compute: str | None = None
-    """Dtype of the model's activations, "fp32" or "bf16"; "none" for a number that no model computed. `run_task` fills
-    it in where a task leaves it out."""
+    """Dtype of the model's activations, "fp32" or "bf16"; "none" for a number without a model. If a task leaves it out,
+    `run_task` sets it."""
     table: Table | None = None
-    """Printed and saved by ``hornbook evaluate``; the log of a training has the number alone."""
+    """Printed and saved by ``hornbook evaluate``, but not in a training run's log."""
 
     def fields(self) -> dict[str, Any]:
-        """Return the number by itself: all fields but the table."""
+        """Return all fields except the table."""
         fields = asdict(replace(self, table=None))
         del fields["table"]
         return fields
 
     def as_json(self) -> dict[str, Any]:
-        """Return all fields, with a table if there is one; a number that is not finite is null."""
+        """Return all fields, with the table, if any; non-finite values are null."""
         table = {"table": asdict(self.table)} if self.table else {}
         return {**self.fields(), "value": self.value if math.isfinite(self.value) else None, **table}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskInput:
-    """What a task gets."""
+    """The input of a task."""
 
     loaded: LoadedModel
     data: str | None = None
-    """The path that the user gave for this task, or None."""
+    """The path that the user passed for this task, or None."""
     forward: Forward = forward_resident
-    """Takes a batch through the model."""
+    """Runs the model on a batch."""
     ranks: Ranks = field(default_factory=Ranks)
-    """The data-parallel ranks that share the work."""
+    """The data-parallel ranks that share the computation."""
     micro_batch_size: int = 16
-    """Sequences at a time."""
+    """Sequences per batch."""
     window: int | None = None
-    """Tokens of context at most; None for the sequence length that the model was trained with."""
+    """The most tokens of context; None for the training sequence length."""
     overlap: int | None = None
-    """Tokens that a window shares with the one before; None leaves it to the task. An encoder's share none."""
+    """Tokens that a window shares with the previous one; None for the task's default. Does not apply to encoders."""
     max_sequences: int | None = None
-    """Of an encoder's sequences, score so many at most, spread evenly; None leaves it to the task."""
+    """The most sequences of an encoder to score, spread evenly; None for the task's default."""
 
     def require_tokenizer(self) -> Tokenizer:
         """Return the model's tokenizer.
 
         Raises:
-            CheckpointError: there is none, or it has tokens that the model does not know.
+            CheckpointError: there is none, or it has tokens outside the model's vocabulary.
         """
         tokenizer, vocab_size = self.loaded.require_tokenizer(), self.loaded.model.vocab_size
         if vocab_size < tokenizer.vocab_size <= self.loaded.model.num_ids:
             raise CheckpointError(
                 f"{self.loaded.path} has a vocabulary cut to {vocab_size:,} of {tokenizer.vocab_size:,} tokens "
-                "(model.clamp_tokens): it gives no probability to the others, and this task scores all of them"
+                "(model.clamp_tokens): the others have no probability, but this task scores all of them"
             )
         if tokenizer.vocab_size > vocab_size:
             raise CheckpointError(
-                f"{self.loaded.path} has a tokenizer of {tokenizer.vocab_size:,} tokens and a model of {vocab_size:,}: "
-                "put the tokenizer there that the model was trained with"
+                f"{self.loaded.path} has a tokenizer of {tokenizer.vocab_size:,} tokens, its model {vocab_size:,}:  "
+                "replace it with the tokenizer that the model was trained with"
             )
         return tokenizer
 
     def labelled_data(self) -> str:
-        """Return the path of the file that was given, or else of the run's validation file.
+        """Return the path of the task's data or, by default, of the run's validation file.
 
         Raises:
-            UserError: neither is known.
+            UserError: there is neither.
         """
         if path := self.data or self.loaded.recipe.data.validation:
             return path
         raise UserError(
-            f"{self.loaded.path} has no validation file to score (data.validation): name a labelled file by "
+            f"{self.loaded.path} has no validation file to score (data.validation): name a labeled file by "
             "`--data FILE` (in a recipe by evaluation.task_data)"
         )
 
     def require_objective(self, kind: type[Learned], lacks: str) -> Learned:
-        """Return the objective that the model learned.
+        """Return the objective that the model was trained with.
 
         Raises:
-            UserError: it is of another kind; ``lacks`` says what the model cannot do.
+            UserError: it is of another kind; the message has ``lacks``, what the model cannot do.
         """
         objective = self.loaded.recipe.objective
         if not isinstance(objective, kind):
             raise UserError(
-                f"{self.loaded.path} learned {objective.name!r} and {lacks}: fine-tune it with "
+                f"{self.loaded.path} was trained with {objective.name!r} and {lacks}: fine-tune it with "
                 f"--objective.name {kind.name}, see docs/fine-tuning.md"
             )
         return objective
 
     def require_data(self, what: str) -> str:
-        """Return the path of the task's data; ``what`` says in the error what they are.
+        """Return the path of the task's data; ``what`` describes it in the error message.
 
         Raises:
-            UserError: none was given.
+            UserError: there is none.
         """
         if self.data is None:
             raise UserError(
@@ -147,15 +147,15 @@ class TaskInput:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The model's device."""
         return self.loaded.model.device
 
     @property
     def window_length(self) -> int:
-        """Tokens of a window, given or the model's own.
+        """Tokens per window: ``window``, or the model's training sequence length.
 
         Raises:
-            UserError: the model takes no sequence as long.
+            UserError: the window is longer than the model's positions.
         """
         length = self.window or self.loaded.recipe.sequence_length
         most = self.loaded.model.max_positions
@@ -164,10 +164,10 @@ class TaskInput:
         return length
 
     def overlap_or(self, default: int) -> int:
-        """Tokens that windows share: what the user said, or ``default``.
+        """Return the tokens that windows share: ``overlap``, or ``default``.
 
         Raises:
-            UserError: it is not less than a window.
+            UserError: it is not smaller than a window.
         """
         overlap = default if self.overlap is None else self.overlap
         if overlap >= self.window_length:
@@ -185,19 +185,19 @@ Models: TypeAlias = Literal["decoder", "encoder", "any"]
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A task: a function from a model to rows, and what is known of it beforehand."""
+    """An evaluation task: a function from a model to rows, and its properties."""
 
     measure: Measure
     check: Check | None = None
-    """Raises what ``measure`` would raise for its input, without the model's work; called before a training."""
+    """Raises the errors of ``measure`` for an input without computing; called before a training starts."""
     models: Models = "any"
-    """The kind of model that it can measure; it is refused for others."""
+    """The kind of model that it can measure."""
     lower: Collection[str] = ()
-    """Metrics of which less is better; ``checkpoint.best_by`` may name them."""
+    """Metrics for which lower is better; ``checkpoint.best_by`` may name them."""
     higher: Collection[str] = ()
-    """Metrics of which more is better."""
+    """Metrics for which higher is better."""
     scores_held_out: bool = False
-    """Whether it scores the run's validation data where no other are named; the record of an evaluation says so."""
+    """Whether it scores the run's validation data by default, which is then recorded with the evaluation."""
 
 
 TASKS: dict[str, Task] = {}
@@ -213,20 +213,20 @@ def register_task(
     higher: Collection[str] = (),
     scores_held_out: bool = False,
 ) -> Callable[[Measure], Measure]:
-    """Return a decorator that makes a function available as ``hornbook evaluate --tasks NAME``.
+    """Return a decorator that registers a function as ``hornbook evaluate --tasks NAME``.
 
-    A function that is defined again, by a notebook's cell or a module that is reloaded, replaces itself.
+    Defining the same function again, as in a notebook or a reloaded module, replaces it.
 
     The arguments are the fields of `Task`.
 
     Raises:
-        UserError: another task has the name; the decorator says so.
+        UserError: raised by the decorator if another task has the name.
     """
 
     def add(measure: Measure) -> Measure:
         there = definition_of(TASKS[name].measure if name in TASKS else measure)
         if there != definition_of(measure):
-            raise UserError(f"there is a task {name!r} already, of {there[0]}; choose another name")
+            raise UserError(f"task {name!r} is already registered by {there[0]}; choose another name")
         TASKS[name] = Task(
             measure=measure, check=check, models=models, lower=lower, higher=higher, scores_held_out=scores_held_out
         )
@@ -241,7 +241,7 @@ def task_names() -> list[str]:
 
 
 def default_task(loaded: LoadedModel) -> str:
-    """Return the task that measures a model where nobody says which: a fine-tuned one by what it was tuned for."""
+    """Return the default task of a model; for a fine-tuned one, that of its objective."""
     if isinstance(learned := loaded.recipe.objective, LabelledConfig):
         return learned.name
     return "bits_per_byte" if loaded.model.is_causal else "masked_lm"
@@ -251,7 +251,7 @@ def find_task(name: str) -> Task:
     """Return a task by its name.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such task.
     """
     if name not in TASKS:
         known = task_names()
@@ -260,10 +260,10 @@ def find_task(name: str) -> Task:
 
 
 def higher_is_better(task: str, metric: str) -> bool:
-    """Tell which way a metric of a task is better.
+    """Return whether higher values of a task's metric are better.
 
     Raises:
-        UserError: the task is unknown, or does not say so of this metric.
+        UserError: the task is unknown, or has no direction for this metric.
     """
     found = find_task(task)
     known = [*found.lower, *found.higher]
@@ -276,10 +276,10 @@ def higher_is_better(task: str, metric: str) -> bool:
 
 
 def assign_data(words: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
-    """Return the data of each task that has any: ``["lambada=x", "y"]`` is x for lambada and y for all others.
+    """Return the data of each task that has some: ``["lambada=x", "y"]`` is x for lambada and y for all others.
 
     Raises:
-        UserError: a word names a task that is not run, or data are given twice.
+        UserError: an entry names a task that is not run, or data are named twice.
     """
     paths: dict[str | None, str] = {}
     for name, path in map(split_entry, words):
@@ -292,10 +292,10 @@ def assign_data(words: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
 
 
 def check_tasks(tasks: Sequence[str], given: TaskInput, data: Mapping[str, str]) -> None:
-    """Raise what the tasks would raise for their input, as far as that can be told without the model's work.
+    """Raise the errors of the tasks for their input that can be found without computing.
 
     Raises:
-        UserError: a name is not registered, or of a task for another kind of model; or whatever a task says.
+        UserError: a task is not registered, is for another kind of model, or rejects its input.
     """
     for name in tasks:
         _refuse_other_models(name, given.loaded)
@@ -310,7 +310,7 @@ def run_task(name: str, given: TaskInput) -> list[Row]:
     """Measure one task, with the model in evaluation mode; each row names the precision.
 
     Raises:
-        UserError: the name is not registered, or whatever the task says of its input.
+        UserError: the task is not registered, or rejects its input.
     """
     with evaluation_mode(given.loaded.model):
         rows = find_task(name).measure(given)
@@ -323,11 +323,11 @@ def _refuse_other_models(name: str, loaded: LoadedModel) -> None:
     models, learned = find_task(name).models, loaded.recipe.objective
     if models == own == "decoder" and isinstance(learned, LabelledConfig):
         raise UserError(
-            f"the task {name!r} scores the prediction of tokens, and {loaded.path} learned {learned.name}: take the "
+            f"the task {name!r} scores predicted tokens, but {loaded.path} was trained with {learned.name}: use the "
             f"task {learned.name}, or the model that it was fine-tuned from"
         )
     if models not in ("any", own):
         fitting = [other for other in task_names() if TASKS[other].models in ("any", own)]
         raise UserError(
-            f"the task {name!r} is for {models}s, and {loaded.path} is {found}: take one of {', '.join(fitting)}"
+            f"the task {name!r} is for {models}s, but {loaded.path} is {found}: use one of {', '.join(fitting)}"
         )

@@ -1,4 +1,4 @@
-"""The validation loss: what is held out, once through the model."""
+"""Compute the validation loss: one pass over the held-out data."""
 
 import math
 from collections.abc import Iterable
@@ -15,20 +15,20 @@ from hornbook.samples.batches import Batch, HeldOut, evaluation_batches, refuse_
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """Means over what is scored, the same on every rank."""
+    """Means over the scored tokens, the same on every rank."""
 
     loss: float
-    """The weighted sum of the terms, nats per scored token of a decoder; NaN if none is scored."""
+    """The weighted sum of the terms, for a decoder in nats per scored token; NaN if none is scored."""
     tokens: int
-    """Tokens that were scored by the objective's first term."""
+    """Number of tokens scored by the objective's first term."""
     bits_per_byte: float | None
-    """Bits per byte of text by the first term alone, where every byte was scored and their number is known."""
+    """Bits per byte of text by the first term alone, if every byte was scored and their number is known."""
     terms: dict[str, float]
-    """The mean of each term, where there are several."""
+    """The mean of each term, if there are several."""
 
 
 def perplexity(nats: float) -> float:
-    """Return ``exp(nats)``, infinite where that is too large for a number."""
+    """Return ``exp(nats)``, infinite on overflow."""
     return math.inf if nats > 709.0 else math.exp(nats)
 
 
@@ -43,20 +43,20 @@ def validate(
     max_windows: int | None = None,
     num_bytes: int | None = None,
 ) -> Validation:
-    """Score what is held out and return the mean loss.
+    """Score held-out data and return the mean loss.
 
-    Bits per byte are what it takes to write the text down by the model. So they are those of the objective's first
-    term, which is the negative log-likelihood of the text; a regularizer beside it has a weight, but encodes nothing.
+    Bits per byte are the length of the text encoded with the model. So only the objective's first term counts, the
+    negative log-likelihood of the text; a regularizer has a weight but encodes nothing.
 
     Args:
-        model: left in the mode in which it came.
-        held_out: windows or sequences.
+        model: left in its current mode.
+        held_out: windows or sequences to score.
         objective: the terms of the loss.
-        forward: takes a batch through the model.
-        ranks: share the windows; None for one process.
-        micro_batch_size: windows at a time.
-        max_windows: score only so many, spread over the store.
-        num_bytes: bytes of text that the store was made from, where every token of it is scored.
+        forward: runs the model on a batch.
+        ranks: ranks that share the windows; None for a single process.
+        micro_batch_size: windows per batch.
+        max_windows: number of windows to score, spread evenly over the store; None for all.
+        num_bytes: UTF-8 bytes of the store's text, if every token is scored.
     """
     names, ranks = list(objective.weights), ranks or Ranks()
     batches = evaluation_batches(
@@ -80,7 +80,7 @@ def validate(
 def _add_up(
     model: LanguageModel, batches: Iterable[Batch], objective: Objective, forward: Forward
 ) -> tuple[list[float], list[int]]:
-    """Return the sum and the count of each term over this rank's batches; only the end waits for the device."""
+    """Return the sum and count of each term over this rank's batches, with one device synchronization."""
     names = list(objective.weights)
     found, counts = [], [0] * len(names)
     for batch in batches:

@@ -1,13 +1,13 @@
-"""WikiText by every convention in use: one text, several numbers, each with its name.
+"""WikiText perplexity by every convention in use: several named metrics for one text.
 
     wiki.test.tokens -> raw, detokenized, rows joined  -> one long token sequence each
                      -> windows, each token scored once -> nats ÷ words, tokens or bytes
 
-GPT-2 (Radford et al. 2019, 3.1) and Megatron-LM (Shoeybi et al. 2019) detokenize, and scale the loss by tokens
-÷ original words, so their perplexities are per *word* of the file although the model saw other tokens. They differ in
-the windows: reproductions of GPT-2's table fit windows without overlap; Megatron-LM scores the last 32 tokens of each,
-which gives all but the first window a long context and takes window ÷ 32 times the work. lm-evaluation-harness goes
-article by article. The price of showing all: the text goes through the model once for each form of it.
+GPT-2 (Radford et al. 2019, 3.1) and Megatron-LM (Shoeybi et al. 2019) detokenize the text and scale the loss by tokens
+÷ original words, so their perplexities are per *word* of the file although the model sees other tokens. They differ in
+the windows: reproductions of GPT-2's table use windows without overlap; Megatron-LM scores the last 32 tokens of each,
+which gives all but the first window a long context at window ÷ 32 times the computation. lm-evaluation-harness scores
+article by article. The price of reporting all: one pass over the text for each of its forms.
 """
 
 import hashlib
@@ -45,8 +45,8 @@ _PUBLISHED: Final = {
 }
 """By task, form of the text, unit, window and overlap."""
 PUBLISHED_WORDS: Final = {"wikitext103": 245_566, "wikitext2": 245_570}
-"""`count_words` of the files that the published figures were measured on: WikiText-103's ``wiki.test.tokens``, and
-WikiText-2's ``wiki.test.raw``."""
+"""`count_words` of the files of the published figures: WikiText-103's ``wiki.test.tokens``, and WikiText-2's
+``wiki.test.raw``."""
 _FORMS: Final = {
     "detokenized": "detokenized by Megatron-LM's rules",
     "raw": "raw, the file as it is",
@@ -56,10 +56,10 @@ _FORMS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """One way to read the file: a form of its text, and windows."""
+    """One way to score the file: a form of its text, and windows."""
 
     prefix: str
-    """Begins the names of its metrics."""
+    """Prefix of the names of its metrics."""
     form: str
     """A key of `_FORMS`."""
     text: str
@@ -87,12 +87,12 @@ class OneDocument:
         return hashlib.sha256(self._tokens.tobytes()).hexdigest()
 
     def read(self, document: int, start: int, count: int) -> NDArray[np.int64]:
-        """Tokens ``start .. start + count - 1``."""
+        """Return tokens ``start .. start + count - 1``."""
         return self._tokens[start : start + count]
 
 
 def count_words(text: str) -> int:
-    """Return Megatron-LM's number of original tokens: the stripped text split at single blanks."""
+    """Return Megatron-LM's number of original tokens: the length of the stripped text split at single blanks."""
     return len(text.strip().split(" "))
 
 
@@ -105,7 +105,7 @@ def join_rows(text: str) -> str:
 
 
 def articles(text: str) -> Iterator[str]:
-    """Cut a text into articles at the lines ``= Title =``, as the data set of lm-evaluation-harness does."""
+    """Split a text into articles at the lines ``= Title =``, as the data set of lm-evaluation-harness does."""
     lines: list[str] = []
     for line in text.split("\n"):
         heading = line.replace("= = =", "===").replace("= =", "==").strip()
@@ -118,9 +118,9 @@ def articles(text: str) -> Iterator[str]:
 
 
 def rolling_spans(ids: Sequence[int], prefix: int, length: int) -> Iterator[Span]:
-    """Cut a text into lm-evaluation-harness's windows, whose targets are every token once, the first after ``prefix``.
+    """Yield lm-evaluation-harness's windows of a text: each token is a target once, the first after ``prefix``.
 
-    All windows are disjoint but the last, which begins earlier so that it has ``length`` inputs, too.
+    The windows are disjoint except the last, which begins earlier so that it, too, has ``length`` inputs.
     """
     stream = np.array([prefix, *ids], dtype=np.int64)
     for start in range(0, len(ids), length):
@@ -132,7 +132,7 @@ def measure(task: str, given: TaskInput) -> list[Row]:
     """Score a WikiText file by all conventions.
 
     Raises:
-        UserError, DataError: no file is named, or it holds no text that can be scored.
+        UserError, DataError: no file is named, or it has no text that can be scored.
     """
     text = read(given)
     rows = [row for reading in readings(text, given) for row in _reading_rows(task, reading, text, given)]
@@ -143,19 +143,19 @@ def read(given: TaskInput) -> str:
     """Return the text of the task's file.
 
     Raises:
-        UserError, DataError: as `measure`.
+        UserError, DataError: see `measure`.
     """
     given.require_tokenizer()
     given.overlap_or(0)
     path = given.require_data("WikiText's test file, such as wiki.test.tokens")
     text = read_text(path)
     if count_words(text) < 2:
-        raise DataError(f"{path}: there is but one word in it; expected the text to score")
+        raise DataError(f"{path}: the file has only one word; expected the text to score")
     return text
 
 
 def readings(text: str, given: TaskInput) -> list[Reading]:
-    """Return the ways to read a text: three forms by the overlap asked for, and Megatron-LM's windows if none was."""
+    """Return the readings of a text: three forms with the requested overlap, and Megatron-LM's windows if none was."""
     overlap, detokenized = given.overlap_or(0), detokenize_wikitext(text)
     found = [
         Reading(prefix="", form="detokenized", text=detokenized, overlap=overlap),
@@ -204,7 +204,7 @@ def _reading_rows(task: str, reading: Reading, text: str, given: TaskInput) -> l
 
 
 def _harness_rows(task: str, text: str, given: TaskInput) -> list[Row]:
-    """Return the three numbers of lm-evaluation-harness's task ``wikitext`` (version 2), which reads WikiText-2 raw."""
+    """Return the three metrics of lm-evaluation-harness's task ``wikitext`` (version 2), which reads WikiText-2 raw."""
     tokenizer, model = given.require_tokenizer(), given.loaded.model
     pages, length = list(articles(text)), model.max_positions
     encoded, end_of_text = tokenizer.encode_batch([*map(detokenize_wikitext, pages)]), tokenizer.require_end_of_text()

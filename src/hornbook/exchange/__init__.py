@@ -1,1 +1,1 @@
-"""Models of other projects: Hugging Face and TensorFlow checkpoints, read and written."""
+"""Read and write the models of other projects: Hugging Face folders and TensorFlow checkpoints."""

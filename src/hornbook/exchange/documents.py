@@ -1,4 +1,4 @@
-"""Recipes and tokenizers that lie beside weights: read as what a stranger may have written.
+"""Read the recipe and the tokenizer in a checkpoint, which may come from an untrusted source.
 
 ::
 
@@ -21,14 +21,14 @@ from hornbook.text.tokenizer import Tokenizer
 
 
 def stored_recipe(document: object, path: str) -> Recipe:
-    """Return the complete recipe that ``recipe_to_dict`` made ``document`` of.
+    """Return the complete recipe in ``document``, a result of ``recipe_to_dict``.
 
     Args:
         document: parsed JSON.
-        path: the file, for the error.
+        path: path of the file, for errors.
 
     Raises:
-        CheckpointError: it is no such recipe; one line that names the file and all mistakes.
+        CheckpointError: it is not such a recipe; one line that names the file and all mistakes.
     """
     try:
         recipe = recipe_from_dict(document, path)
@@ -40,15 +40,15 @@ def stored_recipe(document: object, path: str) -> Recipe:
 
 
 def refuse_unknown_parts(document: object, source: str, sections: Iterable[str] = TAGS) -> None:
-    """Refuse a stored recipe with a part that is not registered, as a user's script has done.
+    """Raise RecipeError for a stored recipe with an unregistered part of a user's script.
 
     Args:
-        document: as ``recipe_to_dict`` gave it; other mistakes are left to ``recipe_from_dict``.
-        source: the run or the checkpoint that it is of.
-        sections: the sections whose parts are needed, all of them for training.
+        document: a result of ``recipe_to_dict``; other mistakes are left to ``recipe_from_dict``.
+        source: the run or checkpoint of the recipe.
+        sections: the sections whose parts are needed; training needs all.
 
     Raises:
-        RecipeError: it names such a part; a single line.
+        RecipeError: it names such a part; the message is one line.
     """
     stored = document if isinstance(document, Mapping) else {}
     for section in sections:
@@ -59,8 +59,8 @@ def refuse_unknown_parts(document: object, source: str, sections: Iterable[str] 
             scripts = stored.get(SCRIPTS)
             script = scripts.get(section) if isinstance(scripts, Mapping) else None
             message = (
-                f"{source} holds a model {what} {show(tag)}, which hornbook does not have: run this command by the "
-                f"script that registers it, python {shlex.quote(str(script or 'SCRIPT.py'))} in place of hornbook"
+                f"{source} has a model {what} {show(tag)}, which hornbook does not have: run this command with the "
+                f"script that registers it, python {shlex.quote(str(script or 'SCRIPT.py'))} instead of hornbook"
             )
             raise RecipeError([message])
 
@@ -71,12 +71,12 @@ def recipe_of(contents: Contents, path: object) -> Recipe:
     Raises CheckpointError if ``recipe.json`` is missing or malformed.
     """
     if "recipe" not in contents.documents:
-        raise CheckpointError(f"{path} has no recipe.json to tell what the weights are of; take another checkpoint")
+        raise CheckpointError(f"{path} has no recipe.json to describe the weights; use another checkpoint")
     return stored_recipe(contents.documents["recipe"], f"{path}/recipe.json")
 
 
 def tokenizer_of(contents: Contents, path: object) -> Tokenizer | None:
-    """Return the tokenizer of a checkpoint, None where it has none; ``path`` names the checkpoint in errors.
+    """Return the tokenizer of a checkpoint, None if it has none; ``path`` names the checkpoint in errors.
 
     Raises CheckpointError if ``tokenizer.json`` is malformed.
     """
@@ -86,19 +86,19 @@ def tokenizer_of(contents: Contents, path: object) -> Tokenizer | None:
     try:
         return Tokenizer.from_json(file.decode())
     except (DataError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}/tokenizer.json cannot be read: {error}; take another checkpoint") from error
+        raise CheckpointError(f"{path}/tokenizer.json cannot be read: {error}; use another checkpoint") from error
 
 
 def refuse_oversize(contents: Contents, recipe: Recipe, path: object) -> None:
-    """Refuse a recipe whose model is more than twice as large as the weights beside it, before it is built.
+    """Raise CheckpointError if a recipe's model is more than twice as large as the stored weights, before building it.
 
-    Below that a comparison of all tensors can tell more. A model of one's own that cannot count its parameters passes.
-    Raises CheckpointError if it is too large; the message has the bytes of both.
+    Smaller differences are left to the comparison of all tensors. A custom model that cannot count its parameters
+    passes. The message has the bytes of both.
     """
     count = recipe.num_parameters()
     stored = sum(map(math.prod, shapes_of(contents.tensors.get("model", {})).values()))
     if count > 2 * stored:
         raise CheckpointError(
-            f"{path}/recipe.json describes a model of {format_bytes(4 * count)} in fp32, but the weights beside it "
-            f"take {format_bytes(4 * stored)}: restore the file or take another checkpoint"
+            f"{path}/recipe.json describes a model of {format_bytes(4 * count)} in fp32, but its weights "
+            f"take {format_bytes(4 * stored)}: restore the file or use another checkpoint"
         )

@@ -1,4 +1,4 @@
-"""Files of folders that others made: a stranger's names and links must not lead elsewhere."""
+"""Files in untrusted folders, whose names and links must not lead outside."""
 
 import re
 from pathlib import Path
@@ -11,18 +11,18 @@ _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Return the regular file ``name`` of a folder, or of the cache's blobs where the folder is one of its snapshots.
+    """Return the regular file ``name`` of a folder, or of the cache's blobs if the folder is a snapshot in it.
 
-    Raises CheckpointError if the name is no plain one, there is no such file, or a link leads out of the folder.
+    Raises CheckpointError if the name is not plain, the file is missing, or a link leads out of the folder.
     """
     if not _PLAIN_NAME.fullmatch(name):
-        raise CheckpointError(f"{folder}: {name!r:.120} is no plain file name; a folder names files of its own alone")
+        raise CheckpointError(f"{folder}: {name!r:.120} is not a plain file name; files must be in the folder itself")
     path = folder / name
     with storage_errors("read", path):
         target, home = path.resolve(), folder.resolve()
         blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
         if not (target.is_relative_to(home) or target.is_relative_to(blobs)):
-            raise CheckpointError(f"{path} is a link that leaves its folder; put the file itself there")
+            raise CheckpointError(f"{path} is a link out of its folder; replace it by the file")
         if not target.is_file():
-            raise CheckpointError(f"{path} is missing, or no plain file; fetch the folder again")
+            raise CheckpointError(f"{path} is missing or not a plain file; download the folder again")
     return path

@@ -1,4 +1,4 @@
-"""From a checkpoint back to a model: names and shapes checked, all disagreements told at once, of many alike the first.
+"""Restore models from checkpoints after checking all names and shapes.
 
 ::
 
@@ -37,12 +37,12 @@ _logger = logging.getLogger("hornbook.checkpoint")
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
 Shapes = Mapping[str, Mapping[str, Tensor | Shard]]
-"""Tensors of a model by group and name, or what a rank holds of them; only their shapes count."""
+"""Tensors of a model by group and name, or a rank's shards of them; only their shapes matter."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A trained model with what is needed to use it."""
+    """A trained model with its recipe and tokenizer."""
 
     model: LanguageModel
     recipe: Recipe
@@ -50,25 +50,25 @@ class LoadedModel:
     step: int
     path: Path
     is_imported: bool = False
-    """Whether the weights are those of a Hugging Face folder or a TensorFlow checkpoint, as they came."""
+    """Whether the weights are unchanged from a Hugging Face folder or a TensorFlow checkpoint."""
     untrained: tuple[str, ...] = ()
-    """Weights that an import drew at random, since its source lacks them."""
+    """Weights that were drawn at random in an import, since its source lacks them."""
 
     @property
     def has_start_token(self) -> bool:
-        """Whether the end-of-text token goes before a text, as hornbook trains; others' models do without, as there."""
+        """Whether texts start with the end-of-text token, as in hornbook's training but not in other projects'."""
         return not self.is_imported
 
     def require_tokenizer(self) -> Tokenizer:
         """Return the tokenizer.
 
-        Raises CheckpointError if the model was trained on data that came without one, or imported without.
+        Raises CheckpointError if the model was trained on data without one, or imported without one.
         """
         if self.tokenizer is None:
             raise CheckpointError(
-                f"{self.path} has no tokenizer that hornbook can read, since its training data or the folder that it "
-                "was imported from came without one: train on a store built with `hornbook corpus build`, or add "
-                "tokenizer.json to the folder that is imported"
+                f"{self.path} has no tokenizer that hornbook can read, since its training data, or the folder that it "
+                "was imported from, has none:  train on a store built with `hornbook corpus build`, or add "
+                "tokenizer.json to the imported folder"
             )
         return self.tokenizer
 
@@ -76,18 +76,18 @@ class LoadedModel:
 def read_source(
     source: Path | str, *, only: Collection[str] | None = None, warn: Callable[[str], None] = _logger.warning
 ) -> tuple[Path, Contents]:
-    """Return what a user may name as a source of weights, and the folder in which that was found.
+    """Return the folder and the contents of a source of weights.
 
     Args:
-        source: a checkpoint; a run's folder, whose newest sound checkpoint is taken; a Hugging Face folder;
-            a TensorFlow checkpoint of a BERT or GPT-2; or ``owner/name`` of the Hugging Face hub, where no such path
+        source: a checkpoint; a run's folder, for its newest intact checkpoint; a Hugging Face folder;
+            a TensorFlow checkpoint of a BERT or GPT-2; or ``owner/name`` on the Hugging Face hub, if no such path
             exists.
-        only: groups of tensors to read, as ``{"model"}``; None for all.
-        warn: is told of damaged checkpoints that are passed over and of a tokenizer that cannot be read.
+        only: groups of tensors to read, such as ``{"model"}``; None for all.
+        warn: called for damaged checkpoints that are skipped, and for a tokenizer that cannot be read.
 
     Raises:
-        CheckpointError: nothing sound is there.
-        RecipeError: it was made with a part that is not registered.
+        CheckpointError: the source is missing or damaged.
+        RecipeError: it uses an unregistered part.
         HornbookError: the hub cannot be reached, or has no such model.
     """
     require_source(source)
@@ -99,9 +99,7 @@ def read_source(
     chosen = resolve(path, warn)
     contents = load(chosen, only=only)
     if (only is None or "model" in only) and "model" not in contents.tensors:
-        raise CheckpointError(
-            f"{chosen} holds no weights: it has no tensors of the group model; take another checkpoint"
-        )
+        raise CheckpointError(f"{chosen} has no weights: it has no tensors in the group model; use another checkpoint")
     refuse_unknown_parts(contents.documents.get("recipe"), str(source), ("model",))
     return chosen, contents
 
@@ -110,18 +108,18 @@ def load_model(path: Path | str, device: torch.device, *, compute: str = "auto")
     """Return the model of a checkpoint, in evaluation mode on ``device``.
 
     Args:
-        path: whatever ``read_source`` takes.
-        device: where the model goes.
+        path: see ``read_source``.
+        device: device of the model.
         compute: dtype of the activations: auto, fp32, bf16 or fp16.
 
     Raises:
-        CheckpointError: nothing sound is there, or its weights disagree with its recipe.
+        CheckpointError: the checkpoint is missing or damaged, or its weights do not match its recipe.
     """
     chosen, contents = read_source(path, only={"model"})
     recipe, tokenizer = recipe_of(contents, chosen), tokenizer_of(contents, chosen)
     if isinstance(recipe.objective, UnknownPart):
         part = f"the objective {show(recipe.objective.name)}, which is not registered here"
-        _logger.warning(f"{chosen} was trained with {part}; only training needs it")
+        _logger.warning(f"{chosen} was trained with {part}; it is needed only for training")
     refuse_oversize(contents, recipe, chosen)
     with torch.device("meta"):
         model = model_of(recipe, compute_dtype(compute, device)).eval()
@@ -148,26 +146,26 @@ def load_model(path: Path | str, device: torch.device, *, compute: str = "auto")
 
 
 def refuse_other_dtypes(own: Mapping[str, Mapping[str, Shard]], stored: Tensors, *, what: str) -> None:
-    """Raise CheckpointError if a tensor is stored in another dtype than that of the state that it is for."""
+    """Raise CheckpointError if a stored tensor's dtype differs from the state's."""
     for group, shards in own.items():
         found = stored[group]
         dtypes = found.dtypes if isinstance(found, StoredTensors) else {}
         for name, shard in shards.items():
             if name in dtypes and dtypes[name] != DTYPES[str(shard.values.dtype)]:
                 raise CheckpointError(
-                    f"{what}: {group} {name} is stored as {dtypes[name]}, and the recipe's [precision] has "
+                    f"{what}: {group} {name} is stored as {dtypes[name]}, but the recipe's [precision] requires "
                     f"{DTYPES[str(shard.values.dtype)]}: restore the checkpoint or the recipe"
                 )
 
 
 def refuse_mismatch(own: Shapes, stored: Tensors, *, what: str) -> None:
-    """Raise CheckpointError for all ``mismatches``."""
+    """Raise CheckpointError if there are ``mismatches``."""
     if problems := mismatches(own, stored):
         raise CheckpointError(f"{what} does not fit the model of its recipe: {'; '.join(problems)}")
 
 
 def mismatches(own: Shapes, stored: Tensors) -> list[str]:
-    """List missing, extra and reshaped tensors of ``stored``, the first of each kind; all files of ``own`` count."""
+    """List the first missing, extra and reshaped tensors of ``stored``, over all groups of ``own``."""
     problems = []
     for file, tensors in own.items():
         found, wanted = shapes_of(stored.get(file, {})), shapes_of(tensors)
@@ -175,7 +173,7 @@ def mismatches(own: Shapes, stored: Tensors) -> list[str]:
         problems += first_few([f"{name} is not expected" for name in sorted(found.keys() - wanted.keys())])
         problems += first_few(
             [
-                f"{name} is {list(found[name])} and should be {list(wanted[name])}"
+                f"{name} is {list(found[name])}, expected {list(wanted[name])}"
                 for name in sorted(wanted.keys() & found.keys())
                 if found[name] != wanted[name]
             ]

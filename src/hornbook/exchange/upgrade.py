@@ -1,9 +1,9 @@
-"""Tensors of checkpoints of earlier versions, under the names and in the shapes that models have now.
+"""Rename and reshape the tensors of earlier versions' checkpoints.
 
     blocks.0.attention.qkv_bias [3·H·K]               -> blocks.0.attention.qkv.bias [3, H·K]
     blocks.0.attention.qkv_weight.exp_avg [3, H·K, D] -> blocks.0.attention.qkv.weight.exp_avg [3, H·K, D]
 
-A tensor is renamed only if the model has the new name and not the old one, so a model of one's own keeps its names.
+A tensor is renamed only if the model has the new name and not the old one, so custom models keep their names.
 """
 
 import math
@@ -18,12 +18,12 @@ from hornbook.checkpoint.contents import Contents
 
 
 class Rename(NamedTuple):
-    """A parameter that was called otherwise; optimizer state is named after its parameter, with a suffix."""
+    """A renamed parameter; its optimizer state has the same name with a suffix."""
 
     old: re.Pattern[str]
     new: str
     shape: tuple[int, ...] | None = None
-    """The new shape, with one -1 for what is left; None if it stays."""
+    """The new shape, with -1 for one inferred size; None if unchanged."""
 
 
 RENAMES: Final = (
@@ -33,11 +33,11 @@ RENAMES: Final = (
 
 
 def upgrade(contents: Contents, own: Mapping[str, Collection[str]]) -> Contents:
-    """Return the contents of a checkpoint under a model's present names.
+    """Return the contents of a checkpoint with a model's current names.
 
     Args:
-        contents: of any version.
-        own: the names of the tensors of the model, and of its optimizer if it has one, by group.
+        contents: contents of any version.
+        own: names of the model's tensors and, if any, of its optimizer's, by group.
     """
     groups = {group: _upgrade_group(tensors, own.get(group, {})) for group, tensors in contents.tensors.items()}
     return replace(contents, tensors=groups)
@@ -52,7 +52,7 @@ def _upgrade_group(stored: Mapping[str, Tensor], own: Collection[str]) -> Mappin
     upgraded = {}
     for name, tensor in stored.items():
         shape = renamed[name].shape if name in names else None
-        if shape is not None and tensor.numel() % abs(math.prod(shape)) == 0:  # else the comparison of shapes tells
+        if shape is not None and tensor.numel() % abs(math.prod(shape)) == 0:  # else the comparison of shapes raises
             tensor = tensor.reshape(shape)
         upgraded[names.get(name, name)] = tensor
     return upgraded

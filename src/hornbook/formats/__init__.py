@@ -1,1 +1,1 @@
-"""Files of others, read and written byte by byte; nothing here knows what a token is."""
+"""Codecs for the file formats of other projects; they know bytes and arrays, but not tokens."""

@@ -1,11 +1,11 @@
-"""Arrow files of Hugging Face data sets: found in their folder, and opened with pyarrow.
+"""Arrow files of Hugging Face data sets: finding them in a folder, and opening them with pyarrow.
 
     folder/state.json                      {"_data_files": [{"filename": "data-00000-of-00002.arrow"}, ...]}
-    folder/data-00000-of-00002.arrow       a stream of record batches, as save_to_disk writes it
-    table.arrow                            ARROW1 | batches | their table | ARROW1, as pyarrow, polars and R write it
+    folder/data-00000-of-00002.arrow       stream format, record batches written by save_to_disk
+    table.arrow                            file format: ARROW1 | batches | their table | ARROW1 (pyarrow, polars, R)
 
-pyarrow believes the lengths that a file states, so a damaged file may end the process that reads it: a file of others
-is read in a child process (`hornbook.formats.child`).
+pyarrow trusts the lengths in a file, so a damaged file may crash the process that reads it. Therefore, files are first
+read in a child process (`hornbook.formats.child`).
 """
 
 import errno
@@ -27,32 +27,33 @@ SPLITS: Final = "dataset_dict.json"
 _END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
 _FILE_MARK: Final = b"ARROW1"
 _NOT_OF_THE_SYSTEM: Final = (None, 0, errno.EINVAL)
-"""What an ``OSError`` has for a number if content is to blame: it may state a place or a length that cannot be."""
+"""``errno`` of an ``OSError`` caused by the content of a file, such as an impossible offset or length."""
 
 
 def import_pyarrow(what: str = "Arrow data sets") -> Any:
-    """The module ``pyarrow``. Raises UserError if it is not installed; the message says that ``what`` needs it."""
+    """Return the module ``pyarrow``. Raises UserError, which says that ``what`` needs it, if it is not installed."""
     return require("pyarrow", extra="arrow", purpose=f"working with {what}")
 
 
 def shown(said: object) -> str:
-    """What pyarrow says, of an error or a type, in one short line: it quotes whatever a file holds."""
+    """Return an error or a type of pyarrow as one short printable line, since it may quote the content of a file."""
     text = "".join(character if character.isprintable() else " " for character in str(said)[:1000])
     return " ".join(text.split())[:120] or type(said).__name__
 
 
 @contextmanager
 def arrow_errors(path: Path, name: str, what: str, *others: type[Exception]) -> Iterator[None]:
-    """Report in one line what pyarrow finds wrong with a file inside the block.
+    """Convert pyarrow's errors inside the block to errors of one line.
 
     Args:
-        path: of the file.
-        name: what errors call it.
-        what: the file should be, as in "Parquet file".
-        others: errors that a damaged file of this kind may raise, beside pyarrow's own.
+        path: the file.
+        name: the name of the file in errors.
+        what: the expected kind of file, such as "Parquet file".
+        others: other exceptions that a damaged file of this kind may cause.
 
     Raises:
-        DataError: the file is damaged, for which pyarrow raises an ``OSError``, too, but without the system's number.
+        DataError: the file is damaged; pyarrow may raise an ``OSError`` for this, without an ``errno`` of the system.
+        StorageError: the file could not be read.
     """
     arrow = import_pyarrow(f"{what}s")
     try:
@@ -66,22 +67,23 @@ def arrow_errors(path: Path, name: str, what: str, *others: type[Exception]) -> 
 
 
 def is_dataset(path: Path) -> bool:
-    """Whether ``save_to_disk`` made this folder, of one split or of several."""
+    """Return whether ``save_to_disk`` wrote this folder, with one or more splits."""
     return (path / STATE).is_file() or (path / SPLITS).is_file()
 
 
 def list_dataset_files(path: Path, split: str | None) -> tuple[Path, ...]:
-    """Return the ``.arrow`` files of a split of a folder that ``save_to_disk`` made, in their order.
+    """Return the ``.arrow`` files of a split of a folder written by ``save_to_disk``, in order.
 
-    Raises UserError if ``split`` is missing, unknown or useless; and DataError if there is no such folder, it is
-    damaged, or its rows are only a selection of those in its files.
+    Raises:
+        UserError: ``split`` is required, unknown or without effect.
+        DataError: there is no such folder, it is damaged, or its rows are a selection of those in its files.
     """
     if (path / SPLITS).is_file():
         path = path / _choose(path, split)
     elif split is not None:
-        raise UserError(f"{path} has no splits; leave out --split")
+        raise UserError(f"{path} has no splits; remove --split")
     if not (path / STATE).is_file():
-        raise DataError(f"{path}: has no {STATE}; expected a folder that save_to_disk made, or an .arrow file")
+        raise DataError(f"{path}: has no {STATE}; expected a folder written by save_to_disk, or an .arrow file")
     state = read_json(path / STATE, "the state of the data set")
     entries = state.get("_data_files") if isinstance(state, dict) else None
     entries = entries if isinstance(entries, list) else []
@@ -89,25 +91,26 @@ def list_dataset_files(path: Path, split: str | None) -> tuple[Path, ...]:
     if not names or not all(map(_is_name, names)):
         raise DataError(f"{path / STATE}: expected _data_files, a list of file names; the file is damaged")
     if state.get("_indices_data_files"):
-        raise DataError(f"{path}: its rows are a selection of other rows; save it after flatten_indices()")
+        raise DataError(f"{path}: the rows are a selection from the files; save it again after flatten_indices()")
     return tuple(path / name for name in names)
 
 
 @contextmanager
 def open_batches(path: Path, name: str | None = None) -> Iterator[tuple["pyarrow.Schema", Iterator[Any]]]:
-    """Open an Arrow file: yield its schema, and its record batches as they lie in the file, mapped into memory.
+    """Open an Arrow file and yield its schema and an iterator over its memory-mapped record batches.
 
-    Raises UserError without pyarrow, and DataError, here or in the block, if the file is missing or damaged.
+    Raises UserError if pyarrow is not installed, and DataError, here or in the block, if the file is missing or
+    damaged.
     """
     arrow = import_pyarrow()
     name = name or str(path)
     if not path.is_file():
-        raise DataError(f"{name}: there is no such file; the data set is incomplete")
+        raise DataError(f"{name}: no such file; the data set is incomplete, save or download it again")
     with storage_errors("read", path), path.open("rb") as file:
         is_file = file.read(len(_FILE_MARK)) == _FILE_MARK
         file.seek(max(0, path.stat().st_size - len(_END_OF_STREAM)))
-        if not is_file and file.read() != _END_OF_STREAM:  # for pyarrow, a stream may end after any batch
-            raise DataError(f"{name}: is no Arrow stream, or a truncated one; fetch the file again")
+        if not is_file and file.read() != _END_OF_STREAM:  # pyarrow accepts a stream that ends after any batch
+            raise DataError(f"{name}: not an Arrow stream, or truncated; download the file again")
     with arrow_errors(path, name, "Arrow file", MemoryError), arrow.memory_map(str(path)) as source:
         if is_file:
             with arrow.ipc.open_file(source) as table:
@@ -118,7 +121,7 @@ def open_batches(path: Path, name: str | None = None) -> Iterator[tuple["pyarrow
 
 
 def _damaged(name: str, what: str, error: Exception) -> DataError:
-    return DataError(f"{name}: is damaged, or no {what} ({shown(error)})")
+    return DataError(f"{name}: damaged, or not a valid {what} ({shown(error)}); check the path, or restore the file")
 
 
 def _choose(path: Path, split: str | None) -> str:
@@ -134,5 +137,5 @@ def _choose(path: Path, split: str | None) -> str:
 
 
 def _is_name(value: object) -> bool:
-    """Whether it is the name of something in a folder, and leads nowhere else."""
+    """Return whether a value is a plain file name, so that it cannot lead out of its folder."""
     return isinstance(value, str) and value not in ("", ".", "..") and value == Path(value).name

@@ -1,10 +1,10 @@
-"""Reading with pyarrow in a child process: whatever a damaged file does there, the parent reports it in one line.
+"""Reading with pyarrow in a child process, so that a crash on a damaged file becomes an error of one line.
 
-    parent -> child     a line of JSON: which function reads, and with what arguments
-    child -> parent     records (kind, number, bytes), a head of 17 bytes before each; the kind ``.`` ends a file
+    parent -> child     a line of JSON with the function to call and its arguments
+    child -> parent     records (kind, number, bytes), each after a header of 17 bytes; the kind ``.`` ends a call
 
-A child starts with the first file and reads the next ones, too. It may take 4 GiB of memory; it ends with its parent,
-whose end closes the child's standard input. The pipe holds back a child that is faster than the parent.
+A child is started for the first file and reused for further ones. It may use 4 GiB of memory, and exits with its
+parent, when its standard input closes. The pipe blocks a child that is faster than the parent.
 """
 
 import atexit
@@ -26,7 +26,7 @@ from hornbook import errors
 from hornbook.errors import DataError, HornbookError
 
 Record: TypeAlias = tuple[bytes, int, bytes]
-"""Its kind, one byte; a number, that of a row, say; and its content."""
+"""The kind, one byte; a number, such as that of a row; and the content."""
 
 _HEAD: Final = struct.Struct("<cqq")
 _END: Final = b"."
@@ -40,18 +40,18 @@ _idle: list["_Child"] = []
 
 
 def records(module: str, function: str, name: str, arguments: dict[str, Any], most: int) -> Iterator[Record]:
-    """Call a function in a child process and hand out the records that it yields.
+    """Call a function in a child process and yield its records.
 
     Args:
-        module: where the function is; the child imports it.
-        function: it takes ``arguments`` and yields records.
-        name: what errors call the file.
-        arguments: by name; what JSON has.
-        most: bytes that a record may have.
+        module: the module of the function.
+        function: the name of a function that takes ``arguments`` and yields records.
+        name: the name of the file in errors.
+        arguments: keyword arguments, of JSON's types.
+        most: maximum number of bytes of a record.
 
     Raises:
-        HornbookError: what the function raised, of the same class.
-        DataError: the child ended, or was silent for five minutes: the file is damaged.
+        HornbookError: the error that the function raised, of the same class.
+        DataError: the child crashed, or sent nothing for five minutes, so the file is damaged.
     """
     own = [child for child in _idle if child.owner == os.getpid()]
     child = own[0] if own else _Child()
@@ -63,10 +63,10 @@ def records(module: str, function: str, name: str, arguments: dict[str, Any], mo
         while (record := child.receive(name, max(most, _MOST_MESSAGE)))[0] != _END:
             if record[0] == _RAISED:
                 done = True
-                said = json.loads(record[2])
-                kind: Any = getattr(errors, str(said["class"]), None)
-                is_ours = isinstance(kind, type) and issubclass(kind, HornbookError)
-                raise (kind if is_ours else DataError)(str(said["message"]))
+                error = json.loads(record[2])
+                kind: Any = getattr(errors, str(error["class"]), None)
+                is_known = isinstance(kind, type) and issubclass(kind, HornbookError)
+                raise (kind if is_known else DataError)(str(error["message"]))
             yield record
         done = True
     finally:
@@ -77,7 +77,7 @@ def records(module: str, function: str, name: str, arguments: dict[str, Any], mo
 
 
 class _Child:
-    """A process that reads files, as its parent sees it."""
+    """The parent's handle of a child process."""
 
     def __init__(self) -> None:
         self.owner = os.getpid()
@@ -96,13 +96,13 @@ class _Child:
         self._poll.register(self._stdout, select.POLLIN)
 
     def ask(self, question: dict[str, Any]) -> None:
-        with suppress(BrokenPipeError):  # the answer tells how the child ended
+        with suppress(BrokenPipeError):  # receive raises the error of a child that has ended
             self._stdin.write(json.dumps(question).encode() + b"\n")
 
     def receive(self, name: str, most: int) -> Record:
         kind, number, size = _HEAD.unpack(self._read(_HEAD.size, name))
         if not 0 <= size <= most:
-            raise DataError(f"{name}: pyarrow made a row of {size:,} bytes of it; the file is damaged")
+            raise DataError(f"{name}: pyarrow returned a row of {size:,} bytes; the file is damaged")
         return kind, number, self._read(size, name)
 
     def kill(self) -> None:
@@ -115,12 +115,12 @@ class _Child:
         data = bytearray()
         while len(data) < size:
             if not self._poll.poll(_MOST_SECONDS * 1000):
-                raise DataError(f"{name}: pyarrow gave no row in {_MOST_SECONDS} seconds; the file is damaged")
+                raise DataError(f"{name}: pyarrow returned no row in {_MOST_SECONDS} seconds; the file is damaged")
             piece = os.read(self._stdout.fileno(), min(_PIECE, size - len(data)))
             if not piece:
                 code = self._process.wait()
                 ending = f"signal {-code}" if code < 0 else f"exit code {code}"
-                raise DataError(f"reading {name} with pyarrow ended with {ending}: the file is damaged")
+                raise DataError(f"{name}: pyarrow ended with {ending}; the file is damaged")
             data += piece
         return bytes(data)
 
@@ -133,7 +133,7 @@ def _kill_idle() -> None:
 
 
 def _serve() -> None:
-    """Be the child: answer questions until the parent closes standard input or ends."""
+    """Run the child: execute calls until the parent closes standard input or exits."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -141,10 +141,10 @@ def _serve() -> None:
     questions: SimpleQueue[bytes] = SimpleQueue()
     Thread(target=_listen, args=(questions,), daemon=True).start()
     output = os.fdopen(os.dup(1), "wb", buffering=_PIECE)
-    os.dup2(2, 1)  # whatever a library prints
+    os.dup2(2, 1)  # so that a library that prints does not write into the records
     while True:
         question = json.loads(questions.get())
-        os.chdir(question["folder"])  # paths are relative to where the parent is now
+        os.chdir(question["folder"])  # relative paths refer to the parent's current folder
         function = getattr(importlib.import_module(question["module"]), question["function"])
         try:
             for kind, number, content in function(**question["arguments"]):
@@ -157,7 +157,7 @@ def _serve() -> None:
 
 
 def _listen(questions: "SimpleQueue[bytes]") -> None:
-    """Hand on the questions as they come; without a parent, end at once, whatever pyarrow is at."""
+    """Pass calls on to the main thread; exit at once when the parent is gone, even while pyarrow is busy."""
     with open(0, "rb", closefd=False) as pipe:  # not sys.stdin, whose lock would abort the exit
         while question := pipe.readline():
             questions.put(question)
@@ -168,4 +168,4 @@ if __name__ == "__main__":
     try:
         _serve()
     finally:
-        os._exit(1)  # an ordinary exit would wait for the thread that listens
+        os._exit(1)  # a normal exit would wait for the listening thread

@@ -1,13 +1,13 @@
-r"""TensorFlow's ``tf.train.Example``, a protocol buffer: named lists of integers, of floats or of byte strings.
+r"""Codec of TensorFlow's ``tf.train.Example``, a protocol buffer of named lists of integers, floats or byte strings.
 
     {"input_ids": [5, 300], "weights": [1.0]}
     0a 25                                               features, 37 bytes
        0a 11  0a 09 "input_ids"  12 04 1a 02 ...        an entry of the map: its name and its feature
                                        0a 03 05 ac 02   int64_list, packed: 5 and 300 as varints
 
-The order of features is kept, so that what is read and written again has the same bytes. Lists may be packed (as
-everybody writes them) or not. Every length is compared with what is left of its message, nothing recurses, and unknown
-fields are skipped. The price: numpy costs some 10 us a feature, however short.
+The order of features is preserved, so decoding and encoding gives the same bytes. Lists may be packed (the usual form)
+or not. Every length is checked against the rest of its message, there is no recursion, and unknown fields are skipped.
+The trade-off: numpy takes some 10 us per feature, however short.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,46 +21,46 @@ from hornbook.errors import DataError
 from hornbook.formats.protobuf import DELIMITED, FIXED32, LONGEST_VARINT, VARINT, Malformed, read_fields
 
 Feature: TypeAlias = Int64s | NDArray[np.float32] | list[bytes]
-"""An int64 or float32 array of one dimension, or byte strings."""
+"""A one-dimensional int64 or float32 array, or byte strings."""
 
-_AT_ONCE: Final = 1 << 16  # varints; each takes some 200 bytes for a moment
+_AT_ONCE: Final = 1 << 16  # varints; each temporarily takes some 200 bytes
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
 
 
 def encode_example(features: Mapping[str, Feature]) -> bytes:
-    """The bytes of an Example with its features in the order of the mapping; lists of numbers are packed."""
+    """Return the bytes of an Example, with features in the order of the mapping and packed lists of numbers."""
     entries = (_delimited(1, name.encode()) + _delimited(2, _encode_feature(value)) for name, value in features.items())
     return _delimited(1, b"".join(_delimited(1, entry) for entry in entries))
 
 
 def decode_example(data: bytes) -> dict[str, Feature]:
-    """Return the features of an Example, in the order of their bytes. Raises Malformed if it is none."""
+    """Return the features of an Example, in order. Raises Malformed if the bytes are not an Example."""
     features: dict[str, Feature] = {}
     for number, message in _messages(data):
         if number == 1:
             for inner, entry in _messages(message):
                 if inner == 1:
                     name, feature = _decode_entry(entry)
-                    features[name] = feature  # a name that comes again counts anew, says the format
+                    features[name] = feature  # by the format, the last value of a repeated name wins
     return features
 
 
 def integers(features: Mapping[str, Feature], name: str, where: str) -> Int64s:
-    """Return the integers of a feature. Raises DataError, which begins with ``where``, if it has none."""
+    """Return the integers of a feature. Raises DataError, with ``where`` as prefix, if it has none."""
     value = features.get(name)
     if isinstance(value, np.ndarray) and value.dtype == np.int64:
         return value.view(np.int64)
-    raise DataError(f"{where}: its feature {name!r} is missing, or has no integers; expected a list of int64")
+    raise DataError(f"{where}: the feature {name!r} is missing or has no integers; expected a list of int64")
 
 
 def encode_varints(values: Int64s) -> bytes:
-    """Integers as varints, seven bits a byte, the lowest first; a negative one takes ten bytes."""
+    """Return integers as varints: seven bits per byte, lowest bits first; a negative one takes ten bytes."""
     parts = (values[start : start + _AT_ONCE] for start in range(0, len(values), _AT_ONCE))
     return b"".join(map(_encode_some, parts))
 
 
 def decode_varints(data: bytes) -> Int64s:
-    """Return the 64-bit integers that varints stand for. Raises Malformed if one does not end within ten bytes."""
+    """Return the 64-bit integers of varints. Raises Malformed if one is longer than ten bytes."""
     values = np.frombuffer(data, dtype=np.uint8)
     is_last = values < 0x80
     if is_last.all():
@@ -93,10 +93,10 @@ def _encode_some(values: Int64s) -> bytes:
 
 
 def _decode_some(values: NDArray[np.uint8], lengths: Int64s) -> Int64s:
-    """The integers of varints that have ``lengths`` bytes each."""
+    """Return the integers of varints with these lengths in bytes."""
     starts = np.cumsum(lengths) - lengths
-    places = np.arange(len(values)) - np.repeat(starts, lengths)
-    parts = (values & np.uint8(0x7F)).astype(np.uint64) << (7 * places).astype(np.uint64)
+    groups = np.arange(len(values)) - np.repeat(starts, lengths)
+    parts = (values & np.uint8(0x7F)).astype(np.uint64) << (7 * groups).astype(np.uint64)
     return np.bitwise_or.reduceat(parts, starts).view(np.int64)
 
 
@@ -133,7 +133,7 @@ def _decode_entry(data: bytes) -> tuple[str, Feature]:
         elif number == 2:
             parts.append(message)
     try:
-        return name.decode(), _decode_feature(b"".join(parts))  # the format: parts of a message are one message
+        return name.decode(), _decode_feature(b"".join(parts))  # by the format, repeated messages are merged
     except UnicodeDecodeError:
         raise Malformed("the name of a feature is not UTF-8") from None
 
@@ -143,7 +143,7 @@ def _decode_feature(data: bytes) -> Feature:
     parts: list[bytes] = []
     for number, message in _messages(data):
         if number in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST):
-            if number != kind:  # one of the three, says the format, and the last
+            if number != kind:  # by the format, the last one of the three wins
                 kind, parts = number, []
             parts.append(message)
     content = b"".join(parts)
@@ -158,7 +158,7 @@ def _decode_feature(data: bytes) -> Feature:
 
 
 def _values(data: bytes, wire: int) -> Iterator[bytes]:
-    """The packed content of a list of numbers; each number that is not packed has a field of its own."""
+    """Yield the content of a list of numbers in packed form, from packed fields and from fields of single numbers."""
     for number, kind, content in read_fields(data):
         if number == 1:
             if kind not in (wire, DELIMITED):
@@ -167,5 +167,5 @@ def _values(data: bytes, wire: int) -> Iterator[bytes]:
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Number and content of a message's fields that are messages, texts or bytes; others are skipped."""
+    """Yield number and content of the fields that are messages, strings or bytes; other fields are skipped."""
     return ((number, content) for number, kind, content in read_fields(data) if kind == DELIMITED)

@@ -1,9 +1,9 @@
-r"""Files in numpy's own format, ``.npy``, read strictly and mapped into memory, and what writers of them need.
+r"""Strict, memory-mapped reading of numpy's format, ``.npy``, and helpers for writing it.
 
     b"\x93NUMPY" 01 00 76 00  {'descr': '<i4', 'fortran_order': False, 'shape': (1165, 128), }  ...items
 
-Reading uses a parser of its own: numpy's fails on damaged headers in a dozen ways. The header is compared with the size
-of the file, and no object array is ever unpickled.
+Headers are parsed here, since numpy raises a dozen different errors for damaged ones. The header is checked against the
+size of the file, and object arrays are never unpickled.
 """
 
 import ast
@@ -25,13 +25,13 @@ _KEYS: Final = {"descr", "fortran_order", "shape"}
 
 
 class Header(NamedTuple):
-    """What a ``.npy`` says of its items.
+    """The header of a ``.npy``.
 
     Attributes:
-        descr: their type as numpy spells it: a text, or a list of fields.
-        fortran_order: whether the first dimension is the one that runs fastest.
-        shape: sizes, 0 or more.
-        offset: bytes of the file before the first item.
+        descr: numpy's description of the dtype: a string, or a list of fields.
+        fortran_order: whether the items are in column-major order.
+        shape: the shape of the array.
+        offset: offset of the first item in the file, in bytes.
     """
 
     descr: object
@@ -41,35 +41,37 @@ class Header(NamedTuple):
 
 
 def read_header(path: Path) -> Header:
-    """Read how a ``.npy`` begins. Raises DataError if it is another file, or its header is damaged."""
+    """Read the header of a ``.npy``. Raises DataError if it is another file, or the header is damaged."""
     with storage_errors("read", path), path.open("rb") as file:
         start = file.read(_MAX_HEADER_BYTES)
     width = _BYTES_OF_LENGTH.get(start[len(_MAGIC)] if len(start) > len(_MAGIC) else 0)
     if not start.startswith(_MAGIC) or width is None:
-        raise DataError(f"{path}: does not begin as a .npy does; it is another file, or damaged")
+        raise DataError(f"{path}: not a .npy file; check the path, or restore the file")
     begin = len(_MAGIC) + 2 + width
     end = begin + int.from_bytes(start[len(_MAGIC) + 2 : begin], "little")
     if end > len(start):
-        raise DataError(f"{path}: its header ends at byte {end}; expected {len(start)} at most: it is damaged")
+        raise DataError(f"{path}: the header ends at byte {end}; expected at most {len(start)}: the file is damaged")
     try:
         values = ast.literal_eval(start[begin:end].decode("latin-1").strip())
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         values = None
     if not isinstance(values, dict) or set(values) != _KEYS or type(values["fortran_order"]) is not bool:
-        raise DataError(f"{path}: its header is not that of an array; the file is damaged")
+        raise DataError(f"{path}: the header is not that of an array; the file is damaged")
     shape = values["shape"]
     if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
-        raise DataError(f"{path}: its shape is {str(shape)[:60]}; expected sizes, as in (1165, 128)")
+        raise DataError(f"{path}: the shape is {str(shape)[:60]}; expected integers, as in (1165, 128)")
     return Header(values["descr"], values["fortran_order"], shape, end)
 
 
 def map_items(path: Path, header: Header, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map the items of a ``.npy`` as ``dtype``, read-only. Raises DataError if the file has another size."""
+    """Memory-map the items of a ``.npy`` as ``dtype``, read-only. Raises DataError if the file has another size."""
     count = math.prod(header.shape)
     with storage_errors("read", path):
         size, expected = path.stat().st_size, header.offset + count * dtype.itemsize
         if size != expected:
-            raise DataError(f"{path}: has {size} bytes; expected {expected} by its header: it is truncated or damaged")
+            raise DataError(
+                f"{path}: {size} bytes, but the header expects {expected}; the file is truncated or damaged"
+            )
         if not count:
             return np.empty(header.shape, dtype=dtype)
         items = np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=header.offset, shape=(count,)))
@@ -77,22 +79,22 @@ def map_items(path: Path, header: Header, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def map_array(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map a ``.npy`` of exactly this type, of any shape. Raises DataError if it is damaged, or of another type."""
+    """Memory-map a ``.npy`` of exactly this dtype, of any shape. Raises DataError if it is damaged, or has another."""
     header = read_header(path)
     if header.descr != np.lib.format.dtype_to_descr(dtype):
-        raise DataError(f"{path}: its items are of type {str(header.descr)[:60]!r}; expected {dtype}")
+        raise DataError(f"{path}: the dtype is {str(header.descr)[:60]!r}; expected {dtype}")
     return map_items(path, header, dtype)
 
 
 def npy_bytes(array: NDArray[Any]) -> bytes:
-    """Return the content of a ``.npy`` file."""
+    """Return an array as the content of a ``.npy`` file."""
     file = io.BytesIO()
     np.lib.format.write_array(file, array, allow_pickle=False)
     return file.getvalue()
 
 
 def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    """Return what the ``.npy`` of an array begins with whose items follow, row by row."""
+    """Return the header of a ``.npy`` whose items follow in row-major order."""
     file = io.BytesIO()
     header = np.lib.format.header_data_from_array_1_0(np.empty(0, dtype=dtype))
     np.lib.format.write_array_header_1_0(file, header | {"shape": shape})

@@ -1,13 +1,13 @@
-"""TFRecord, the file: records of any bytes, each with its length and two checksums. No TensorFlow.
+"""Reading and writing TFRecord files, records of bytes with a length and two checksums each, without TensorFlow.
 
     6c 00 00 00 00 00 00 00   f5 da b0 d7      0a 6a ...        34 5d 73 00
-    length, u64               CRC of it        the record       CRC of the record        masked CRC-32C, u32
+    length, u64               its CRC          the record       CRC of the record        masked CRC-32C, u32
 
     write_records(Path("x.tfrecord"), records)                        one file, by one rename
     write_records(Path("folder"), records, records_per_file=100)      data_0.tfrecord, data_0.index, data_1.tfrecord ...
 
-The ``.index`` files have the offset and size of each record, a line each, as ``tfrecord2idx`` makes them for readers
-that share a file out. The price: numpy computes the checksums, at some 100 MB a second.
+The ``.index`` files have a line with the offset and size of each record, like those of ``tfrecord2idx``, for readers
+that divide a file among them. The trade-off: numpy computes the checksums, at some 100 MB per second.
 """
 
 import struct
@@ -29,7 +29,7 @@ from hornbook.storage.new_files import new_folder, numeric_key
 from hornbook.storage.system import storage_errors
 
 MAX_RECORD_BYTES: Final = 16 << 20
-"""Some five million tokens; integers of one byte become eight times that in memory."""
+"""Some five million tokens; integers of one byte take eight times as much in memory."""
 
 _LENGTH: Final = struct.Struct("<Q")
 _HEADER: Final = struct.Struct("<QI")
@@ -39,7 +39,7 @@ _GZIP: Final = b"\x1f\x8b"
 
 
 class Record(NamedTuple):
-    """A record, the file it is in by its number in the list of files, and the bytes before it there."""
+    """A record, the index of its file in the list of files, and its offset there in bytes."""
 
     file: int
     offset: int
@@ -47,27 +47,27 @@ class Record(NamedTuple):
 
 
 def find_tfrecords(path: Path) -> tuple[Path, ...]:
-    """Return the file, or a folder's files, ``data_2`` before ``data_10``. Raises DataError if there is none."""
+    """Return the file, or the files of a folder, ``data_2`` before ``data_10``. Raises DataError if there is none."""
     if not path.is_dir():
         if not path.is_file():
-            raise DataError(f"{path}: there is no such file; expected a TFRecord file, or a folder of .tfrecord files")
+            raise DataError(f"{path}: no such file; expected a TFRecord file, or a folder of .tfrecord files")
         return (path,)
     with storage_errors("read the folder", path):
         found = sorted((file for file in path.glob("*.tfrecord*") if file.is_file()), key=numeric_key)
     if not found:
-        raise DataError(f"{path}: there is no .tfrecord file in the folder")
+        raise DataError(f"{path}: no .tfrecord file in the folder; check the path")
     return tuple(found)
 
 
 def begins_with_record(path: Path) -> bool:
-    """Tell by the first checksum whether a file, whatever its name, is of records."""
+    """Return whether a file begins with a record, by its first checksum."""
     with storage_errors("read", path), path.open("rb") as file:
         header = file.read(_HEADER.size)
     return len(header) == _HEADER.size and masked_crc32c(header[: _LENGTH.size]) == _HEADER.unpack(header)[1]
 
 
 def read_records(files: Iterable[Path]) -> Iterator[Record]:
-    """Read the records of files, one at a time. Raises DataError if a file is truncated or damaged."""
+    """Yield the records of files, one at a time. Raises DataError if a file is truncated or damaged."""
     for number, path in enumerate(files):
         with storage_errors("read", path), path.open("rb", buffering=1 << 20) as file:
             offset, size = 0, path.stat().st_size
@@ -78,7 +78,7 @@ def read_records(files: Iterable[Path]) -> Iterator[Record]:
                 data, footer = file.read(length), file.read(_FOOTER.size)
                 if len(data) + len(footer) != length + _FOOTER.size:
                     raise DataError(
-                        f"{path}: the record at byte {offset} is cut off; the file became shorter meanwhile"
+                        f"{path}: the record at byte {offset} is truncated: the file became shorter while it was read"
                     )
                 _check_record(path, offset, data, footer)
                 yield Record(number, offset, data)
@@ -86,24 +86,28 @@ def read_records(files: Iterable[Path]) -> Iterator[Record]:
 
 
 def read_examples(files: Iterable[Path]) -> Iterator[tuple[Record, dict[str, Feature]]]:
-    """Yield records with the Examples that they are; raises as ``read_records`` and ``parse_example``."""
+    """Yield (record, features of its Example) of files. Raises DataError if one is damaged, or not an Example."""
     paths = tuple(files)
     for record in read_records(paths):
         yield record, parse_example(record.data, f"{paths[record.file]}: the record at byte {record.offset}")
 
 
 def parse_example(record: bytes, where: str) -> dict[str, Feature]:
-    """Return the features of a record. Raises DataError, which begins with ``where``, if it is no Example."""
+    """Return the features of a record. Raises DataError, with ``where`` as prefix, if it is not an Example."""
     try:
         return decode_example(record)
     except Malformed as error:
-        raise DataError(f"{where} is no tf.train.Example: {error}") from None
+        raise DataError(f"{where} is not a tf.train.Example: {error}; check the path, or restore the file") from None
 
 
 class NumberedRecords:
-    """The records of a file by their number; it is mapped into memory, and 8 bytes a record say where they are.
+    """Random access to the records of a memory-mapped file, with an index of 8 bytes per record.
 
-    Raises DataError if the lengths in its headers do not lead to its end.
+    Attributes:
+        offsets: int64[num_records], offset of each record in bytes.
+
+    Raises:
+        DataError: the lengths in the headers do not add up to the size of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -120,14 +124,14 @@ class NumberedRecords:
             offsets.append(offset)
             offset += _HEADER.size + _LENGTH.unpack_from(self._data, offset)[0] + _FOOTER.size
         if offset != size:
-            raise DataError(f"{path}: the record at byte {offsets[-1]} goes beyond the end; the file is truncated")
+            raise DataError(f"{path}: the record at byte {offsets[-1]} exceeds the end; the file is truncated")
         self.offsets = np.array(offsets, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self.offsets)
 
     def record(self, number: int) -> bytes:
-        """Return the bytes of record ``number`` (0 .. len - 1). Raises DataError if a checksum is wrong."""
+        """Return the bytes of record ``number`` (0 to len - 1). Raises DataError if a checksum does not match."""
         offset = int(self.offsets[number])
         start = offset + _HEADER.size
         _check_header(self._path, offset, bytes(self._data[offset:start]), len(self._data))
@@ -138,9 +142,9 @@ class NumberedRecords:
 
 
 def write_records(path: Path, records: Iterable[bytes], *, records_per_file: int | None = None) -> None:
-    """Write records to a new file, or to a new folder of files with ``records_per_file`` each, by one rename.
+    """Write records to a file, or to a new folder of files with ``records_per_file`` each, by one rename.
 
-    Raises UserError if the folder is there already, or is being written; after an error nothing is left behind.
+    Raises UserError if the folder exists, or another process is writing it; an error leaves nothing behind.
     """
     if records_per_file is None:
         replace_file(path, buffered(map(frame, records)))
@@ -153,14 +157,14 @@ def write_records(path: Path, records: Iterable[bytes], *, records_per_file: int
 
 
 def frame(record: bytes) -> bytes:
-    """A record with its length and checksums, as it stands in a file."""
-    assert len(record) <= MAX_RECORD_BYTES, "a record that no reader would take"
+    """Return a record with its length and checksums, as written to a file."""
+    assert len(record) <= MAX_RECORD_BYTES, "readers reject longer records"
     length = struct.pack("<Q", len(record))
     return b"".join((length, _FOOTER.pack(masked_crc32c(length)), record, _FOOTER.pack(masked_crc32c(record))))
 
 
 def buffered(chunks: Iterable[bytes]) -> Iterator[bytearray]:
-    """The same bytes in some larger pieces."""
+    """Yield the same bytes in larger pieces."""
     buffer = bytearray()
     for chunk in chunks:
         buffer += chunk
@@ -171,7 +175,7 @@ def buffered(chunks: Iterable[bytes]) -> Iterator[bytearray]:
 
 
 def _write_shard(stem: Path, records: Iterator[bytes]) -> int:
-    """Write ``stem.tfrecord`` and ``stem.index``; neither of them if there is no record. Return how many there were."""
+    """Write ``stem.tfrecord`` and ``stem.index``, unless there are no records; return the number of records."""
     first = next(records, None)
     if first is None:
         return 0
@@ -193,21 +197,23 @@ def _write_shard(stem: Path, records: Iterator[bytes]) -> int:
 
 def _check_record(path: Path, offset: int, data: bytes, footer: bytes) -> None:
     if masked_crc32c(data) != _FOOTER.unpack(footer)[0]:
-        raise DataError(f"{path}: the record at byte {offset} does not fit its checksum; the file is damaged")
+        raise DataError(f"{path}: the record at byte {offset} does not match its checksum; the file is damaged")
 
 
 def _check_header(path: Path, offset: int, header: bytes, size: int) -> None:
-    """Raise DataError unless the length in a header is right by its checksum, and the file has as much."""
+    """Raise DataError unless the length in a header matches its checksum and the rest of the file."""
     if not offset and header.startswith(_GZIP):
-        raise DataError(f"{path}: is compressed with gzip; unpack it first, as in `gunzip`")
+        raise DataError(f"{path}: compressed with gzip; decompress it first, for example with `gunzip`")
     if len(header) < _HEADER.size:
-        raise DataError(f"{path}: {size - offset} bytes at byte {offset} are no record; the file is truncated")
+        raise DataError(f"{path}: {size - offset} bytes at byte {offset} are not a record; the file is truncated")
     length, crc = _HEADER.unpack(header)
     if masked_crc32c(header[:8]) != crc:
-        where = "it is damaged, or no TFRecord file" if not offset else "the file is damaged"
-        raise DataError(f"{path}: the length at byte {offset} does not fit its checksum; {where}")
+        cause = "the file is damaged" if offset else "the file is damaged, or not a TFRecord file"
+        raise DataError(f"{path}: the length at byte {offset} does not match its checksum; {cause}")
     left = max(0, size - offset - _HEADER.size - _FOOTER.size)
     if length > left:
-        raise DataError(f"{path}: the record at byte {offset} has {length} bytes; {left} are left: it is truncated")
+        raise DataError(
+            f"{path}: the record at byte {offset} has {length} bytes, but {left} are left; the file is truncated"
+        )
     if length > MAX_RECORD_BYTES:
-        raise DataError(f"{path}: the record at byte {offset} has {length} bytes; expected {MAX_RECORD_BYTES} at most")
+        raise DataError(f"{path}: the record at byte {offset} has {length} bytes; expected at most {MAX_RECORD_BYTES}")

@@ -1,11 +1,11 @@
-"""What a trained model makes of texts: continuations, here; filled masks, classes, answers, vectors, a module each.
+"""Generation with a trained model: continuations, and in a module each, filled masks, classes, answers and embeddings.
 
     text    ->  TextWriter  ->  generate_batch  ->  Decoder     logits of the next tokens, from cached keys and values
-    streamed    stop strings    the loop over       Chooser     temperature, top-k, top-p, penalty, one draw a row
+    streamed    stop strings    the loop over       Chooser     temperature, top-k, top-p, penalty, one draw per row
     back        UTF-8           tokens
 
-A text is a function of (model, prompt, options, seed, number of the sample): the batch that it travels in, and the
-device's random state, have no part in it.
+A text is a function of (model, prompt, options, seed, sample number); it does not depend on the rest of its batch or on
+the device's random state.
 """
 
 from hornbook.generate.decoder import Decoder, make_decoder

@@ -1,10 +1,10 @@
-"""Answers out of texts: the best spans over all windows of a question.
+"""Extract answers from texts: the best spans over all windows of a question.
 
-    windows of a question -> logits of beginning and end -> the best spans over all windows -> "the white whale", 4-19
+    windows of a question -> logits of start and end -> the best spans over all windows -> "the white whale", 4-19
 
-The score of a span is the sum of its two logits; a span begins and ends in the text and has at most so many tokens.
-Where a question may have no answer, [CLS] has the same sum, and the lowest over the windows counts; no answer is given
-where it is higher than the best span's (a threshold of 0, SQuAD 2.0's default).
+The score of a span is the sum of its two logits; a span starts and ends in the text and has a maximum length. If a
+question may have no answer, [CLS] is scored in the same way, and the lowest score over the windows counts: if it is
+higher than the best span's, there is no answer (a threshold of 0, SQuAD 2.0's default).
 """
 
 from collections.abc import Sequence
@@ -24,17 +24,17 @@ from hornbook.model.label_heads import SpanHead
 from hornbook.samples.squad import NO_ANSWER, Question, Window
 
 _LOWEST = np.finfo(np.float32).min
-"""Of a span that does not end beyond its text."""
+"""The score of spans that would end beyond the text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FoundAnswer:
-    """A part of a text that answers a question, or that there is none.
+    """An answer extracted from a text, or "no answer".
 
     Attributes:
-        text: without white space around it; empty for no answer.
-        start: its first character in the text; None for no answer.
-        end: one past its last character; None for no answer.
+        text: the answer without surrounding white space; empty for no answer.
+        start: index in the text of its first character; None for no answer.
+        end: index after its last character; None for no answer.
         score: sum of both logits.
     """
 
@@ -44,13 +44,13 @@ class FoundAnswer:
     score: float
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields, the score rounded to six places."""
+        """Return the fields, with the score rounded to six places."""
         fields = asdict(self)
         return {"answer": fields.pop("text"), **fields, "score": round(self.score, 6)}
 
 
 def by_question(windows: Sequence[Window]) -> list[list[Window]]:
-    """Return the windows of each question; those of one question follow each other."""
+    """Group consecutive windows by question."""
     return [list(own) for _, own in groupby(windows, key=lambda window: window.question)]
 
 
@@ -68,15 +68,15 @@ def find_answers(
 
     Args:
         model: fine-tuned on spans.
-        questions: those that the windows number.
-        windows: N groups, see ``by_question``.
-        rules: tokens of an answer at most, and whether there may be none.
-        num_best: answers to each question at most, no answer included; one span counts once.
-        batch_size: windows at a time.
-        forward: takes a batch through the model.
+        questions: questions to which the windows refer.
+        windows: N groups of windows, see ``by_question``.
+        rules: the most tokens of an answer, and whether there may be none.
+        num_best: the most answers per question, including "no answer"; equal spans count once.
+        batch_size: windows per batch.
+        forward: runs the model on a batch.
 
     Raises:
-        HornbookError: the model's logits are not numbers.
+        HornbookError: the model's logits are not finite.
     """
     sequences = [window.sequence for own in windows for window in own]
     logits = outputs_of(model, sequences, SpanHead.span_logits, batch_size=batch_size, forward=forward)
@@ -92,7 +92,7 @@ def find_answers(
 def best_spans(
     logits_T2: NDArray[np.float32], window: Window, context: str, max_tokens: int, num_best: int
 ) -> list[FoundAnswer]:
-    """Return the best spans of a window's text: each ends where it begins, or up to ``max_tokens - 1`` tokens later."""
+    """Return the best spans of 1 to ``max_tokens`` tokens in a window's text."""
     size = len(window.offsets)
     begin, end = logits_T2[window.first : window.first + size].T
     reach = min(max_tokens, size)
@@ -114,7 +114,7 @@ def best_spans(
 def _best_of(
     windows: Sequence[tuple[Window, NDArray[np.float32]]], context: str, rules: SpanConfig, num_best: int
 ) -> list[FoundAnswer]:
-    """Return the best spans of all windows of a question; no answer ranks behind a span of the same score."""
+    """Return the best spans of all windows of a question; "no answer" ranks after a span of the same score."""
     best: dict[tuple[int | None, int | None], FoundAnswer] = {}
     for window, logits_T2 in windows:
         for found in best_spans(logits_T2, window, context, rules.max_answer_tokens, num_best):

@@ -1,14 +1,14 @@
-"""Keys and values of a batch of texts that grow together: one block of memory a layer, taken once.
+"""The key-value cache of a batch of growing texts: one block of memory per layer, allocated once.
 
-Texts share their last column, so a new token is one column for all of them, and each begins where its length says::
+Texts are aligned on the right, so a new token takes one column in all of them; each starts where its length requires::
 
     columns    0  1  2  3  4  5  6 ...  capacity
     row 0      .  .  a  b  c  d         start 2       position of a token = its column - the row's start
     row 1      e  f  g  h  i  j         start 0
                             end 6 --^
 
-Rows of unequal length cost a mask that hides the columns before each start; equal ones need none. The price of shared
-columns: a row that begins anew further right leaves a gap, so a cache of texts that outgrow the model's positions has
+Rows of different lengths require a mask over the columns before each start; equal ones do not. The price of shared
+columns: a row that restarts further right leaves a gap, so the cache of texts that outgrow the model's positions has
 half as many columns again, and moves its content to the left when they are used up.
 """
 
@@ -20,14 +20,14 @@ from torch import Tensor
 
 
 class Cache:
-    """Keys and values of all layers; its tensors stay where they are from the first token to the last.
+    """Keys and values of all layers; its tensors keep their addresses from the first token to the last.
 
     Args:
         shapes: (H, K) of each layer.
-        lengths: how many tokens each row begins with; their columns are there to be written.
-        capacity: columns.
-        dtype: of keys and values.
-        device: where they are.
+        lengths: number of initial tokens of each row, whose columns are still to be written.
+        capacity: number of columns.
+        dtype: dtype of keys and values.
+        device: device of keys and values.
 
     Attributes:
         starts: the column of each row's first token.
@@ -58,7 +58,7 @@ class Cache:
         """Add a column for the next token of each row.
 
         Args:
-            restarts: rows whose text begins anew, and how many tokens it then has, the new one included.
+            restarts: rows that restart, and the number of tokens they then have, including the new one.
         """
         for row, length in restarts.items():
             self.starts[row] = self.end + 1 - length
@@ -72,7 +72,7 @@ class Cache:
             self.positions_B1 += 1
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows alone, in their order; they move to the front."""
+        """Keep only these rows, in this order; they move to the front."""
         for tensor in self.tensors:
             tensor[: len(rows)] = tensor[list(rows)]
         self._in_use = [tensor[: len(rows)] for tensor in self.tensors]
@@ -84,25 +84,25 @@ class Cache:
         return [tensor.narrow(3, self._first, self.end - self._first) for tensor in self._in_use]
 
     def columns_of(self, row: int) -> list[Tensor]:
-        """Return each layer's ``[1, 2, H, S, K]`` of one row alone."""
+        """Return each layer's ``[1, 2, H, S, K]`` of one row."""
         start = self.starts[row]
         return [tensor[row : row + 1, :, :, start : self.end] for tensor in self._in_use]
 
     def mask(self) -> Tensor | None:
-        """Return what is added to scores, ``[B, 1, 1, S]``, 0 or -inf, for a query in the last column; None for 0."""
+        """Return the additive mask ``[B, 1, 1, S]``, 0 or -inf, for queries in the last column; None if all 0."""
         if self._mask_B11C is None:
             return None
         return self._mask_B11C.narrow(3, self._first, self.end - self._first)
 
     def _move_left(self, distance: int) -> None:
-        assert distance > 0, "with more columns than positions, the first column of a full cache is in no row"
+        assert distance > 0, "a full cache with more columns than positions has an unused first column"
         for tensor in self._in_use:
             tensor[:, :, :, : self.end - distance] = tensor[:, :, :, distance : self.end].clone()
         self.end -= distance
         self.starts = [start - distance for start in self.starts]
 
     def _arrange(self) -> None:
-        """Derive what follows from the starts."""
+        """Update the tensors that depend on the starts."""
         device, dtype = self._columns_C.device, self.tensors[0].dtype
         starts_B1 = torch.tensor(self.starts, device=device).unsqueeze(1)
         self.positions_B1 = self.end - 1 - starts_B1

@@ -1,4 +1,4 @@
-"""Classes of texts, by a fine-tuned model: logits, probabilities, the most likely class.
+"""Classify texts with a fine-tuned model: logits, probabilities, the most likely class.
 
 [CLS] call me ishmael . [SEP]  ->  logits of C classes  ->  softmax  ->  moby_dick 0.93, emma 0.04, ...
 """
@@ -24,10 +24,10 @@ from hornbook.samples.sequences import TokenSequence
 
 @dataclass(frozen=True, kw_only=True)
 class Classified:
-    """The classes of one text.
+    """The predicted classes of one text.
 
     Attributes:
-        probabilities: of the most likely classes, best first.
+        probabilities: probability of each of the most likely classes, best first.
     """
 
     probabilities: dict[str, float]
@@ -43,7 +43,7 @@ class Classified:
         return self.probabilities[self.label]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the most likely class, its probability, and those of all, rounded to six places."""
+        """Return the most likely class, its probability, and all probabilities, rounded to six places."""
         rounded = {label: round(probability, 6) for label, probability in self.probabilities.items()}
         return {"label": self.label, "probability": rounded[self.label], "probabilities": rounded}
 
@@ -55,7 +55,7 @@ def class_logits(
     batch_size: int,
     forward: Forward = forward_resident,
 ) -> Tensor:
-    """Return the logits of each sequence's classes, fp32 ``[N, C]`` on the CPU; arguments as ``outputs_of``."""
+    """Return each sequence's logits, fp32 ``[N, C]`` on the CPU; see ``outputs_of`` for the arguments."""
     return torch.stack(outputs_of(model, sequences, _label_logits, batch_size=batch_size, forward=forward))
 
 
@@ -64,7 +64,7 @@ def _label_logits(head: ClassificationHead, x_BTD: Tensor, batch: Batch) -> Tens
 
 
 def most_likely(logits_NC: Tensor, labels: Sequence[str], top_k: int | None = None) -> list[Classified]:
-    """Return the ``top_k`` most likely classes of each text, None for all; of equals the first.
+    """Return the ``top_k`` most likely classes of each text, None for all; ties go to the first.
 
     Raises:
         HornbookError: a logit is not finite.
@@ -80,25 +80,25 @@ def most_likely(logits_NC: Tensor, labels: Sequence[str], top_k: int | None = No
 
 
 def class_names(loaded: LoadedModel, objective: ClassificationConfig) -> tuple[str, ...]:
-    """Return the names of the classes, by number.
+    """Return the names of the classes, in order of their numbers.
 
     Raises:
-        CheckpointError: there is not one name, each different, for each class of the model.
+        CheckpointError: the names do not match the model's classes, or are not distinct.
     """
     config, labels = loaded.recipe.model, objective.labels
     count = config.num_labels if isinstance(config, TunableConfig) else None
     if count != len(set(labels)) or count != len(labels):
         raise CheckpointError(
-            f"{loaded.path} has {count} classes and the names {listed(labels) or 'of none'}; expected a name "
-            "for each, no two alike: correct objective.labels of its recipe (id2label of a config.json)"
+            f"{loaded.path} has {count} classes but the names {listed(labels) or 'of none'}; expected a name "
+            "for each, all different: correct objective.labels of its recipe (id2label of a config.json)"
         )
     return labels
 
 
 def refuse_without_labels(loaded: LoadedModel) -> NoReturn:
-    """Raise UserError for a model that was fine-tuned neither on classes nor on spans."""
+    """Raise UserError unless the model was fine-tuned on classes or spans."""
     writes = "continue texts" if loaded.model.is_causal else "fill masks"
     raise UserError(
-        f"{loaded.path} learned {loaded.recipe.objective.name!r} and no labels: fine-tune it (docs/fine-tuning.md), or "
-        f"use `hornbook generate` to {writes}, `hornbook embed` for vectors of texts"
+        f"{loaded.path} was trained with {loaded.recipe.objective.name!r} and has no labels: fine-tune it "
+        f"(docs/fine-tuning.md), or use `hornbook generate` to {writes}, `hornbook embed` for vectors of texts"
     )

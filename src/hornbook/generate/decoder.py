@@ -1,15 +1,15 @@
-"""The next token's logits for a batch of texts that grow, one token a call.
+"""Compute the next token's logits for a batch of growing texts, one token per call.
 
-    start([[5, 9], [7]])   reads the prompts, all of them at once     -> logits [2, V]
+    start([[5, 9], [7]])   reads all prompts at once     -> logits [2, V]
     advance([3, 8])        adds a token to each text                  -> logits [2, V]
-    keep([1])              forgets the texts that ended
+    keep([1])              drops the texts that have ended
 
-A text that outgrows the model's position table forgets its oldest half: the last ``max_positions // 2`` tokens are
-read again, from position 0, and on it goes, so that a token costs much the same however long the text is. The price:
-the model then sees between half a window and a whole one. (Shifting the window by one token would always show it a
-whole one, and read all of it for every token.) Both decoders do so alike: `CachedDecoder` keeps keys and values;
-`PlainDecoder` computes everything again for every token, which any model can, and is what the first is tested
-against.
+When a text outgrows the model's position table, its oldest half is dropped: the last ``max_positions // 2`` tokens are
+read again, from position 0, and generation continues, so that the cost per token hardly depends on the length of the
+text. The price: the model then sees between half a window and a whole one. (Shifting the window by one token would
+always show it a whole one, but read all of it for every token.) Both decoders do this alike: `CachedDecoder` caches
+keys and values; `PlainDecoder` recomputes everything for every token, works for any model, and is the reference in the
+tests of the first.
 """
 
 import functools
@@ -32,14 +32,14 @@ _logger = logging.getLogger("hornbook.generate")
 
 
 class Decoder(Protocol):
-    """What turns texts, as ids, into logits; it holds one batch at a time."""
+    """A map from texts, as ids, to logits; it holds one batch at a time."""
 
     def start(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> Tensor:
         """Return the logits ``[B, V]``, fp32, of the tokens after the prompts.
 
         Args:
-            prompts: at least one id each; ids before the last ``max_positions`` do not count.
-            num_tokens: at most so many will be added.
+            prompts: at least one id each; only the last ``max_positions`` count.
+            num_tokens: the most tokens to be added.
         """
         ...
 
@@ -48,7 +48,7 @@ class Decoder(Protocol):
         ...
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows alone, in their order."""
+        """Keep only these rows, in this order."""
         ...
 
 
@@ -56,9 +56,9 @@ def make_decoder(model: LanguageModel, forward: Forward = forward_resident) -> D
     """Return the fastest decoder that the model allows.
 
     Args:
-        model: in evaluation mode. If a block keeps no keys and values (see `hornbook.model.incremental`), every token
-            computes the whole window, and a warning says so once.
-        forward: takes a batch through the model. Only a resident model has all weights at hand, which a cache needs.
+        model: in evaluation mode. If a block has no key-value cache (see `hornbook.model.incremental`), every token
+            recomputes the whole window, and a warning is logged once.
+        forward: runs the model on a batch. Only a resident model has all weights in memory, which a cache needs.
     """
     quick = incremental(model) if forward is forward_resident else "a model that is not whole in memory"
     if isinstance(quick, IncrementalModel):
@@ -73,7 +73,7 @@ def _warn_once(message: str) -> None:
 
 
 class CachedDecoder:
-    """Keeps the keys and values of earlier tokens in one `Cache` a batch."""
+    """A decoder that keeps the keys and values of earlier tokens in one `Cache` per batch."""
 
     def __init__(self, model: IncrementalModel) -> None:
         self._model, self._device = model, model.device
@@ -127,9 +127,9 @@ class CachedDecoder:
 
 
 class PlainDecoder:
-    """Computes the whole window for every token: slow, and right for any causal model.
+    """A decoder that recomputes the whole window for every token: slow, but correct for any causal model.
 
-    Rows are padded on the right, where a causal model does not look.
+    Rows are padded on the right, to which a causal model does not attend.
     """
 
     def __init__(self, model: LanguageModel, forward: Forward = forward_resident) -> None:
@@ -163,7 +163,7 @@ class PlainDecoder:
 
 
 def forget_half(window: list[int], max_positions: int) -> bool:
-    """Cut a window that is longer than the position table to its last half; tell whether it was."""
+    """Cut a window that is longer than the position table to its last half; return whether it was."""
     if len(window) <= max_positions:
         return False
     del window[: -max(1, max_positions // 2)]
@@ -171,8 +171,8 @@ def forget_half(window: list[int], max_positions: int) -> bool:
 
 
 def padding_mask(is_token_BT: Tensor) -> Tensor:
-    """Return ``[B, 1, T, T]`` bool: causal, and from tokens (True in ``is_token_BT``) to tokens only.
+    """Return ``[B, 1, T, T]`` bool: causal, with tokens (True in ``is_token_BT``) attending only to tokens.
 
-    Padding looks at padding: it has to look at something, since a row of nothing but -inf would become NaN.
+    Padding attends to padding, since the softmax of a row of only -inf would be NaN.
     """
     return document_mask(is_token_BT)

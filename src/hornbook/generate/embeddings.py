@@ -1,9 +1,9 @@
-"""Embeddings: one vector for each text, made of a model's last hidden states.
+"""Embed texts: one vector per text, pooled from a model's last hidden states.
 
     "Call me Ishmael."  ->  [CLS] call me ishmael . [SEP]  ->  x_TD  ->  mean over T  ->  vector of D numbers
 
-The hidden states are those of transformers' ``last_hidden_state``: after the final norm of models that have one. The
-special tokens around a text count in ``mean`` and ``max``, as in sentence-transformers. A decoder's text has none.
+The hidden states are transformers' ``last_hidden_state``, after the final norm of models that have one. ``mean`` and
+``max`` include the special tokens around a text, as in sentence-transformers. A decoder's text has none.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,19 +38,19 @@ def embed_ids(
     batch_size: int = 16,
     forward: Forward = forward_resident,
 ) -> NDArray[np.float32]:
-    """Return one vector for each sequence of token ids, float32 ``[N, D]``, in their order.
+    """Return one vector for each sequence of token ids, float32 ``[N, D]``, in order.
 
     Args:
-        model: an encoder or a decoder; left in the mode in which it came.
-        sequences: ids as the model reads them, special tokens included; see ``ids_of_texts``.
-        pooling: mean or max over all tokens; of an encoder also ``cls``, its first token; of a decoder also ``last``,
-            its last token, the only one that has seen all others.
+        model: an encoder or a decoder; left in its current mode.
+        sequences: ids including special tokens; see ``ids_of_texts``.
+        pooling: mean or max over all tokens; for an encoder also ``cls``, its first token; for a decoder also ``last``,
+            its last token, the only one that attends to all others.
         normalize: scale each vector to length 1.
-        batch_size: sequences at a time.
-        forward: takes a batch through the model.
+        batch_size: sequences per batch.
+        forward: runs the model on a batch.
 
     Raises:
-        UserError: there is no such pooling for the model, or a sequence is empty, too long or has an unknown id.
+        UserError: the model has no such pooling, or a sequence is empty, too long or has an id outside the vocabulary.
         HornbookError: a hidden state is not finite.
     """
     refuse_pooling(model, pooling)
@@ -70,29 +70,29 @@ def embed_ids(
 
 
 def ids_of_texts(model: LanguageModel, tokenizer: Tokenizer, texts: Sequence[str], length: int) -> list[Int64s]:
-    """Return the ids by which a model reads texts: ``[CLS] text [SEP]`` for an encoder, the text alone for a decoder.
+    """Return the ids of texts for a model: ``[CLS] text [SEP]`` for an encoder, the text alone for a decoder.
 
     Args:
-        model: what reads them.
-        tokenizer: the model's.
-        texts: with at least one token each.
-        length: tokens at most, special tokens included; a longer text is truncated at its end.
+        model: the model that reads the ids.
+        tokenizer: the model's tokenizer.
+        texts: texts of at least one token each.
+        length: the most tokens, including special tokens; a longer text is truncated at its end.
 
     Raises:
-        UserError: the tokenizer has no [CLS] and [SEP] although the model is an encoder, or ``length`` has no room for
-            a token.
+        UserError: the model is an encoder but the tokenizer has no [CLS] and [SEP], or ``length`` has no room for a
+            token.
     """
     ids = tokenizer.encode_batch(texts)
     if model.is_causal:
         return [text[:length].astype(np.int64) for text in ids]
     special, room = tokenizer.require_masking(), length - num_special(tokenizer, pair=False)
     if room < 1:
-        raise UserError(f"{length} tokens have no room for [CLS], a text and [SEP]; allow 3 tokens or more")
+        raise UserError(f"{length} tokens are too few for [CLS], a text and [SEP]; allow at least 3")
     return [framed(text[:room], special).tokens for text in ids]
 
 
 def refuse_pooling(model: LanguageModel, pooling: Pooling) -> None:
-    """Raise UserError for a pooling that this kind of model does not have."""
+    """Raise UserError unless this kind of model has the pooling."""
     kind, absent = ("a decoder", "cls") if model.is_causal else ("an encoder", "last")
     known = [name for name in get_args(Pooling) if name != absent]
     if pooling not in known:
@@ -100,7 +100,7 @@ def refuse_pooling(model: LanguageModel, pooling: Pooling) -> None:
 
 
 def hidden_states(head: OutputHead, x_BTD: Tensor, batch: Batch) -> Tensor:
-    """Return the normed hidden states of each sequence, fp32 ``[S, T, D]``; those beyond its end mean nothing."""
+    """Return the normed hidden states of each sequence, fp32 ``[S, T, D]``, undefined beyond its end."""
     states_STD: Tensor = by_sequence(head.norm(x_BTD), batch)[0].float()
     return states_STD
 

@@ -1,9 +1,9 @@
-"""Filling gaps: what an encoder takes the masked tokens of a text to be.
+"""Fill masks: predict the masked tokens of a text with an encoder.
 
     "The capital of France is [MASK]."   ->   paris 0.42   lyon 0.08   lille 0.06   ...
 
-The text gets [CLS] and [SEP] around it, as in the training. Several gaps of one text are guessed each by itself, not
-together: the price of one look at the text.
+The text gets [CLS] and [SEP], as in training. Several masks of one text are predicted independently of each other, in a
+single forward pass.
 """
 
 from collections.abc import Sequence
@@ -26,16 +26,16 @@ from hornbook.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Gapped:
-    """A text with gaps, ready to be filled."""
+    """An encoded text with masks to fill."""
 
     prompt: str
     sequence: TokenSequence
-    """Its tokens; what is to be predicted are the gaps."""
+    """Its tokens; the masks are the predictions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guess:
-    """A token for a gap."""
+    """A predicted token for a mask."""
 
     token: str
     id: int
@@ -44,16 +44,16 @@ class Guess:
 
 @dataclass(frozen=True, kw_only=True)
 class Filled:
-    """A text with gaps, and what may be in them."""
+    """A text with masks, and the predictions for each."""
 
     prompt: str
     text: str
-    """The prompt with the likeliest token in each gap."""
+    """The prompt with the most likely token for each mask."""
     gaps: list[list[Guess]]
-    """For each gap the likeliest tokens, best first."""
+    """The most likely tokens for each mask, best first."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields, probabilities rounded to six places."""
+        """Return the fields, with probabilities rounded to six places."""
         fields = asdict(self)
         for guess in (guess for gap in fields["gaps"] for guess in gap):
             guess["probability"] = round(guess["probability"], 6)
@@ -61,40 +61,40 @@ class Filled:
 
 
 class GapFiller:
-    """Fills the gaps of texts.
+    """Fills the masks of texts.
 
     Args:
         model: an encoder.
         tokenizer: the one that it was trained with.
-        top_k: how many tokens to name for each gap.
+        top_k: number of predictions for each mask.
 
     Raises:
-        UserError: the model has no head for masked tokens; the tokenizer has no mask token, or has tokens that the
-            model does not know; or there are fewer tokens than are to be named.
+        UserError: the model has no head for masked tokens; the tokenizer has no mask token, or has tokens outside the
+            model's vocabulary; or ``top_k`` is out of range.
     """
 
     def __init__(self, model: LanguageModel, tokenizer: Tokenizer, *, top_k: int) -> None:
         self._model, self._tokenizer, self._top_k = model, tokenizer, top_k
         if not isinstance(model.head, EncoderHead):
             raise UserError(
-                "the model was fine-tuned and has no head for masked tokens any more; fill gaps with the one that it "
-                "was made from"
+                "the model was fine-tuned and no longer has a head for masked tokens; fill masks with the model from "
+                "before the fine-tuning"
             )
         self._special = tokenizer.require_masking()
         self._mask_name = tokenizer.decode([self._special.mask])
         if tokenizer.vocab_size > model.vocab_size:
             raise UserError(
-                f"the tokenizer has {tokenizer.vocab_size:,} tokens and the model {model.vocab_size:,}; "
-                "take the tokenizer that it was trained with"
+                f"the tokenizer has {tokenizer.vocab_size:,} tokens, but the model {model.vocab_size:,}; "
+                "use the tokenizer that it was trained with"
             )
         if top_k > tokenizer.vocab_size:
-            raise UserError(f"top-k is {top_k:,}; expected 1 to {tokenizer.vocab_size:,}, the tokens that there are")
+            raise UserError(f"top-k is {top_k:,}; expected 1 to {tokenizer.vocab_size:,}, the size of the vocabulary")
 
     def request(self, prompt: str, *, place: str = "the text") -> Gapped:
-        """Encode a text with gaps; ``place`` is what messages call it.
+        """Encode a text with masks, called ``place`` in messages.
 
         Raises:
-            UserError: it has no gap, or is too long for the model.
+            UserError: it has no mask, or is too long for the model.
         """
         sequence = framed(self._tokenizer.encode_with_mask(prompt), self._special)
         gaps = (sequence.tokens == self._special.mask).nonzero()[0]
@@ -107,7 +107,7 @@ class GapFiller:
         return Gapped(prompt=prompt, sequence=sequence._replace(positions=gaps, labels=sequence.tokens[gaps]))
 
     def fill(self, requests: Sequence[Gapped]) -> list[Filled]:
-        """Fill the gaps of one text or several, in one batch."""
+        """Fill the masks of one or several texts in one batch."""
         sequences = [request.sequence for request in requests]
         width = max(len(sequence.tokens) for sequence in sequences)
         batch = lay_out(sequences, width=width, layout="padded", pad_id=self._special.pad)
@@ -133,7 +133,7 @@ class GapFiller:
         return Filled(prompt=request.prompt, text=text, gaps=gaps)
 
     def _joined(self, text: str, token: str) -> str:
-        """A text and a token behind it: byte-level tokens bring their own white space, ``##`` tokens have none."""
+        """Return a text followed by a token: byte-level tokens include their white space, ``##`` tokens have none."""
         prefix = self._tokenizer.continuing_prefix
         if prefix and not token.startswith(prefix):
             return text + token

@@ -1,10 +1,10 @@
-"""The loop of generation: ids in, ids out, many texts at a time.
+"""The generation loop: ids in, ids out, for many texts at a time.
 
     prompts -> decoder.start -> logits -> chooser -> ids -> decoder.advance -> logits -> ...
                                              |
-                                             +--> on_token(row, id): may end a row
+                                             +--> on_token(row, id), which may end a row
 
-A row that ends leaves the batch, so that the others get quicker.
+A row that ends leaves the batch, so that the others become faster.
 """
 
 import random
@@ -16,7 +16,7 @@ from hornbook.model import LanguageModel
 from hornbook.model.forward import Forward, evaluation_mode, forward_resident
 
 OnToken = Callable[[int, int], bool]
-"""Called with (row, id) for every id that is chosen, that of a stop too; True ends that text."""
+"""Called with (row, id) for every chosen id, including stop ids; returning True ends that text."""
 
 
 def generate(
@@ -33,14 +33,14 @@ def generate(
     """Return up to ``num_tokens`` ids that continue ``prompt``.
 
     Args:
-        model: left in the mode in which it came.
-        prompt: at least one id; of a prompt longer than the model's positions, the last ones count.
-        num_tokens: how many ids to add.
-        seed: of the draws.
-        vocab_size: only smaller ids are chosen, where the tokenizer has fewer than the model; None for the model's.
-        sampling: how ids are chosen.
-        stop_id: end when this id is chosen; it is not returned.
-        forward: takes a batch through the model.
+        model: left in its current mode.
+        prompt: at least one id; only the last ``max_positions`` count.
+        num_tokens: number of ids to add.
+        seed: seed of the draws.
+        vocab_size: only smaller ids are chosen, for a tokenizer with fewer than the model; None for the model's.
+        sampling: how to choose ids.
+        stop_id: id that ends the text; it is not returned.
+        forward: runs the model on a batch.
     """
     with evaluation_mode(model):
         (ids,) = generate_batch(
@@ -66,25 +66,25 @@ def generate_batch(
     stop_id: int | None = None,
     on_token: OnToken | None = None,
 ) -> list[list[int]]:
-    """Return up to ``num_tokens`` ids for each prompt; in fp32 the same ids as for each alone.
+    """Return up to ``num_tokens`` ids for each prompt; in fp32, the same ids as for each prompt alone.
 
-    ("The same" up to the last bits of sums, which depend on the number of rows: ids could differ where two candidates
-    are as likely to six digits.)
+    (The last bits of sums depend on the number of rows, so ids may differ if two candidates are equally likely to six
+    digits.)
 
     Args:
-        decoder: of a model in evaluation mode.
+        decoder: decoder of a model in evaluation mode.
         prompts: at least one id each.
-        num_tokens: how many ids to add.
+        num_tokens: number of ids to add.
         vocab_size: only smaller ids are chosen.
         draws: the numbers of each row, see ``draws_of``.
-        sampling: how ids are chosen.
-        stop_id: a text ends when this id is chosen; it is not returned, and no repetition penalty applies to it.
-        on_token: hears of every choice, and may end a text.
+        sampling: how to choose ids.
+        stop_id: id that ends a text; it is not returned and not penalized.
+        on_token: called for every chosen id; may end a text.
 
     Raises:
         HornbookError: the model's logits are not finite.
     """
-    assert all(prompts), "a prompt has at least one id"
+    assert all(prompts), "a prompt needs at least one id"
     ids: list[list[int]] = [[] for _ in prompts]
     active = list(range(len(prompts))) if num_tokens > 0 else []
     if not active:

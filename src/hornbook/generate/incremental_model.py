@@ -1,11 +1,11 @@
-"""The model as generation runs it: new tokens come in, the keys and values of the old ones are kept.
+"""The model in the form that generation runs: it reads new tokens, with the keys and values of earlier ones cached.
 
     tokens [B, T], positions [B, T] --embedding--> x_BTD --block 0, cache 0--> ... --> x_BTD --head--> logits [B, V]
                                                             [B, 2, H, S, K]: the last T of its S columns are written
 
-The parts offer the forms that run here (`hornbook.model.incremental`). The weights are copied once, cast to the dtype
-of the activations. On a CPU, native operators compute one new token of each text in one call, from the first block to
-the logits, if they know all blocks (`hornbook.ops.native.token_block`).
+The parts provide incremental forms (`hornbook.model.incremental`). The weights are cast once to the activations' dtype;
+in fp32 they are the model's own. On a CPU, native operators compute one new token per text in a single call, from the
+first block to the logits, if they support all blocks (`hornbook.ops.native.token_block`).
 """
 
 from collections.abc import Callable, Sequence
@@ -21,18 +21,18 @@ from hornbook.ops.native.choice import form_for_tokens
 from hornbook.ops.native.token_block import TokenModel
 
 _FORWARD = ("forward", "make_context")
-"""Methods of `LanguageModel` whose work `IncrementalModel` does."""
+"""Methods of `LanguageModel` that `IncrementalModel` replaces."""
 
 
 class IncrementalModel:
-    """A language model whose blocks all keep keys and values.
+    """A language model whose blocks all have a key-value cache.
 
-    On a CPU they are kept in fp32 whatever the activations are: the attention of one query is memory traffic and
-    conversions there, and in bf16 takes five times as long.
+    On a CPU, the cache is fp32 whatever the activations' dtype: attention with one query is memory traffic and
+    conversions there, and takes five times as long in bf16.
 
     Args:
-        model: its weights are read now; do not train it while this is in use.
-        blocks: its blocks.
+        model: its weights are copied now; do not train it meanwhile.
+        blocks: incremental forms of its blocks.
     """
 
     def __init__(self, model: LanguageModel, blocks: Sequence[IncrementalBlock]) -> None:
@@ -51,8 +51,8 @@ class IncrementalModel:
         """Return the logits ``[B, V]``, fp32, of the tokens after the last column.
 
         Args:
-            tokens_BT: int64, the new tokens.
-            positions_BT: int64.
+            tokens_BT: int64, new tokens.
+            positions_BT: int64, their positions.
             caches: for each block ``[B, 2, H, S, K]``, see ``IncrementalBlock``.
             mask: see ``IncrementalBlock``.
         """
@@ -66,7 +66,7 @@ class IncrementalModel:
 
 
 def _token_model(blocks: Sequence[IncrementalBlock], logits: object, like: Tensor) -> TokenModel | None:
-    """Return what computes one new token of each text natively; None: PyTorch is faster, or a block is special."""
+    """Return the native model for one new token per text; None if PyTorch is faster or a block is not supported."""
     form = form_for_tokens(like)
     if form is None:
         return None
@@ -77,7 +77,7 @@ def _token_model(blocks: Sequence[IncrementalBlock], logits: object, like: Tenso
 
 
 def _logits_of(model: LanguageModel) -> Callable[[Tensor], Tensor]:
-    """Return ``logits`` of the head, in its incremental form where it has one."""
+    """Return ``logits`` of the head, in its incremental form if it has one."""
 
     def form(head: OutputHead, *_: object) -> Callable[[Tensor], Tensor]:
         made: Callable[[Tensor], Tensor] | None
@@ -86,16 +86,16 @@ def _logits_of(model: LanguageModel) -> Callable[[Tensor], Tensor]:
 
     if getattr(model.embedding, "sparse_tokens", None) is None:
         return form(model.head)
-    found: Callable[[Tensor], Tensor] = model.head(form, None, {})  # the table is whole during the call
+    found: Callable[[Tensor], Tensor] = model.head(form, None, {})  # the token table is materialized during the call
     return found
 
 
 def incremental(model: LanguageModel) -> IncrementalModel | str:
-    """Return the model as generation runs it, or the name of the part that keeps no keys and values.
+    """Return the incremental form of a model, or the name of the part without a key-value cache.
 
     Args:
-        model: in evaluation mode. A model with a ``forward`` of its own, or a block without an incremental form, has to
-            compute the whole window for every token.
+        model: in evaluation mode. A model with its own ``forward``, or with a block without an incremental form, must
+            recompute the whole window for every token.
     """
     if any(getattr(type(model), name) is not getattr(LanguageModel, name) for name in _FORWARD):
         return type(model).__name__

@@ -1,14 +1,13 @@
-"""From logits to the next id: repetition penalty, temperature, top-k, top-p, and one draw a row.
+"""Choose the next id from logits: repetition penalty, temperature, top-k, top-p, and one draw per row.
 
     logits       2.0   1.0   0.5  -1.0        ÷ temperature 0.5
-                 4.0   2.0   1.0  -2.0        the 3 likeliest, softmax
-                 0.84  0.11  0.04   .         the fewest that make up 0.9 of it
+                 4.0   2.0   1.0  -2.0        the 3 most likely, softmax
+                 0.84  0.11  0.04   .         the fewest with a sum of at least 0.9
                  0.84  0.11   .     .         u = 0.93 of [0, 0.95)  ->  the second
 
-The order is that of transformers. A row's draws are a function of (seed, prompt, number of the sample), so that its
-text does not depend on the batch that it travels in: one number in [0, 1) a token, looked up in the summed
-probabilities. The price: Python's Mersenne Twister draws the numbers, one at a time, where a GPU would draw a whole
-batch of them.
+The order is that of transformers. A row's draws are a function of (seed, prompt, sample number), so that its text does
+not depend on its batch: one number in [0, 1) per token, looked up in the cumulative probabilities. The price: Python's
+Mersenne Twister draws the numbers one at a time, where a GPU could draw a whole batch.
 """
 
 import hashlib
@@ -27,20 +26,20 @@ MIN_TEMPERATURE = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How the next token is chosen.
+    """The options for choosing the next token.
 
     Raises:
-        UserError: a value is out of its range.
+        UserError: a value is out of range.
     """
 
     temperature: float = 0.8
-    """Divides the logits; 0 takes the likeliest token each time, whatever ``top_k`` and ``top_p`` say."""
+    """Divides the logits; 0 always chooses the most likely token, whatever ``top_k`` and ``top_p`` are."""
     top_k: int | None = 50
-    """How many of the likeliest tokens to draw from; None for all."""
+    """Number of most likely tokens to draw from; None for all."""
     top_p: float | None = None
-    """Of these, draw from the fewest whose probabilities add up to this share (Holtzman et al. 2020); None for all."""
+    """Draws from the fewest of these whose probabilities sum to this share (Holtzman et al. 2020); None for all."""
     repetition_penalty: float = 1.0
-    """Divides the logits of tokens that the text has; see ``penalize``."""
+    """Divides the logits of tokens that occur in the text; see ``penalize``."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -49,11 +48,11 @@ class Sampling:
                 (
                     "temperature",
                     self.temperature,
-                    f"0, or {MIN_TEMPERATURE} or more",
+                    f"0, or at least {MIN_TEMPERATURE}",
                     _is_temperature(self.temperature),
                 ),
                 ("top_k", self.top_k, "1 or more", self.top_k is None or self.top_k >= 1),
-                ("top_p", self.top_p, "more than 0, and 1 at most", self.top_p is None or 0.0 < self.top_p <= 1.0),
+                ("top_p", self.top_p, "more than 0 and at most 1", self.top_p is None or 0.0 < self.top_p <= 1.0),
                 (
                     "repetition_penalty",
                     self.repetition_penalty,
@@ -68,14 +67,14 @@ class Sampling:
 
 
 class Chooser:
-    """Chooses the next ids of a batch of texts.
+    """The choice of the next ids of a batch of texts.
 
     Args:
-        sampling: how.
-        prompts: the ids that each text begins with, which the repetition penalty counts.
-        draws: each text's numbers, see ``draws_of``.
+        sampling: how to choose.
+        prompts: the initial ids of each text, to which the repetition penalty applies.
+        draws: each text's random numbers, see ``draws_of``.
         vocab_size: only smaller ids are chosen.
-        unpenalized: an id that the repetition penalty leaves alone, as that of the end of a text.
+        unpenalized: an id that the repetition penalty ignores, such as end-of-text.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class Chooser:
         if logits_BV.shape[1] > self.vocab_size:
             logits_BV = logits_BV[:, : self.vocab_size]
         if self._seen_BV is not None:
-            self._seen_BV = self._seen_BV.to(logits_BV.device)  # once: it stays there
+            self._seen_BV = self._seen_BV.to(logits_BV.device)  # moved once
             logits_BV = penalize(logits_BV, self._seen_BV, self.sampling.repetition_penalty)
         if self.sampling.temperature == 0.0:
             largest_B, ids_B = logits_BV.max(-1)
@@ -116,7 +115,7 @@ class Chooser:
         return chosen
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows alone, in their order."""
+        """Keep only these rows, in this order."""
         self._draws = [self._draws[row] for row in rows]
         if self._seen_BV is not None:
             self._seen_BV = self._seen_BV[list(rows)]
@@ -130,31 +129,31 @@ class Chooser:
 
 
 def draws_of(seed: int, prompt: Sequence[int], sample: int = 0) -> random.Random:
-    """Return the numbers by which sample number ``sample`` of the texts that continue ``prompt`` is drawn."""
+    """Return the random numbers for continuation number ``sample`` of ``prompt``."""
     digest = hashlib.sha256(f"generate/{seed}/{sample}/{','.join(map(str, prompt))}".encode()).digest()
     return random.Random(int.from_bytes(digest, "little"))
 
 
 def penalize(logits_BV: Tensor, seen_BV: Tensor, penalty: float) -> Tensor:
-    """Make seen tokens less likely (Keskar et al. 2019, "CTRL", section 4.1): their logits are divided by ``penalty``.
+    """Divide the logits of seen tokens by ``penalty`` (Keskar et al. 2019, "CTRL", section 4.1).
 
-    A negative logit is multiplied instead, as everybody does since transformers: divided, as the paper has it, it would
-    grow, and the token be favored.
+    Negative logits are multiplied instead, as in transformers: dividing them, as in the paper, would raise them and so
+    favor the token.
 
     Args:
         logits_BV: ``[B, V]``.
-        seen_BV: ``[B, V]`` bool, the tokens of the prompt and of what was written.
-        penalty: above 1 discourages, below 1 encourages.
+        seen_BV: ``[B, V]`` bool, the tokens of the prompt and the text so far.
+        penalty: above 1 discourages repetition, below 1 encourages it.
     """
     return torch.where(seen_BV, torch.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty), logits_BV)
 
 
 def candidates(logits_BV: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor | None]:
-    """Return what can be drawn, and how likely it is.
+    """Return the candidates of a draw and their probabilities.
 
     Returns:
-        ``[B, C]`` fp64 on the CPU: probabilities, up to a factor a row; 0 for what ``top_p`` leaves out.
-        ``[B, C]`` int64: their ids, likeliest first; None where all ids are candidates, in their own order.
+        ``[B, C]`` fp64 on the CPU: probabilities, up to a factor per row; 0 for those that ``top_p`` excludes.
+        ``[B, C]`` int64: their ids, most likely first; None if all ids are candidates, in order.
     """
     num_ids, ids_BC = logits_BV.shape[1], None
     top_p = 1.0 if sampling.top_p is None else sampling.top_p
@@ -170,7 +169,7 @@ def candidates(logits_BV: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor | 
 
 
 def draw(probabilities_BC: Tensor, ids_BC: Tensor | None, numbers: Sequence[float]) -> list[int]:
-    """Return the id of each row in whose share of the summed probabilities its number, in [0, 1), falls.
+    """Return, for each row, the id whose interval of the cumulative probabilities contains its number in [0, 1).
 
     Raises:
         HornbookError: probabilities are not finite.
@@ -178,7 +177,7 @@ def draw(probabilities_BC: Tensor, ids_BC: Tensor | None, numbers: Sequence[floa
     summed_BC = probabilities_BC.cumsum(-1)
     totals_B1 = summed_BC[:, -1:]
     _refuse_not_finite(sum(totals_B1.flatten().tolist()))
-    # The first sum *above* number · total: its candidate has a share, and as number < 1 there is one.
+    # The first cumulative sum *above* number · total has a positive share, and exists since number < 1.
     targets_B1 = torch.tensor(numbers, dtype=torch.float64).unsqueeze(1) * totals_B1
     columns_B1 = torch.searchsorted(summed_BC, targets_B1, right=True)
     chosen_B1 = columns_B1 if ids_BC is None else ids_BC.gather(1, columns_B1)
@@ -192,4 +191,4 @@ def _is_temperature(value: float) -> bool:
 
 def _refuse_not_finite(value: float) -> None:
     if not math.isfinite(value):
-        raise HornbookError("the model's logits are not finite, so no token can be chosen; take an older checkpoint")
+        raise HornbookError("the model's logits are not finite, so no token can be chosen; use an older checkpoint")

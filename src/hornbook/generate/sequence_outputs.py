@@ -1,11 +1,11 @@
-"""What a model makes of token sequences of any length: one tensor a sequence, in the order in which they came.
+"""Compute a model's outputs for token sequences of any length: one tensor per sequence, in the given order.
 
     sequences     [a b]  [c d e f g]  [h i j]
-    by length     [c d e f g]  [h i j] | [a b]      batches of like length hold hardly any padding
+    by length     [c d e f g]  [h i j] | [a b]      batches of similar lengths have little padding
     outputs       [a b]  [c d e f g]  [h i j]
 
-The longest sequences are computed first, so what does not fit into memory fails at once. A sequence's output does not
-depend on the batch that it is computed in, up to the last bits of sums.
+The longest sequences are computed first, so that running out of memory happens at once. A sequence's output does not
+depend on its batch, up to the last bits of sums.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from hornbook.samples.layout import lay_out
 from hornbook.samples.sequences import TokenSequence
 
 _PADDING = 0
-"""No token attends to padding, so that any id will do."""
+"""No token attends to padding, so any id works."""
 
 
 def outputs_of(
@@ -34,15 +34,15 @@ def outputs_of(
     batch_size: int,
     forward: Forward = forward_resident,
 ) -> list[Tensor]:
-    """Return the row of each sequence in what ``use`` returns, on the CPU.
+    """Return each sequence's row of the result of ``use``, on the CPU.
 
     Args:
-        model: left in the mode in which it came.
-        sequences: of ``max_positions`` tokens at most; nothing in them is masked.
-        use: called with (head, x ``[B, T, D]``, batch), see ``LanguageModel``; returns ``[S, ...]``, a row for each
+        model: left in its current mode.
+        sequences: at most ``max_positions`` tokens each, without masks.
+        use: called with (head, x ``[B, T, D]``, batch), see ``LanguageModel``; returns ``[S, ...]``, one row for each
             sequence of the batch.
-        batch_size: sequences at a time.
-        forward: takes a batch through the model.
+        batch_size: sequences per batch.
+        forward: runs the model on a batch.
     """
     order = sorted(range(len(sequences)), key=lambda number: -len(sequences[number].tokens))
     takes_any_width = model.device.type == "cpu" and not model.is_causal
@@ -61,12 +61,12 @@ def outputs_of(
 
 
 def refuse_ids(model: LanguageModel, ids: Int64s, name: str) -> None:
-    """Raise UserError for a sequence that the model cannot read.
+    """Raise UserError if the model cannot read a sequence.
 
     Args:
-        model: what is to read it.
+        model: the model.
         ids: int64[T].
-        name: of the sequence, for the message.
+        name: name of the sequence for the message.
     """
     if not 1 <= len(ids) <= model.max_positions:
         raise UserError(f"{name} has {len(ids)} tokens; expected 1 to {model.max_positions}, the model's positions")
@@ -75,6 +75,6 @@ def refuse_ids(model: LanguageModel, ids: Int64s, name: str) -> None:
 
 
 def by_sequence(x_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the states of each sequence, ``[S, T, D]``, and which of them are beyond its end, bool ``[S, T]``."""
+    """Return the states of each sequence, ``[S, T, D]``, and a mask of those beyond its end, bool ``[S, T]``."""
     flat_ST, outside_ST = sequence_indices(batch, x_BTD.device)
     return x_BTD.flatten(0, 1)[flat_ST], outside_ST

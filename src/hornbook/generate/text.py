@@ -1,13 +1,13 @@
-r"""From prompts to texts: ids in and out by the tokenizer, stop strings, text as it comes, and what it took.
+r"""Continue prompts as texts: tokenization, stop strings, streaming and timing.
 
     writer = TextWriter(model, tokenizer, TextOptions(output_length=128, stop_strings=("\n\n",)))
     writer.write([writer.request("Once upon a time")], on_text=...)
         -> [Text(prompt="Once upon a time", text=" there was", finish_reason="stop_string", ...)]
 
-With a start token, a prompt is the beginning of a document: the end-of-text token, which training puts before every
-document, goes before it where there is room. A prompt that was cut is no beginning any more. All checks are made by
-``request``, so that of a thousand prompts the last cannot fail after an hour; the price is that all of them are encoded
-before the first text is written.
+With a start token, a prompt is the beginning of a document: it is preceded by the end-of-text token, as every document
+in training, if there is room. A truncated prompt is not a beginning. ``request`` makes all checks, so that of a
+thousand prompts the last cannot fail after an hour; the price is that all prompts are encoded before the first text is
+generated.
 """
 
 import time
@@ -33,68 +33,68 @@ OnText = Callable[[int, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    """What is asked of every text."""
+    """Options for all texts."""
 
     output_length: int = 128
-    """Tokens at most."""
+    """The most tokens to generate."""
     input_length: int | None = None
-    """Take so many tokens of a prompt at most, the last ones; None: a prompt has to fit the model's positions."""
+    """Truncates prompts to this many last tokens; None: a prompt must fit into the model's positions."""
     start_token: bool = True
-    """Put the end-of-text token before each prompt. An empty prompt is that token in any case."""
+    """Puts the end-of-text token before each prompt; an empty prompt is always that token."""
     sampling: Sampling = field(default_factory=Sampling)
     stop_strings: tuple[str, ...] = ()
-    """A text ends before the first of these."""
+    """A text ends before the first of these strings."""
     stop_id: int | None = None
-    """A text ends when this token is chosen; usually the end of text. None: it goes on."""
+    """Token that ends a text, usually end-of-text; None for none."""
     seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A prompt, ready to be continued."""
+    """An encoded prompt."""
 
     prompt: str
     ids: tuple[int, ...]
     sample: int
-    """Tells texts of one prompt apart."""
+    """Distinguishes texts of the same prompt."""
     num_cut: int
-    """Tokens of the prompt that were left out, at its beginning."""
+    """Number of tokens removed from the start of the prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """What became of a request."""
+    """The generated text of a request."""
 
     prompt: str
     sample: int
     text: str
-    """What was written, without the prompt."""
+    """The generated text, without the prompt."""
     tokens: int
-    """How many were written; those of a stop string count, a stop token does not."""
+    """Number of generated tokens, including those of a stop string but not a stop token."""
     finish_reason: FinishReason
     seconds: float
-    """From the beginning of the batch to the end of this text."""
+    """Time from the start of the batch to the end of this text."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields, seconds rounded to microseconds."""
+        """Return the fields, with seconds rounded to microseconds."""
         return asdict(self) | {"seconds": round(self.seconds, 6)}
 
 
 @dataclass(kw_only=True)
 class Timing:
-    """What all texts of a writer took."""
+    """The total time and tokens of a writer's texts."""
 
     texts: int = 0
     tokens: int = 0
     seconds: float = 0.0
     first_seconds: float = 0.0
-    """Of these, from the beginning of a batch to its first tokens: the prompts are read."""
+    """Part of these until a batch's first tokens, in which the prompts are read."""
     batches: int = 0
     steps: int = 0
-    """How often the model was asked for a further token of a batch."""
+    """Number of decoding steps after the first tokens."""
 
     def summary(self) -> dict[str, Any]:
-        """Return the counts, and the three rates that they give; a rate is None where there was nothing to time."""
+        """Return the counts and three rates derived from them; a rate is None if nothing was timed."""
         later = self.seconds - self.first_seconds
         return {
             "texts": self.texts,
@@ -107,12 +107,12 @@ class Timing:
 
 
 class TextWriter:
-    """Writes texts by one model.
+    """Generates texts with one model.
 
     Args:
-        model: in evaluation mode; it is not to be trained while the writer is in use.
-        tokenizer: the model's.
-        options: for all texts.
+        model: in evaluation mode; do not train it while the writer is in use.
+        tokenizer: the model's tokenizer.
+        options: options for all texts.
 
     Raises:
         UserError: an option is out of range, or the tokenizer is not the model's.
@@ -125,16 +125,16 @@ class TextWriter:
         self._decoder = make_decoder(model)
 
     def request(self, prompt: str, *, sample: int = 0, place: str = "the prompt") -> Request:
-        """Return a prompt as ids; an empty one is the beginning of a document.
+        """Encode a prompt; an empty one is the beginning of a document.
 
         Args:
             prompt: the text to continue.
-            sample: another number, another text.
-            place: what the prompt is called in a message.
+            sample: number of the continuation; each gives a different text.
+            place: name of the prompt in messages.
 
         Raises:
-            UserError: it is longer than the model's positions, and no ``input_length`` allows to cut it; it has a token
-                that the model has not, or it is no Unicode text.
+            UserError: it is longer than the model's positions and ``input_length`` is None, has a token outside the
+                model's vocabulary, or is not valid Unicode.
         """
         ids, limit = self.tokenizer.encode(prompt), self.options.input_length or self._max_positions
         if max(ids, default=0) >= self._num_ids:
@@ -154,9 +154,9 @@ class TextWriter:
         """Continue the prompts, as one batch.
 
         Args:
-            requests: one or more.
-            on_text: hears of every piece of text.
-            interruptible: Ctrl-C ends the texts, and those are returned.
+            requests: at least one request.
+            on_text: called for every piece of text.
+            interruptible: whether Ctrl-C ends generation and returns the texts so far.
 
         Raises:
             HornbookError: the model's logits are not finite.
@@ -176,13 +176,13 @@ class TextWriter:
         return batch.finish(self.timing)
 
     def new_stream(self, request: Request) -> TextStream:
-        """Return the text that continues a prompt; none of it is there yet."""
+        """Return the empty stream of a prompt's continuation."""
         start = int(request.ids[:1] == (self.tokenizer.end_of_text_id,))
         return TextStream(self.tokenizer, self.options.stop_strings, request.ids[start:])
 
 
 class _Batch:
-    """The texts of one batch while they grow."""
+    """The growing texts of one batch."""
 
     def __init__(self, requests: Sequence[Request], writer: TextWriter, on_text: OnText | None) -> None:
         self._requests, self._options, self._on_text = requests, writer.options, on_text
@@ -191,10 +191,10 @@ class _Batch:
         self._ends: dict[int, tuple[FinishReason, float]] = {}
         self._started = time.perf_counter()
         self._first_seconds: float | None = None
-        self._num_chosen = 0  # by the row that goes on longest
+        self._num_chosen = 0  # in the longest row
 
     def take(self, row: int, token: int) -> bool:
-        """Add a token to a row; True ends the row."""
+        """Add a token to a row; return whether the row ends."""
         if self._first_seconds is None:
             self._first_seconds = self._elapsed()
         self._num_chosen = max(self._num_chosen, self._counts[row] + 1)
@@ -244,10 +244,10 @@ class _Batch:
 
 
 def find_stop_id(name: str | None, tokenizer: Tokenizer) -> int | None:
-    """Return the id of a stop token by its text.
+    """Return the id of a stop token from its text.
 
     Args:
-        name: a special token, or a text that is one token; None for the end-of-text token, ``"none"`` for no token.
+        name: a special token or a text of one token; None for the end-of-text token, ``"none"`` for none.
         tokenizer: the model's.
 
     Raises:
@@ -260,17 +260,17 @@ def find_stop_id(name: str | None, tokenizer: Tokenizer) -> int | None:
     ids = tokenizer.encode(name)
     if len(ids) != 1:
         raise UserError(
-            f"--stop-token {show(name)} is {len(ids)} tokens; expected one; a text ends at a string by --stop"
+            f"--stop-token {show(name)} is {len(ids)} tokens; expected one; to stop at a string, use --stop"
         )
     return ids[0]
 
 
 def _refuse_mistakes(model: LanguageModel, tokenizer: Tokenizer, options: TextOptions) -> None:
-    """Raise UserError for what cannot be done."""
+    """Raise UserError for an option that the model or tokenizer does not support."""
     if isinstance(model.head, ClassificationHead):
-        raise UserError("the model classifies texts and writes none: use `hornbook predict`, or take another model")
+        raise UserError("the model classifies texts and cannot generate: use `hornbook predict`, or another model")
     if options.output_length < 1:
-        raise UserError(f"the output length is {options.output_length}; expected 1 token or more")
+        raise UserError(f"the output length is {options.output_length}; expected at least 1 token")
     if options.input_length is not None and not 1 <= options.input_length <= model.max_positions:
         raise UserError(
             f"the input length is {options.input_length}; expected 1 to {model.max_positions}, the model's positions"
@@ -284,4 +284,4 @@ def _refuse_mistakes(model: LanguageModel, tokenizer: Tokenizer, options: TextOp
 
 
 def _not_in_vocabulary(vocab_size: int) -> str:
-    return f"but the model's vocabulary is 0 to {vocab_size - 1}; take the tokenizer that it was trained with"
+    return f"but the model's vocabulary is 0 to {vocab_size - 1}; use the tokenizer that it was trained with"

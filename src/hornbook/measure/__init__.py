@@ -1,1 +1,1 @@
-"""Measurements that a user can repeat."""
+"""Benchmarks, profiles and checks of a machine, a recipe or a training."""

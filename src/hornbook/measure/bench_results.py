@@ -1,14 +1,14 @@
-"""Runs of benchmarks: each repeat of each case in a process of its own, all cases in turn, and what came of them.
+"""Run benchmarks, each repeat in a separate process with cases alternating, and store and compare the results.
 
 ::
 
     results.json    {"name", "machine", "cases": {"NAME/VARIANT": {"words": [...], "runs": [{"repeat": 0,
                      "started": ..., "values": {"tokens_per_second": 20811.3, ...}}, ...]}}}
     results.csv     a line for each number
-    results.md      medians and spreads, and variants held against the first
+    results.md      medians and spreads, and variants compared with the first
 
-The files are written anew after every process, atomically, so that a run that was killed leaves all results so far; the
-same command continues after them.
+The files are rewritten atomically after every process, so that an interrupted run keeps its results; the same command
+continues it.
 """
 
 import csv
@@ -34,20 +34,20 @@ RESULTS = "results.json"
 _MEASURES = ("seconds", "per_second")
 Results = dict[str, Any]
 Run = Callable[[Sequence[str]], dict[str, Any]]
-"""Runs ``hornbook bench`` with these words; returns its JSON, or ``{"error": ...}``."""
+"""Runs ``hornbook bench`` with the given words and returns its JSON, or ``{"error": ...}``."""
 
 
 def run_cases(
     cases: Sequence[Case], repeats: int, results: Results, run: Run, save: Callable[[], None]
 ) -> Iterator[tuple[Case, int, dict[str, Any]]]:
-    """Run what is missing in the results, all cases once, then all again, and add it; yields each that ran.
+    """Run the repeats that are missing in the results, alternating between cases; yield each case that ran.
 
     Args:
         cases: to run.
-        repeats: of each.
-        results: with the runs of an earlier call; one that failed is done again.
-        run: runs the words.
-        save: is called after every run.
+        repeats: number of runs of each case.
+        results: runs of earlier calls, to which new ones are added; failed runs are repeated.
+        run: runs the words of a case.
+        save: called after every run.
     """
     for repeat in range(repeats):
         for case in cases:
@@ -67,7 +67,7 @@ def run_cases(
 
 
 def run_bench(words: Sequence[str]) -> dict[str, Any]:
-    """Run ``hornbook bench`` in a process of its own and return its JSON, or ``{"error": its last line}``."""
+    """Run ``hornbook bench`` in a separate process and return its JSON, or ``{"error": its last line}``."""
     command = [sys.executable, "-m", "hornbook", "bench", *words, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     lines = done.stdout.splitlines() or [""]
@@ -85,7 +85,7 @@ def measures_of(answer: Mapping[str, Any]) -> dict[str, float]:
     """Return the times and speeds of a result of ``hornbook bench``, by name.
 
     ``{"contenders": {"hornbook": {"step_seconds": 0.1}, "hornbook native": {"step_seconds": 0.2}}}`` ->
-    ``{"step_seconds": 0.1, "hornbook native step_seconds": 0.2}``; rows are told apart by contender and batch size.
+    ``{"step_seconds": 0.1, "hornbook native step_seconds": 0.2}``; names of rows have the contender and batch size.
     """
     found: dict[str, float] = {}
 
@@ -108,7 +108,7 @@ def read_results(folder: Path) -> Results:
     """Return the results in a folder.
 
     Raises:
-        DataError: there are none, or they are malformed.
+        DataError: the results do not exist or are malformed.
     """
     results = read_json(folder / RESULTS, "results of `hornbook bench run`")
     try:
@@ -128,19 +128,19 @@ def write_results(folder: Path, results: Results) -> None:
 
 
 def values_of(results: Results, case: str, measure: str) -> dict[int, float]:
-    """Return the numbers of a case, by repeat."""
+    """Return the values of a measure of a case, by repeat."""
     runs = results["cases"][case]["runs"]
     found = ((run["repeat"], number(run.get("values", {}), measure)) for run in runs)
     return {repeat: value for repeat, value in found if value is not None and value > 0}
 
 
 def measures_in(results: Results, case: str) -> list[str]:
-    """Return the names of the numbers of a case, in their order."""
+    """Return the names of the measures of a case, in order."""
     return list(dict.fromkeys(name for run in results["cases"][case]["runs"] for name in run.get("values", {})))
 
 
 def spreads_of(results: Results) -> list[dict[str, Any]]:
-    """Return a row for each case and measure: its spread and, for a variant, how much faster than the first it is."""
+    """Return a row for each case and measure: its spread and, for variants, the speedup over the first variant."""
     rows = []
     for case in results["cases"]:
         for measure in measures_in(results, case):
@@ -161,7 +161,7 @@ def _against(results: Results, base: str, case: str, measure: str) -> Ratio | No
 
 
 def compare_results(a: Results, b: Results) -> list[dict[str, Any]]:
-    """Return a row for each case and measure of both: the medians, and how many times as fast B is (Welch)."""
+    """Return a row for each case and measure in both results: the medians, and the speedup of B (Welch)."""
     rows = []
     for case in a["cases"]:
         if case not in b["cases"]:
@@ -184,7 +184,7 @@ def compare_results(a: Results, b: Results) -> list[dict[str, Any]]:
 
 
 def speedup_of(ratio: Ratio, measure: str) -> Ratio:
-    """Turn the ratio of a time around, so that more than 1 is faster for all measures."""
+    """Return the ratio, inverted for times, so that more than 1 is faster for all measures."""
     if measure.endswith("per_second"):
         return ratio
     turned = [None if value is None else 1 / value for value in (ratio.high, ratio.low)]
@@ -192,14 +192,14 @@ def speedup_of(ratio: Ratio, measure: str) -> Ratio:
 
 
 def verdict(speedup: Ratio) -> str:
-    """Say what the interval shows: faster, slower, or nothing."""
+    """Return the conclusion from the interval: faster, slower, or no difference shown."""
     if speedup.low is None:
         return "one run: no interval"
     return ("faster" if speedup.ratio > 1 else "slower") if speedup.is_shown else "no difference shown"
 
 
 def show_ratio(ratio: Mapping[str, Any] | None) -> str:
-    """``1.08 (1.05 to 1.11)``."""
+    """Return a ratio as text: ``1.08 (1.05 to 1.11)``."""
     if ratio is None:
         return ""
     interval = "" if ratio["low"] is None else f" ({ratio['low']:.3f} to {ratio['high']:.3f})"

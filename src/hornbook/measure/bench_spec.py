@@ -1,11 +1,11 @@
-"""Named benchmarks in a TOML file: what each measures, in which variants, and how it runs shrunk.
+"""Benchmark specs: TOML files with named benchmarks, their variants and options for shrunken runs.
 
 ::
 
     description = "What two operators cost"
     repeats = 5                                     # processes of each variant
 
-    [options.step]                                  # of all benchmarks of a kind
+    [options.step]                                  # for all benchmarks of a kind
     threads = 1
 
     [benchmarks.small_step]
@@ -13,16 +13,16 @@
     recipe = "gpt2-small"                           # or source = "texts.jsonl", for corpus
     options = { rounds = 5, "training.micro_batch_size" = 4 }
 
-    [benchmarks.small_step.variants.native]         # the options, and these
+    [benchmarks.small_step.variants.native]         # additional options
     "precision.kernels" = "native"
 
-    [shrunk.step]                                   # for --shrunk: over all other options; false removes one
+    [shrunk.step]                                   # for --shrunk: override all other options; false removes one
     "model.num_layers" = 2
     processes = false
 
     ──cases_of──► Case(name="small_step/native", words=("step", "gpt2-small", "--threads", "1", ...))
 
-The words are those of ``hornbook bench``, whose own parser checks them.
+The words are arguments of ``hornbook bench``, whose parser validates them.
 """
 
 from collections.abc import Mapping
@@ -37,14 +37,14 @@ from hornbook.errors import DataError, UserError
 
 FOLDER = Path(__file__).parent / "benchmarks"
 KINDS = {"step": "recipe", "generate": "recipe", "corpus": "source"}
-"""Subcommands of ``hornbook bench`` and the key that names what each measures."""
+"""Subcommands of ``hornbook bench``, and the key with the recipe or file that each measures."""
 _TOP = ("description", "repeats", "options", "benchmarks", "shrunk")
 _BENCHMARK = ("description", "kind", "recipe", "source", "options", "variants")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A variant of a benchmark: the words after ``hornbook bench``."""
+    """A variant of a benchmark, with the words after ``hornbook bench``."""
 
     name: str
     words: tuple[str, ...]
@@ -52,7 +52,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """A file of benchmarks, checked but for the words, which the command line's parser checks."""
+    """A validated spec; the command line's parser validates the words of its cases."""
 
     name: str
     description: str
@@ -61,28 +61,28 @@ class Spec:
 
     @property
     def benchmarks(self) -> list[str]:
-        """Names, in their order."""
+        """The names of the benchmarks, in order."""
         return list(self.document["benchmarks"])
 
     def of_kind(self, table: str, kind: str) -> dict[str, Any]:
-        """Return the ``options`` or ``shrunk`` of all benchmarks of a kind."""
+        """Return the table ``options`` or ``shrunk`` for all benchmarks of a kind."""
         return dict(self.document.get(table, {}).get(kind, {}))
 
 
 def bundled_specs() -> dict[str, Path]:
-    """Return the files of the package's specs by name, in alphabetical order."""
+    """Return the paths of the bundled specs by name, in alphabetical order."""
     return {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
 
 
 def find_spec(reference: str) -> tuple[Spec, list[str]]:
-    """Return a spec and the names of its benchmarks that are meant.
+    """Return a spec and the names of the selected benchmarks.
 
     Args:
-        reference: the name of a bundled spec, or of a benchmark in one, or a file.
+        reference: the name of a bundled spec or of a benchmark in one, or the path of a file.
 
     Raises:
-        UserError: there is none; suggests the nearest.
-        RecipeError: the file cannot be read, or is no TOML.
+        UserError: it does not exist; suggests the most similar name.
+        RecipeError: the file cannot be read, or is not TOML.
         DataError: the spec is malformed.
     """
     bundled = bundled_specs()
@@ -105,7 +105,7 @@ def find_spec(reference: str) -> tuple[Spec, list[str]]:
 
 
 def read_spec(path: Path) -> Spec:
-    """Read a file of benchmarks. Raises as ``find_spec``."""
+    """Read a spec; errors as for ``find_spec``."""
     document, _ = read_document(path, str(path))
     _refuse_unknown(document, _TOP, str(path))
     benchmarks = _table(document, "benchmarks", str(path))
@@ -128,16 +128,16 @@ def read_spec(path: Path) -> Spec:
 
 
 def cases_of(spec: Spec, benchmarks: list[str], *, shrunk: bool, options: Mapping[str, object]) -> list[Case]:
-    """Return the cases of some benchmarks, in their order; one without variants is a case by its own name.
+    """Return the cases of some benchmarks, in order; a benchmark without variants is one case of its name.
 
     Args:
-        spec: of the file.
-        benchmarks: names in it.
-        shrunk: whether the options of ``[shrunk]`` apply.
-        options: over all others, ``false`` for one to leave out.
+        spec: has the benchmarks.
+        benchmarks: their names.
+        shrunk: whether to apply the options of ``[shrunk]``.
+        options: override all others; ``false`` removes one.
 
     Raises:
-        UserError: a benchmark does not exist; suggests the nearest.
+        UserError: a benchmark does not exist; suggests the most similar name.
     """
     cases = []
     for name in benchmarks:
@@ -154,9 +154,9 @@ def cases_of(spec: Spec, benchmarks: list[str], *, shrunk: bool, options: Mappin
 
 
 def _words(options: Mapping[str, object]) -> list[str]:
-    """``{"rounds": 3, "model.num_layers": 2, "skip_alone": true}`` -> ``--rounds 3 --model.num-layers 2 --skip-alone``.
+    """Return options as words: ``{"rounds": 3, "skip_alone": true}`` -> ``--rounds 3 --skip-alone``.
 
-    A list is several words for an option of the command, and one value for an option of the recipe.
+    A list becomes several words for an option of the command, and one value for an option of the recipe.
     """
     words: list[str] = []
     for key, value in options.items():

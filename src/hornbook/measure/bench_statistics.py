@@ -1,15 +1,14 @@
-"""How sure one can be that one program is faster than another, from times of independent processes.
+"""Confidence intervals for the ratio of two programs' speeds, from times of independent processes.
 
 Times are compared by the ratio of their geometric means, that is by differences of logarithms, with 95 % intervals:
 
-- ``welch``: of two sets of runs that have nothing in common. Welch's t interval with Satterthwaite's degrees of freedom
-  (Welch, "The generalization of Student's problem when several different population variances are involved",
-  Biometrika 34, 1947).
-- ``paired``: of variants that ran in turn, where the i-th runs of both met the same state of the machine. Student's t
-  interval of the differences.
+- ``welch``: for two independent sets of runs. Welch's t interval with Satterthwaite's degrees of freedom (Welch, "The
+  generalization of Student's problem when several different population variances are involved", Biometrika 34, 1947).
+- ``paired``: for alternating variants, whose i-th runs had the same state of the machine. Student's t interval of the
+  differences.
 
-Each number is of a process of its own, since layout, clock and neighbors differ between processes more than within one
-(Kalibera and Jones, "Rigorous benchmarking in reasonable time", ISMM 2013).
+Each number comes from a separate process, since memory layout, clock rate and other load vary more between processes
+than within one (Kalibera and Jones, "Rigorous benchmarking in reasonable time", ISMM 2013).
 """
 
 import math
@@ -22,7 +21,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """How many times one set of numbers another is; ``low`` and ``high`` are None with fewer than two numbers."""
+    """The ratio of two sets of numbers and its 95 % interval, None with fewer than two numbers."""
 
     ratio: float
     low: float | None
@@ -30,13 +29,13 @@ class Ratio:
 
     @property
     def is_shown(self) -> bool:
-        """Whether the interval leaves 1 out."""
+        """Whether the interval excludes 1."""
         return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Numbers of several processes: median, quartiles, least and greatest."""
+    """Summary of the numbers of several processes: median, quartiles, minimum and maximum."""
 
     num: int
     median: float
@@ -47,7 +46,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Summarize one or more numbers; quartiles are interpolated between neighbors (type 7 of Hyndman and Fan)."""
+        """Summarize one or more numbers; quartiles are interpolated linearly (type 7 of Hyndman and Fan)."""
         ordered = sorted(values)
         return cls(
             num=len(ordered),
@@ -60,7 +59,7 @@ class Spread:
 
 
 def welch(a: Sequence[float], b: Sequence[float]) -> Ratio:
-    """Return how many times ``a`` the numbers ``b`` are; all positive, and measured independently."""
+    """Return the ratio of ``b`` to ``a``, positive numbers that were measured independently."""
     log_a, log_b = [math.log(value) for value in a], [math.log(value) for value in b]
     difference = fmean(log_b) - fmean(log_a)
     if min(len(a), len(b)) < 2:
@@ -74,7 +73,7 @@ def welch(a: Sequence[float], b: Sequence[float]) -> Ratio:
 
 
 def paired(a: Sequence[float], b: Sequence[float]) -> Ratio:
-    """Return how many times ``a`` the numbers ``b`` are, where the i-th of both were measured one after the other."""
+    """Return the ratio of ``b`` to ``a``, positive numbers whose i-th values were measured one after the other."""
     differences = [math.log(later / earlier) for earlier, later in zip(a, b, strict=True)]
     if len(differences) < 2:
         return Ratio(ratio=math.exp(fmean(differences)), low=None, high=None)
@@ -87,10 +86,10 @@ def _around(difference: float, error: float, freedom: float) -> Ratio:
 
 
 def t_quantile(share: float, freedom: float) -> float:
-    """Return the number that Student's t with ``freedom`` degrees, 1 or more, stays below with a probability > 0.5.
+    """Return the quantile ``share`` > 0.5 of Student's t distribution with ``freedom`` >= 1 degrees of freedom.
 
-    By bisection on the area under the density, which is integrated over the angle atan(t / sqrt(freedom)), where it is
-    a power of the cosine.
+    It is found by bisection on the distribution function, integrated over the angle atan(t / sqrt(freedom)), where the
+    density is a power of the cosine.
     """
     low, high = 0.0, math.pi / 2
     whole = _cosine_area(high, freedom)

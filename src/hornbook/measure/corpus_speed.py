@@ -1,11 +1,11 @@
-"""The building of a corpus, timed alone or beside what others do: from a JSONL file to tokens on a disk.
+"""Time corpus builds, from a JSONL file to tokens on disk, alone or compared with a peer.
 
     hornbook                    corpus build, read -> tokenize -> write, two passes over the tokens
     hornbook (tokenizers)       the same without tiktoken
     datasets                    load_dataset("json"), then map(batched=True, num_proc=N): JSON -> Arrow -> Arrow
 
-Every round is a fresh process with the same cores, tokenizer and text; what it imports is not timed. The price: each
-round has to write and clear all of its output.
+Every round is a new process with the same cores, tokenizer and text; imports are not timed. The cost: each round writes
+and deletes all of its output.
 """
 
 import multiprocessing
@@ -27,13 +27,13 @@ _TEXTS_PER_CALL: Final = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusJob:
-    """What to do.
+    """The corpus to build.
 
     Attributes:
         source: a JSONL file.
-        field: where its lines have the text.
-        tokenizer: a tokenizer's folder or file.
-        threads: threads, or processes, to do it with.
+        field: its field with the text.
+        tokenizer: folder or file of a tokenizer.
+        threads: number of threads, or processes.
     """
 
     source: Path
@@ -44,13 +44,13 @@ class CorpusJob:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusSpeed:
-    """How fast it went.
+    """The speed of the fastest round.
 
     Attributes:
-        seconds: of the fastest round.
-        tokens: in the outcome, end-of-text tokens not counted.
-        megabytes_per_second: of the source as it lies on the disk, in millions of bytes.
-        tokens_per_second: the same in tokens.
+        seconds: of the round.
+        tokens: of the corpus, without end-of-text tokens.
+        megabytes_per_second: of the source file, in millions of bytes.
+        tokens_per_second: of the corpus.
     """
 
     seconds: float
@@ -60,11 +60,11 @@ class CorpusSpeed:
 
 
 Contender = Callable[[CorpusJob, Path], tuple[float, int]]
-"""Does the job in an empty folder; returns seconds and tokens."""
+"""Builds the corpus in an empty folder; returns seconds and tokens."""
 
 
 def measure_corpus(contenders: dict[str, Contender], job: CorpusJob, rounds: int) -> dict[str, CorpusSpeed]:
-    """Time each in turn, ``rounds`` times; the best counts, as others use the machine, too.
+    """Time the contenders, alternating, ``rounds`` times; return the fastest round of each, since load only adds time.
 
     Raises:
         HornbookError: a contender failed.
@@ -87,17 +87,17 @@ def measure_corpus(contenders: dict[str, Contender], job: CorpusJob, rounds: int
 
 
 def build_with_hornbook(job: CorpusJob, folder: Path) -> tuple[float, int]:
-    """``hornbook corpus build``, with tiktoken if it is installed."""
+    """Run ``hornbook corpus build``, with tiktoken if it is installed."""
     return _build(job, folder, "auto")
 
 
 def build_with_tokenizers(job: CorpusJob, folder: Path) -> tuple[float, int]:
-    """``hornbook corpus build --encoder tokenizers``."""
+    """Run ``hornbook corpus build --encoder tokenizers``."""
     return _build(job, folder, "tokenizers")
 
 
 def map_with_datasets(job: CorpusJob, folder: Path) -> tuple[float, int]:
-    """What Hugging Face's course shows, with the tokenizers library alone, which is faster than transformers over it.
+    """Tokenize as in Hugging Face's course, but with the tokenizers library, which is faster without transformers.
 
     Raises:
         UserError: datasets is not installed.
@@ -139,7 +139,7 @@ def _build(job: CorpusJob, folder: Path, encoder: str) -> tuple[float, int]:
     options = BuildOptions(
         encoder="auto" if encoder == "auto" else "tokenizers",
         threads=job.threads,
-        reading=ReadOptions(format="jsonl", field=job.field, keep_crlf=True),  # as the peer does
+        reading=ReadOptions(format="jsonl", field=job.field, keep_crlf=True),  # like the peer
     )
     started = time.perf_counter()
     report = build_corpus([job.source], tokenizer, folder / "corpus", options)

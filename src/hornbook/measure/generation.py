@@ -1,10 +1,9 @@
-"""How fast text is generated on this machine, alone or beside a peer: greedy, on random weights.
+"""Time greedy generation with random weights, alone or compared with a peer.
 
     first token   |prompts|                     one call for one token
     a token                |t|t|t|t|t|t|        (a call for N - a call for one) / (N - 1)
 
-Every contender takes its turn in every round, so that a noisy machine is noisy to all of them; the medians count.
-Nothing is written.
+Contenders alternate in every round, so that other load affects all of them; results are medians. No files are written.
 """
 
 import statistics
@@ -22,32 +21,32 @@ from hornbook.model.initialize import generator
 from hornbook.parallel.device import compute_dtype, synchronize
 
 Generate = Callable[[int], object]
-"""Called with a number of tokens, continues the same prompts by so many."""
+"""Generates the given number of tokens for the same prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationSpeed:
-    """What generation takes, medians over the rounds."""
+    """The speed of generation, medians over the rounds."""
 
     first_token_seconds: float
-    """Reading the prompts, and the first token of each."""
+    """Time to process the prompts and generate the first token of each."""
     token_seconds: float | None
-    """A further token of all texts of the batch; None where the noise of the machine is larger than its time."""
+    """Time for a further token of all texts of the batch; None if it is below the noise of the machine."""
     tokens_per_second: float | None
-    """Of all texts of the batch, after the first."""
+    """Tokens of all texts of the batch per second, after the first."""
 
 
 def measure_generation(
     contenders: Mapping[str, Generate], *, batch_size: int, num_tokens: int, device: torch.device, rounds: int
 ) -> dict[str, GenerationSpeed]:
-    """Time the contenders in turn, ``rounds`` times each after one that warms up.
+    """Time the contenders, alternating, in ``rounds`` rounds after one warm-up round.
 
     Args:
         contenders: by name.
-        batch_size: how many texts each writes at once.
-        num_tokens: 2 or more.
-        device: waited for.
-        rounds: one or more.
+        batch_size: number of texts that each generates at once.
+        num_tokens: new tokens per text, 2 or more.
+        device: synchronized before times are taken.
+        rounds: 1 or more.
     """
     first: dict[str, list[float]] = {name: [] for name in contenders}
     later: dict[str, list[float]] = {name: [] for name in contenders}
@@ -69,12 +68,12 @@ def measure_generation(
 
 
 def hornbook_generate(recipe: Recipe, prompts: Sequence[Sequence[int]], device: torch.device, compute: str) -> Generate:
-    """Return generation as `hornbook generate` does it, with the recipe's model, untrained.
+    """Return hornbook's generation, as in `hornbook generate`, with the recipe's untrained model.
 
     Args:
         recipe: its ``model.vocab_size`` must be set.
         prompts: token ids.
-        device: where the model is.
+        device: of the model.
         compute: dtype of the activations.
     """
     assert recipe.model.vocab_size is not None, "the caller fills in the vocabulary"
@@ -94,18 +93,20 @@ def hornbook_generate(recipe: Recipe, prompts: Sequence[Sequence[int]], device: 
 
 
 def random_prompts(recipe: Recipe, *, batch_size: int, prompt_length: int, num_tokens: int) -> list[list[int]]:
-    """Return prompts of one length.
+    """Return random prompts of the same length.
 
     Raises:
-        UserError: prompt and text do not fit the model's positions, where contenders differ in what they do; or the
-            model writes no text.
+        UserError: prompt and text exceed the model's positions, which contenders handle differently; or the model is an
+            encoder.
     """
     if isinstance(recipe.model, EncoderConfig):
-        raise UserError(f"{recipe.name} is an encoder, which generates no text: use a decoder's recipe, or bench step")
+        raise UserError(
+            f"{recipe.name} is an encoder, which does not generate text: use a decoder's recipe, or bench step"
+        )
     if prompt_length + num_tokens > recipe.model.max_positions:
         raise UserError(
-            f"{prompt_length} + {num_tokens} tokens do not fit the model's {recipe.model.max_positions} positions; "
-            "take a smaller --prompt-length or --output-length, or a larger --model.max-positions"
+            f"{prompt_length} + {num_tokens} tokens exceed the model's {recipe.model.max_positions} positions; "
+            "decrease --prompt-length or --output-length, or increase --model.max-positions"
         )
     shape = (batch_size, prompt_length)
     ids: list[list[int]] = torch.randint(

@@ -1,10 +1,10 @@
-"""What a training would find on this machine: versions, cores, speed of products, memory, disk, GPUs.
+"""Collect facts of this machine: versions, cores, speed of matrix products, memory, disk, GPUs.
 
     machine_facts(torch.device("cpu"), Path("runs"))
         -> {"versions": ..., "processor": ..., "products": ..., "memory": ..., "disk": ..., "gpus": ..., ...}
 
-Every value is one that JSON has; sizes are in bytes, speeds in bytes or FLOP a second. It takes about two seconds, most
-of them for products and the disk, and leaves nothing behind. `hornbook.measure.machine_findings` judges the facts.
+All values are valid in JSON; sizes are in bytes, speeds in bytes or FLOP per second. This takes about two seconds,
+mostly for products and the disk, and leaves no files. `hornbook.measure.machine_findings` evaluates the facts.
 """
 
 import os
@@ -34,7 +34,7 @@ from hornbook.track.environment import (
 from hornbook.version import __version__
 
 LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "rich")
-"""What hornbook needs."""
+"""Required packages."""
 
 _EXTRAS = {
     "zstd": "zstandard",
@@ -50,7 +50,7 @@ _EXTRAS = {
     "mlflow": "mlflow",
     "trackio": "trackio",
 }
-"""The module that an extra of ``pyproject.toml`` brings."""
+"""The module of each extra in ``pyproject.toml``."""
 
 _VARIABLES = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "ONEDNN_MAX_CPU_ISA",
@@ -58,17 +58,17 @@ _VARIABLES = (
     "PYTORCH_CUDA_ALLOC_CONF", "CUDA_LAUNCH_BLOCKING", "NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME",
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "HF_HUB_OFFLINE", "HF_HOME", "TMPDIR",
 )  # fmt: skip
-"""The variables that change how a training runs, or where it finds things; none of them holds a secret."""
+"""Environment variables that affect a training; none of them contains a secret."""
 
-_SECONDS = 0.5  # short products find moments in which busy cores are free
+_SECONDS = 0.5  # short products find moments in which shared cores are idle
 _SHAPE_ON_CPU, _SHAPE_ON_GPU = (256, 768, 768), (4096, 4096, 4096)
 
 
 def machine_facts(device: torch.device, output: Path) -> dict[str, Any]:
-    """Return the facts; threads are those of the process.
+    """Return the facts, with the process's current number of threads.
 
     Args:
-        device: of the training, whose products are timed.
+        device: of the training; its matrix products are timed.
         output: the folder whose disk is measured; it need not exist.
     """
     load = os.getloadavg()[0]  # before this process adds to it
@@ -92,20 +92,20 @@ def machine_facts(device: torch.device, output: Path) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, dict[str, str | None]]:
-    """The version of each part, and the oldest that hornbook takes, as ``pyproject.toml`` says."""
+    """Return the version of each package, and the oldest supported one according to ``pyproject.toml``."""
     oldest = _oldest_versions()
     found: dict[str, dict[str, str | None]] = {
         "hornbook": {"version": __version__, "oldest": None},
         "python": {"version": platform.python_version(), "oldest": oldest.get("python")},
     }
     for name in LIBRARIES:
-        version = torch.__version__ if name == "torch" else metadata.version(name)  # torch's has its build
+        version = torch.__version__ if name == "torch" else metadata.version(name)  # torch's includes the build
         found[name] = {"version": str(version), "oldest": oldest.get(name)}
     return found
 
 
 def _oldest_versions() -> dict[str, str]:
-    """Return the lower bounds that the installed package declares; none where it is not installed."""
+    """Return the lower bounds that the installed package declares; none if it is not installed."""
     try:
         declared = metadata.metadata("hornbook")
     except metadata.PackageNotFoundError:
@@ -128,7 +128,7 @@ def _processor(load: float) -> dict[str, Any]:
 
 
 def compiler() -> str | None:
-    """Return the first line that the C++ or C compiler prints of itself, ``CXX`` and ``CC`` first; None without one."""
+    """Return the version line of the C++ or C compiler, ``CXX`` and ``CC`` first; None without a compiler."""
     for name in (os.environ.get("CXX"), os.environ.get("CC"), "c++", "g++", "clang++", "cc"):
         path = shutil.which(name) if name else None
         if path and (told := _first_line(path, "--version")):
@@ -137,7 +137,7 @@ def compiler() -> str | None:
 
 
 def _operators(device: torch.device) -> dict[str, Any]:
-    """Whose operators compute what ``auto`` chooses, and what PyTorch's use on a CPU."""
+    """Return the operators that ``auto`` selects, and the libraries that PyTorch uses on a CPU."""
     kernels = choose("auto", device, compute_dtype("auto", device))
     backends = {
         "oneDNN": torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
@@ -153,7 +153,7 @@ def _operators(device: torch.device) -> dict[str, Any]:
 
 
 def _products(device: torch.device) -> dict[str, Any]:
-    """The rate of a product in fp32 and bf16, and the dtype that ``precision.compute = "auto"`` chooses."""
+    """Return the rate of a product in fp32 and bf16, and the dtype that ``precision.compute = "auto"`` selects."""
     shape = _SHAPE_ON_CPU if device.type == "cpu" else _SHAPE_ON_GPU
     dtypes = torch.float32, torch.bfloat16
     rates = measure_rates([Product.of_shape(*shape, dtype, device) for dtype in dtypes], device, _SECONDS)
@@ -167,7 +167,7 @@ def _products(device: torch.device) -> dict[str, Any]:
 
 
 def _disk(output: Path) -> dict[str, Any]:
-    """Free space and speed where ``output`` lies or will lie; ``error`` says why it cannot be written there."""
+    """Return free space and speed of the disk of ``output``; ``error`` says why the folder cannot be written."""
     system = file_system(output)
     facts: dict[str, Any] = {
         "folder": str(existing_parent(output)),
@@ -189,7 +189,7 @@ def _disk(output: Path) -> dict[str, Any]:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """The GPUs that this PyTorch can use."""
+    """Return the GPUs that this PyTorch can use."""
     if not torch.cuda.is_available():
         is_apple = torch.backends.mps.is_available()
         return [{"name": "Apple MPS", "memory": torch.mps.recommended_max_memory()}] if is_apple else []
@@ -209,7 +209,7 @@ def _gpus() -> list[dict[str, Any]]:
 
 
 def _cuda() -> dict[str, Any]:
-    """What PyTorch was built for, the driver, and NCCL; each None where it is not there."""
+    """Return PyTorch's CUDA version, the driver and NCCL; each None if absent."""
     has_nccl = torch.cuda.is_available() and torch.distributed.is_nccl_available()
     nccl = torch.cuda.nccl.version() if has_nccl else ()  # type: ignore[no-untyped-call]
     return {

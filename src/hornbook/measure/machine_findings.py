@@ -1,4 +1,4 @@
-"""What is wrong with a machine, or slower than it could be, each with its mend: a function of its facts.
+"""Evaluate the facts of a machine: problems and slow components, each with a remedy.
 
 machine_findings(facts, "auto")
     -> Finding("warning", "precision", "bf16 products run at 20 GFLOP/s here and fp32 at 29: ...")
@@ -15,19 +15,19 @@ from hornbook.wording import counted
 
 _CLEARLY_FASTER = 1.15
 _CROWDED = 0.75
-"""Load on a core from which on others compute there, too."""
+"""Load per core that indicates other processes."""
 _LITTLE_SPACE, _LITTLE_MEMORY = 1 << 30, 1 << 30
 _SLOW_DISK = 20e6
-"""Bytes a second: a checkpoint of GPT-2 small takes more than a minute."""
+"""Bytes per second, at which a checkpoint of GPT-2 small takes more than a minute."""
 
 
 def machine_findings(facts: Mapping[str, Any], precision: str = "auto", processes: int = 1) -> list[Finding]:
-    """Return what the facts tell.
+    """Return the findings.
 
     Args:
-        facts: as `hornbook.measure.machine.machine_facts` returns them.
+        facts: from `hornbook.measure.machine.machine_facts`.
         precision: ``precision.compute`` of the recipe.
-        processes: that train on this machine.
+        processes: number of processes that train on this machine.
     """
     warnings = [
         *_of_versions(facts["versions"]),
@@ -46,19 +46,19 @@ def _of_versions(versions: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             mend = "install a newer Python" if name == "python" else f"pip install '{name}>={oldest}'"
             yield (
                 "versions",
-                f"{name} {version} is older than {oldest}, the oldest that hornbook takes: {mend}",
+                f"{name} {version} is older than {oldest}, the oldest supported version: {mend}",
             )
 
 
 def _numbers(version: str) -> list[int]:
-    """Return the numbers of a release: ``[2, 13, 0]`` of ``2.13.0+cpu``."""
+    """Return the numbers of a version: ``[2, 13, 0]`` for ``2.13.0+cpu``."""
     return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])]
 
 
 def _of_precision(products: Mapping[str, Any], forms: Mapping[str, str], precision: str) -> Iterator[tuple[str, str]]:
-    """Say that PyTorch's products, where they compute, are clearly faster in the other dtype.
+    """Yield a warning if products in the other dtype are clearly faster and PyTorch computes them.
 
-    fp32 by the recipe's own word is wanted for its exactness.
+    If the recipe sets fp32, that is for precision, so there is no warning.
     """
     chosen = products["auto"] if precision == "auto" else precision
     other = {"bf16": "fp32", "fp32": "bf16"}.get(chosen)
@@ -69,8 +69,8 @@ def _of_precision(products: Mapping[str, Any], forms: Mapping[str, str], precisi
         whose = "auto chooses" if precision == "auto" else "the recipe says"
         yield (
             "precision",
-            f"precision.compute: {whose} {chosen}, whose products run at {flop_rate(here)} here, and those of {other} "
-            f"at {flop_rate(there)}: train with --precision.compute {other}",
+            f"precision.compute: {whose} {chosen}, whose products run at {flop_rate(here)} here, but those of {other} "
+            f"run at {flop_rate(there)}: train with --precision.compute {other}",
         )
 
 
@@ -79,23 +79,23 @@ def _of_cores(processor: Mapping[str, Any], processes: int) -> Iterator[tuple[st
     if load > _CROWDED * processor["cores"]:
         yield (
             "cores",
-            f"other processes compute here, too: the load is {load:.1f} on "
-            f"{counted(processor['cores'], 'core')}, so training is slower than it could be, and so are the speeds "
-            "above: end what need not run",
+            f"other processes use this machine: the load is {load:.1f} on "
+            f"{counted(processor['cores'], 'core')}, which slows down training and the measurements above: "
+            "stop other processes",
         )
     if processes * threads > cores:
         which = "--processes" if threads == 1 else "--threads"
         yield (
             "cores",
-            f"{processes * threads} threads in all share {counted(cores, 'core')} and wait for each other: "
-            f"lower {which}",
+            f"{processes * threads} threads in total share {counted(cores, 'core')} and wait for each other: "
+            f"decrease {which}",
         )
 
 
 def _of_memory(memory: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     available = memory["available"]
     if available is not None and available < _LITTLE_MEMORY:
-        yield "memory", f"only {format_bytes(available)} of memory is available: end other programs"
+        yield "memory", f"only {format_bytes(available)} of memory is available: stop other processes"
 
 
 def _of_disk(disk: Mapping[str, Any]) -> Iterator[Finding]:
@@ -107,17 +107,17 @@ def _of_disk(disk: Mapping[str, Any]) -> Iterator[Finding]:
         warnings.append(f"{disk['folder']} has {format_bytes(disk['free'])} free: free some space, or choose --output")
     if disk["write"] < _SLOW_DISK:
         warnings.append(
-            f"{disk['folder']} is written at {format_bytes(disk['write'])}/s, so a checkpoint takes long: choose an "
-            "--output on a faster disk, or raise checkpoint.every_steps"
+            f"{disk['folder']} is on a slow disk, {format_bytes(disk['write'])}/s, so checkpoints take long: choose an "
+            "--output on a faster disk, or increase checkpoint.every_steps"
         )
     if disk["is_network"]:
         warnings.append(
-            f"{disk['folder']} lies on a network file system ({disk['file_system']}): where it has no locks, or is "
+            f"{disk['folder']} is on a network file system ({disk['file_system']}): if it does not support locks or is "
             "slow, choose an --output on a local disk"
         )
     if disk["is_memory"]:
         warnings.append(
-            f"{disk['folder']} lies in memory ({disk['file_system']}) and is gone when the machine stops: choose an "
+            f"{disk['folder']} is in memory ({disk['file_system']}) and will be lost when the machine stops: choose an "
             "--output on a disk"
         )
     yield from (Finding("warning", "disk", message) for message in warnings)
@@ -130,12 +130,12 @@ def _of_gpus(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if cuda["build"] is None:
         yield (
             "GPUs",
-            f"there is an NVIDIA driver ({cuda['driver']}), and this PyTorch is built without CUDA: install the build "
-            "for CUDA, as https://pytorch.org/get-started tells",
+            f"there is an NVIDIA driver ({cuda['driver']}), but this PyTorch is built without CUDA: install a CUDA "
+            "build, see https://pytorch.org/get-started",
         )
     else:
         yield (
             "GPUs",
-            f"there is an NVIDIA driver ({cuda['driver']}), and PyTorch finds no GPU: check CUDA_VISIBLE_DEVICES, and "
+            f"there is an NVIDIA driver ({cuda['driver']}), but PyTorch finds no GPU: check CUDA_VISIBLE_DEVICES, and "
             f"that the driver is new enough for CUDA {cuda['build']}",
         )

@@ -1,11 +1,11 @@
-"""What a few real steps take of a device's memory, and how long, beside what `hornbook.plan` predicts.
+"""Measure memory and time of a few real steps, and compare them with the prediction of `hornbook.plan`.
 
 ::
 
-    on a CPU     every allocation and release that PyTorch's allocator reports to its profiler, summed up
-    on a GPU     the allocator's own peak
+    on a CPU     sum of all allocations and releases that PyTorch's allocator reports to its profiler
+    on a GPU     the allocator's peak
 
-Both count tensors, not the process: the libraries' code and the interpreter come on top, some hundreds of MiB.
+Both count only tensors; the interpreter and the code of libraries take some hundreds of MiB in addition.
 """
 
 import os
@@ -36,39 +36,39 @@ from hornbook.run.planning import compute_on, plan_here
 from hornbook.samples.batches import Batch
 
 TOLERANCES: Final = {"resident": 0.03, "phased": 0.05}
-"""The largest relative error of a prediction that `hornbook plan --check` accepts, by execution."""
+"""Maximum relative error of a prediction that `hornbook plan --check` accepts, by execution."""
 _STEPS = 2
 _TIMED_STEPS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The memory of one rank, and the time of a step."""
+    """The predicted and measured memory of one rank and time of a step."""
 
     predicted: Memory
     measured: int
-    """Bytes at the peak."""
+    """Peak in bytes."""
     step_seconds: float
-    """Of the quickest of three steps, batches made ahead: on one CPU its processor time over its threads, so that other
-    programs do not count."""
+    """Time of the fastest of three steps, without making batches; for one process on a CPU, processor time divided by
+    threads, so that other processes do not count."""
     predicted_seconds: float
-    """For as many tokens, by the rate of a product that is measured here and the efficiency that the plan assumes."""
+    """Prediction for the same number of tokens, from the measured rate of a product and the plan's efficiency."""
 
     @property
     def error(self) -> float:
-        """The prediction's relative error."""
+        """The relative error of the predicted memory."""
         return self.predicted.peak / self.measured - 1.0
 
 
 def check_steps(recipe: Recipe, world: World) -> Check:
-    """Make a few steps on random tokens and return their peak and their time beside the prediction.
+    """Run a few steps on random tokens and return measured and predicted memory and time.
 
     Args:
         recipe: its ``model.vocab_size`` must be set.
-        world: gives the device, and this rank's part.
+        world: has the device and this rank's share.
 
     Raises:
-        UserError: the recipe learns labels, which random tokens do not have.
+        UserError: the recipe trains on labels, which random tokens do not have.
     """
     state, config = build_training(recipe, 1 << 20, world)
     loader = synthetic_loader(recipe, world)
@@ -104,7 +104,7 @@ def check_steps(recipe: Recipe, world: World) -> Check:
 
 
 def _time(step: Callable[[], StepResult], world: World) -> tuple[int, float]:
-    """Return the tokens of a step, and the seconds that it takes."""
+    """Return the number of tokens and the duration of a step."""
     is_alone = world.device.type == "cpu" and world.size == 1
     clock, num_threads = (time.process_time, torch.get_num_threads()) if is_alone else (time.perf_counter, 1)
     synchronize(world.device)
@@ -115,7 +115,7 @@ def _time(step: Callable[[], StepResult], world: World) -> tuple[int, float]:
 
 
 def allocated_at_peak(run: Callable[[], None]) -> int:
-    """Return the most bytes that ``run`` has allocated and not yet freed, on the CPU."""
+    """Return the peak of the CPU memory that ``run`` allocates, in bytes."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with (
         blocked(_let_others_release),
@@ -136,13 +136,13 @@ def allocated_at_peak(run: Callable[[], None]) -> int:
 
 @contextmanager
 def _let_others_release() -> Iterator[None]:
-    """Give a thread that has sent a message the time to release it, so that this one, which is observed, is last."""
+    """Wait after each message, so that the sending thread releases it before this thread, which is observed, does."""
     yield
     time.sleep(0.005)
 
 
 class _Early(Executor):
-    """Makes a call at once: what is read is there as early as can be."""
+    """An executor that runs calls at once, so that tensors are read as early as possible."""
 
     def submit(self, call: Callable[[], Any], /) -> Future[Any]:  # type: ignore[override]
         """See ``Executor``."""
@@ -152,7 +152,7 @@ class _Early(Executor):
 
 
 class _Late(Executor):
-    """Makes a call when somebody waits for it: what is written stays as long as can be."""
+    """An executor that runs calls when their result is awaited, so that tensors are written as late as possible."""
 
     def submit(self, call: Callable[[], Any], /) -> Future[Any]:  # type: ignore[override]
         """See ``Executor``."""
@@ -165,21 +165,21 @@ class _Due(Future[Any]):
         self._call = call
 
     def result(self, timeout: float | None = None) -> Any:
-        """Make the call."""
+        """Run the call."""
         return self._call()
 
 
 def _let_transfers_take_longest(phased: Phased) -> None:
-    """Move tensors in this thread, each as long in memory as a disk of any speed could keep it there.
+    """Transfer tensors in this thread, keeping each in memory as long as any disk could.
 
-    The profiler sees no other threads, and a peak must not depend on the disk.
+    The profiler observes only this thread, and the peak must not depend on the speed of the disk.
     """
     for lanes in (phased.home, phased.rows):
         lanes.reader.thread, lanes.writer.thread = _Early(), _Late()
 
 
 def _bytes_of(state: TrainState) -> int:
-    """Return the bytes of what a state holds on the device: weights, moments, positions of blocks."""
+    """Return the bytes of a state on the device: weights, moments, positions of blocks."""
     if isinstance(state.home, PhasedHome):
         return _storage_bytes(state.model.buffers())
     moments = (tensor for tensors in getattr(state.home, "moments", {}).values() for tensor in tensors.values())
@@ -209,7 +209,7 @@ def _tokens_of(recipe: Recipe, state: TrainState, steps: Iterable[Sequence[Batch
 
 
 def tokens_of(recipe: Recipe, state: TrainState, batch: Batch) -> Tokens:
-    """Return the tokens of a micro-batch that was made."""
+    """Return the token counts of a micro-batch."""
     if "lengths" not in batch:
         return full_tokens(recipe)
     context: Any = state.model.make_context(batch)

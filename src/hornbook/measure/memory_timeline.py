@@ -1,4 +1,4 @@
-"""Which tensors are in memory in the course of a step, and what is there at the peak.
+"""Track the memory of tensors during a step, by kind and module.
 
 ::
 
@@ -7,9 +7,9 @@
     timeline.points()   ─► [(0.0, bytes), ..., (1.0, bytes)]
     timeline.at_peak()  ─► [Held("weights", ...), Held("activations", "blocks.0.feed_forward", ...), ...]
 
-Every operation is seen, forward and backward, and the storage of each result is followed until it is freed. What an
-operator takes and frees inside itself is not seen, nor is what the process holds besides tensors. Following costs some
-microseconds an operation, so a step is not timed meanwhile.
+A dispatch mode observes every operation, forward and backward, and tracks the storage of each result until it is freed.
+Temporary memory of operators, and memory of the process other than tensors, are not observed. Tracking takes some
+microseconds per operation, so the step should not be timed.
 """
 
 import time
@@ -30,7 +30,7 @@ _ROWS = 200
 
 
 class _Life(NamedTuple):
-    """A storage that was made in the step."""
+    """A storage that was allocated during the step."""
 
     kind: str
     where: str
@@ -39,11 +39,11 @@ class _Life(NamedTuple):
 
 
 class MemoryTimeline(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows the tensors of this process inside the block.
+    """A context manager that tracks the tensors of this process.
 
     Args:
-        model: its weights are there from the start; the modules' names say where activations are made.
-        home: tells the optimizer state, and later the gradients.
+        model: its weights exist from the start; the names of its modules label activations.
+        home: identifies optimizer states and gradients.
     """
 
     def __init__(self, model: nn.Module, home: Home) -> None:
@@ -54,7 +54,7 @@ class MemoryTimeline(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._ends: dict[int, float] = {}
         self._gradients: set[int] = set()
         self._numbers: dict[int, int] = {}
-        """Of living storages, by their identity."""
+        """Numbers of live storages, by their identity."""
         self._updating = False
         shards = home.tensors()
         self._there = {
@@ -93,7 +93,7 @@ class MemoryTimeline(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._modules.pop()
 
     def note_gradients(self, count: int) -> None:
-        """Remember which storages are gradients; for ``look`` of `train_step`."""
+        """Record which storages are gradients; for ``on_gradients`` of `train_step`."""
         self._updating = True
         for parameter in self._model.parameters():
             if parameter.grad is not None:
@@ -102,7 +102,7 @@ class MemoryTimeline(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._gradients.add(number)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Let an operation pass, and follow the storages of its results."""
+        """Run an operation, and track the storages of its results."""
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and not leaf.is_meta:
@@ -122,7 +122,7 @@ class MemoryTimeline(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._start(storage, "activations", self._modules[-1] if self._modules else f"outside modules: {operator}")
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
-        """Follow a storage that is emptied and filled again in place, as shards do with gathered weights."""
+        """Track a storage that is resized in place, as FSDP does with gathered weights."""
         self._stop(storage._cdata)
         if storage.nbytes():
             self._start(storage, "gathered weights", "all")
@@ -137,7 +137,7 @@ class MemoryTimeline(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._ends[number] = time.perf_counter()
 
     def points(self) -> list[tuple[float, int]]:
-        """Return (share of the step, bytes) in time: at most a few hundred, the largest of each stretch."""
+        """Return (share of the step, bytes) over time: at most a few hundred, each the maximum of an interval."""
         level = sum(size for there in self._there.values() for size in there.values())
         length, levels = self._end - self._begin, [(0.0, level)]
         for at, change in self._changes():
@@ -155,7 +155,7 @@ class MemoryTimeline(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return sorted(changes)
 
     def at_peak(self) -> list[Held]:
-        """Return what is in memory when most is: by kind and place, the largest first, small ones added up."""
+        """Return the memory at the peak by kind and module, largest first, with small entries summed."""
         level = best = 0
         peak = self._begin
         for at, change in self._changes():

@@ -1,12 +1,12 @@
-"""Where the time of a step goes, by module and by operator, out of the events of PyTorch's profiler.
+"""Compute the time of a step by module and by operator from the events of PyTorch's profiler.
 
 ::
 
     hooks of every module ─► ranges "module blocks.0.attention" around its forward pass ─► forward seconds
-    operators inside them ─► sequence numbers of the autograd nodes that they make
+    operators inside them ─► sequence numbers of the autograd nodes that they create
     nodes of the backward pass, by these numbers ─────────────────────────────────────────► backward seconds
 
-On a GPU, seconds are those of the kernels that an operator starts; on a CPU those of the operator itself.
+On a GPU, times are those of the kernels that an operator launches; on a CPU, those of the operator.
 """
 
 from collections import defaultdict
@@ -20,7 +20,7 @@ from torch.profiler import record_function
 from hornbook.track.profile import ModuleTime, OperatorTime, Span
 
 PHASE, MODULE, WAITING = "phase ", "module ", "waiting for ranks"
-"""What the names of ranges begin with, and the name of those in which a rank waits."""
+"""Prefixes of the names of ranges, and the name of ranges in which a rank waits."""
 _NODE = "autograd::engine::evaluate_function: "
 _COMMUNICATION = "c10d::"
 OUTSIDE = "(outside modules)"
@@ -28,7 +28,7 @@ OUTSIDE = "(outside modules)"
 
 @contextmanager
 def module_ranges(model: nn.Module, *, is_compiled: bool) -> Iterator[None]:
-    """Mark the forward pass of every module inside the block; of a compiled model that of its direct parts alone."""
+    """Mark the forward pass of every module in the ``with`` block; for compiled models, only of the model's parts."""
     handles, open_ranges = [], list[Any]()
 
     def begin(name: str) -> None:
@@ -56,11 +56,11 @@ def _marked(model: nn.Module, *, is_compiled: bool) -> Iterator[tuple[str, nn.Mo
 
 
 def module_times(events: Sequence[Any], num_steps: int) -> list[ModuleTime]:
-    """Return the times of each module in a step, its submodules apart, in the order of the first forward pass.
+    """Return the time of each module in a step, without its submodules, in the order of the forward pass.
 
     Args:
-        events: of the profiler, of several steps in which ``module_ranges`` was active.
-        num_steps: how many.
+        events: of the profiler, for several steps with ``module_ranges``.
+        num_steps: number of these steps.
     """
     own = list(_on_host(events))
     makers = _makers(own)
@@ -79,9 +79,9 @@ def module_times(events: Sequence[Any], num_steps: int) -> list[ModuleTime]:
 
 
 def _makers(events: Iterable[Any]) -> dict[int, str]:
-    """Return the module of the forward pass that made each node of the backward pass, by its number.
+    """Return the module whose forward pass created each node of the backward pass, by the node's number.
 
-    Operators carry the number of the next node to be made, so the last one that begins with a number has made it.
+    Operators have the number of the next node to be created, so the last operator with a number has created the node.
     """
     made: dict[int, tuple[float, str]] = {}
     for event in events:
@@ -93,12 +93,12 @@ def _makers(events: Iterable[Any]) -> dict[int, str]:
 
 
 def _own_seconds(event: Any) -> float:
-    """Return the seconds of a range without the modules inside it and the waits of its own."""
+    """Return the seconds of a range without those of modules inside it and of its own waits."""
     return _seconds(event) - sum(map(_seconds, [*_nearest(event, MODULE), *_nearest(event, WAITING)]))
 
 
 def operator_times(events: Sequence[Any], num_steps: int) -> list[OperatorTime]:
-    """Return the time of each operator or, on a GPU, kernel in a step, without what it calls; the longest first."""
+    """Return the time of each operator or, on a GPU, kernel in a step, without callees, longest first."""
     kernels = [event for event in events if _is_kernel(event)]
     totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for event in kernels or _on_host(events):
@@ -112,13 +112,13 @@ def operator_times(events: Sequence[Any], num_steps: int) -> list[OperatorTime]:
 
 
 def spans_of(events: Sequence[Any], begin: float, end: float, first_module: str) -> list[Span]:
-    """Return what a rank did between two times of the profiler's clock, in microseconds, span by span.
+    """Return the activity of a rank between two times of the profiler's clock, in microseconds, as spans.
 
     Args:
         events: of the profiler.
         begin: of a step.
         end: of the same step.
-        first_module: begins a new span of the forward pass each time that it is called.
+        first_module: each call of this module begins a new span of the forward pass.
     """
     inside = [event for event in _on_host(events) if begin <= event.time_range.start < end]
     found = []
@@ -137,7 +137,7 @@ def spans_of(events: Sequence[Any], begin: float, end: float, first_module: str)
 
 
 def _joined(spans: Iterable[Span], gap: float) -> list[Span]:
-    """Join spans of a kind with nothing of another kind between them; "forward|" begins a new one."""
+    """Join consecutive spans of the same kind; "forward|" begins a new one."""
     joined: list[Span] = []
     for span in spans:
         last = joined[-1] if joined else None
@@ -157,7 +157,7 @@ def _is_kernel(event: Any) -> bool:
 
 
 def _seconds(event: Any) -> float:
-    """Return the seconds of an event and all that it calls: of its kernels, if it started any, else its own."""
+    """Return the seconds of an event with its callees: those of its kernels, if it launched any, otherwise its own."""
     return 1e-6 * float(event.device_time_total or event.cpu_time_total)
 
 
@@ -168,18 +168,18 @@ def _ancestors(event: Any) -> Iterator[Any]:
 
 
 def _module_of(event: Any) -> str:
-    """Return the innermost module in whose forward pass an event lies."""
+    """Return the innermost module whose forward pass contains an event."""
     names = (above.name.removeprefix(MODULE) for above in _ancestors(event) if above.name.startswith(MODULE))
     return next(names, OUTSIDE)
 
 
 def _inside(name: str, event: Any) -> bool:
-    """Tell whether an event lies in another one whose name begins so."""
+    """Return whether an event is inside another one whose name begins with ``name``."""
     return any(above.name.startswith(name) for above in _ancestors(event.cpu_parent))
 
 
 def _nearest(event: Any, name: str) -> Iterator[Any]:
-    """Yield the ranges inside an event whose names begin so, but for those inside a module of it."""
+    """Yield the ranges inside an event whose names begin with ``name``, except those inside its modules."""
     for child in event.cpu_children:
         if child.name.startswith(name):
             yield child

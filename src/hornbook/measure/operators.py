@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, by operator, and what a neighbor on the same cores costs it."""
+"""Measure the time of a training step by operator, and the effect of other processes on the same cores."""
 
 import subprocess
 import sys
@@ -18,17 +18,17 @@ _FEWEST_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """What all calls of an operator take in a step, without those that it makes itself."""
+    """The total time of an operator's calls in a step, without callees."""
 
     name: str
     calls: int
     seconds: float
     share: float
-    """Of the step."""
+    """Share of the step's time."""
 
 
 def operators_of(step: Step, device: torch.device) -> list[Operator]:
-    """Return the operators of one step, the longest first, by processor time, or the GPU's on one."""
+    """Return the operators of one step, longest first, by processor time or, on a GPU, the time of kernels."""
     on_gpu = device.type == "cuda"
     step()
     with profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]) as found:
@@ -48,19 +48,20 @@ def operators_of(step: Step, device: torch.device) -> list[Operator]:
 
 @dataclass(frozen=True, kw_only=True)
 class NeighborCost:
-    """What the step loses beside other work, beyond the share of the processor that it gets."""
+    """The slowdown of a step by other processes, beyond their share of the processor."""
 
     neighbors: int
-    """Busy processes, one a core."""
+    """Number of busy processes, one per core."""
     alone: float
-    """Tokens a second of processor time."""
+    """Tokens per second of processor time, without other processes."""
     beside: float
+    """The same with busy processes."""
     loss: float
     """``1 - beside / alone``."""
 
 
 def neighbor_cost(step: Step) -> NeighborCost:
-    """Time a step alone and beside one busy process on each core, by processor time."""
+    """Time a step without and with a busy process on each core, by processor time."""
     cores = usable_cores()
     alone = _tokens_per_processor_second(step)
     with _busy_processes(cores):

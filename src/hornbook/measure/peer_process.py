@@ -1,13 +1,14 @@
-"""A peer's training step in a process of its own, as a user would start it: with PyTorch's allocator and settings.
+"""Run a peer's training steps in a separate process, with PyTorch's default allocator and settings.
 
 ::
 
     this process                      python -m hornbook.measure.peer_process
     {recipe, precision, threads}  ->  builds the peer's model and optimizer
-    an empty line                 ->  makes a step
+    an empty line                 ->  runs a step
     tokens of the step            <-
 
-In this process, peers have what `hornbook.parallel.device.prepare` gives: freed memory is kept, denormals are zero.
+In this process, peers would use the settings of `hornbook.parallel.device.prepare`, which keeps freed memory and
+flushes denormals.
 """
 
 import json
@@ -30,17 +31,17 @@ from hornbook.parallel.world import World
 
 @contextmanager
 def transformers_step_apart(recipe: Recipe, world: World, *, precision: str) -> Iterator[Step]:
-    """Give a step that a process of its own makes; it ends with the block.
+    """Yield a step that runs in a separate process, which ends with the ``with`` block.
 
     Args:
         recipe: as for ``transformers_step``.
-        world: gives the device.
+        world: has the device.
         precision: as for ``transformers_step``.
 
     Raises:
-        UserError: the process ended; what it said is above.
+        UserError: the process ended; it has printed the reason.
     """
-    reading, writing = os.pipe()  # standard output may hold what libraries print
+    reading, writing = os.pipe()  # since libraries may print to standard output
     command = [sys.executable, "-m", "hornbook.measure.peer_process", str(writing)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[writing], text=True)
     os.close(writing)
@@ -54,8 +55,8 @@ def transformers_step_apart(recipe: Recipe, world: World, *, precision: str) -> 
         if answer := answers.readline():
             return int(answer)
         raise UserError(
-            f"transformers {precision} ended in a process of its own, for the reason above; to time it in this process "
-            "alone, add --peer-processes shared"
+            f"the process of transformers {precision} ended for the reason above; to time it only in this process, add "
+            "--peer-processes shared"
         )
 
     settings = {"precision": precision, "threads": torch.get_num_threads(), "device": str(world.device)}
@@ -71,7 +72,7 @@ def transformers_step_apart(recipe: Recipe, world: World, *, precision: str) -> 
 
 
 def serve(answers: TextIO) -> None:
-    """Answer the requests of ``transformers_step_apart`` from standard input until it ends."""
+    """Process the requests of ``transformers_step_apart`` from standard input until it ends."""
     given = json.loads(sys.stdin.readline())
     torch.set_num_threads(given["threads"])
     world = World(device=torch.device(given["device"]))

@@ -1,4 +1,4 @@
-"""What a user would run instead: the same step, and the same generation, in Hugging Face transformers."""
+"""Peers for benchmarks: the same training step and the same generation in Hugging Face transformers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,12 +23,12 @@ def transformers_step(recipe: Recipe, world: World, *, precision: str) -> Step:
     """Return a training step of the transformers model with the recipe's sizes, on the recipe's batches.
 
     Args:
-        recipe: a GPT, BERT or RoBERTa whose options transformers has.
-        world: gives the device.
+        recipe: a GPT, BERT or RoBERTa whose options transformers supports.
+        world: has the device.
         precision: fp32; bf16-mixed (fp32 weights under autocast); bf16 (bf16 weights and moments).
 
     Raises:
-        UserError: transformers is not installed, or has no such model.
+        UserError: transformers is not installed, or does not support the model.
     """
     model = _build(recipe).to(world.device).train()
     if precision == "bf16":
@@ -54,7 +54,7 @@ def transformers_step(recipe: Recipe, world: World, *, precision: str) -> Step:
 
 
 def _inputs(batch: Batch) -> dict[str, Tensor]:
-    """What transformers calls the tensors of a batch; an encoder's rows are padded to the longest of them only."""
+    """Return the tensors of a batch by their names in transformers; an encoder's rows are padded to the longest."""
     if "lengths" not in batch:
         return {"input_ids": batch["tokens"], "labels": batch["tokens"]}
     longest, num_columns = int(batch["lengths"].max()), batch["tokens"].shape[1]
@@ -74,16 +74,16 @@ def _inputs(batch: Batch) -> dict[str, Tensor]:
 def transformers_generate(
     recipe: Recipe, prompts: Sequence[Sequence[int]], device: torch.device, compute: str
 ) -> Generate:
-    """Return greedy ``generate`` of ``GPT2LMHeadModel``, with its cache, at the recipe's sizes.
+    """Return greedy ``generate`` of ``GPT2LMHeadModel``, with its cache and the recipe's sizes.
 
     Args:
-        recipe: a GPT whose options transformers has.
-        prompts: token ids, equally many in each.
-        device: where the model is.
-        compute: fp32 or bf16, of weights and activations.
+        recipe: a GPT whose options transformers supports.
+        prompts: token ids, of equal length.
+        device: of the model.
+        compute: dtype of weights and activations, fp32 or bf16.
 
     Raises:
-        UserError: transformers is not installed, or has no such model.
+        UserError: transformers is not installed, or does not support the model.
     """
     model = _build(recipe).to(device).eval()
     model = model.bfloat16() if compute == "bf16" else model
@@ -100,7 +100,7 @@ def _build(recipe: Recipe) -> Any:
     transformers = require("transformers", extra="test", purpose="--peer transformers")
     model = recipe.model
     if model.activation not in _ACTIVATIONS or model.effective_head_size * model.num_heads != model.hidden_size:
-        raise UserError("transformers has no such activation or head size: remove --peer")
+        raise UserError("transformers does not support the recipe's activation or head size: remove --peer")
     if isinstance(model, BertConfig | RobertaConfig):
         return _build_encoder(transformers, model, relates=isinstance(recipe.objective, PretrainingConfig))
     if not isinstance(model, GPTConfig):

@@ -1,12 +1,12 @@
-"""A profile of a recipe's training step: three kinds of steps after some that warm up.
+"""Profile a recipe's training step, with three kinds of steps after a warm-up.
 
 ::
 
     timed steps       no profiler: step time, phases, waiting, MFU
-    profiled steps    PyTorch's profiler: time by module and operator, what each rank does when, the trace
-    one more step     every tensor followed: memory in time, what is alive at the peak
+    profiled steps    PyTorch's profiler: time by module and operator, each rank's activity over time, the trace
+    one more step     all tensors tracked: memory over time, and at the peak
 
-Batches are made ahead in a thread, as in a run. All ranks call this together.
+Batches are prepared in a background thread, as in a run. All ranks call these functions together.
 """
 
 import os
@@ -44,12 +44,12 @@ from hornbook.wording import counted
 
 _WARM_UP = 3
 _NO_MESSAGES = "6"
-"""A log level of Kineto, the library below PyTorch's profiler, above that of its ``USDT:`` lines."""
+"""A log level of Kineto, which PyTorch's profiler uses, that suppresses its ``USDT:`` lines."""
 
 
 @dataclass
 class _Steps:
-    """A training that is advanced step by step, and the clock readings of the last step."""
+    """A training, and the times of its last step."""
 
     state: TrainState
     config: StepConfig
@@ -57,10 +57,10 @@ class _Steps:
     device: torch.device
     tokens: int = field(default=0, init=False)
     times: list[float] = field(default_factory=list, init=False)
-    """Begin of the step, its batch is there, begin of the update, end of the step."""
+    """Times at which the step begins, its batch is ready, its update begins and the step ends."""
 
     def make(self, also: Callable[[int], None] = lambda count: None, phase: Any = lambda name: nullcontext()) -> None:
-        """Make a step; ``also`` is called before its update, ``phase`` gives a context for each phase."""
+        """Run a step; ``also`` is called before its update, ``phase`` returns a context for each phase."""
         self.times = [time.perf_counter()]
         with phase("data"):
             micro_batches = next(self.batches)
@@ -83,22 +83,22 @@ class _Steps:
 
 
 def measure_profile(recipe: Recipe, world: World, output: Path, *, num_steps: int) -> Profile:
-    """Profile the training step of ``recipe``; all ranks get the same profile. Each writes its trace to ``output``.
+    """Profile the training step of ``recipe``; return the same profile on all ranks, and write each rank's trace.
 
     Args:
         recipe: with data, or with ``data.synthetic`` and a vocabulary.
         world: the ranks.
-        output: a folder, which is made if it is missing.
-        num_steps: timed steps, and profiled ones.
+        output: folder for the traces, created if it does not exist.
+        num_steps: number of timed steps, and of profiled steps.
 
     Raises:
-        UserError: the recipe learns labels, or its data do not fit it.
+        UserError: the recipe trains on labels, or its data do not match it.
         StorageError: the trace cannot be written.
     """
     if isinstance(recipe.objective, LabelledConfig):
         raise UserError(
-            f"a profile does not open the labels that {recipe.objective.name!r} learns; add --objective.name mlm, the "
-            "same but for the head"
+            f"the profiler does not support labels, on which {recipe.objective.name!r} trains; add --objective.name "
+            "mlm, which differs only in the head"
         )
     sources = open_sources(recipe)
     recipe = complete(recipe, sources)
@@ -126,7 +126,7 @@ def measure_profile(recipe: Recipe, world: World, output: Path, *, num_steps: in
 
 
 class _Phases(NamedTuple):
-    """Of a rank; see `RankProfile`."""
+    """The seconds of a rank's phases; see `RankProfile`."""
 
     data: float
     compute: float
@@ -135,7 +135,7 @@ class _Phases(NamedTuple):
 
 
 class _Memory(NamedTuple):
-    """Of a rank; see `RankProfile`."""
+    """The memory of a rank; see `RankProfile`."""
 
     memory: tuple[tuple[float, int], ...]
     peak_bytes: int
@@ -144,20 +144,20 @@ class _Memory(NamedTuple):
 
 
 class _Profiled(NamedTuple):
-    """What the profiler says of a rank."""
+    """The profiler's results for a rank."""
 
     spans: list[Span]
     modules: list[ModuleTime]
     operators: list[OperatorTime]
     seconds: float
-    """Of a step."""
+    """Duration of a step."""
     waiting: float | None
     """Seconds in which a GPU only communicates; None on a CPU, where waits are timed without the profiler."""
     trace: str
 
 
 def _timed(steps: _Steps, world: World, num_steps: int) -> tuple[_Phases, tuple[float, float]]:
-    """Return the medians of a rank's phases, and those of step seconds and tokens per second of all ranks."""
+    """Return the medians of a rank's phases, and of the step time and tokens per second of all ranks."""
     rows, slowest, rates = [], [], []
     for _ in range(num_steps):
         world.barrier()
@@ -172,7 +172,7 @@ def _timed(steps: _Steps, world: World, num_steps: int) -> tuple[_Phases, tuple[
 
 
 def _profiled(steps: _Steps, recipe: Recipe, world: World, output: Path, num_steps: int) -> _Profiled:
-    """Make steps under PyTorch's profiler, and write their trace."""
+    """Run steps under PyTorch's profiler, and write their trace."""
     is_gpu, seconds = world.device.type == "cuda", []
     os.environ.setdefault("KINETO_LOG_LEVEL", _NO_MESSAGES)  # read when the first profiler of a process starts
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * is_gpu
@@ -220,7 +220,7 @@ def _merged(
     utilization: Utilization | None,
     facts: dict[str, str],
 ) -> Profile:
-    """Return the profile of all ranks: their own numbers side by side, times by module and operator added up."""
+    """Return the profile of all ranks: each rank's numbers, and the times by module and operator summed over ranks."""
     everyone = [world.everyone.share((rank, profiled), at) for at in range(world.size)]
     by_module, by_operator = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for _, own in everyone:

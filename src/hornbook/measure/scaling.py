@@ -1,4 +1,4 @@
-"""How well the training step of a recipe scales to the ranks of a world: speed, efficiency, traffic, waiting.
+"""Measure how a training step scales to several ranks: speed, efficiency, traffic, waiting.
 
 ::
 
@@ -7,8 +7,8 @@
     efficiency      tokens/s of n ranks / (n · tokens/s of rank 0 alone)
     more steps      what each rank sends, and how long it waits
 
-The two take turns, so that a noisy machine is noisy to both, with the same threads in each process; medians count. A
-rank alone holds the whole model. As in `hornbook.measure.throughput`, batches of random tokens are made within a step.
+The two alternate, so that other load affects both, with the same threads in each process; results are medians. The
+single rank holds the whole model. As in `hornbook.measure.throughput`, steps include making batches of random tokens.
 """
 
 import statistics
@@ -33,39 +33,39 @@ _WARM_UP = 2
 
 @dataclass(frozen=True, kw_only=True)
 class RankTraffic:
-    """What one rank exchanges with the others in a step."""
+    """The communication of one rank in a step."""
 
     sent: dict[str, float]
-    """Bytes by operation, observed."""
+    """Measured bytes by operation."""
     formula: dict[str, float]
-    """Bytes by operation, computed (`hornbook.config.communication`); empty for a model of one's own."""
+    """Predicted bytes by operation (`hornbook.config.communication`); empty for custom models."""
     waiting: float
-    """Share of the time in which it waits for communication; the median."""
+    """Share of the time in which the rank waits for communication; median."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """What `measure_scaling` finds."""
+    """The results of `measure_scaling`."""
 
     together: Throughput
-    """Of all ranks; a step takes as long as on the slowest."""
+    """Speed of all ranks; a step takes as long as on the slowest."""
     alone: Throughput | None
-    """Of one process with 1/n of the global batch; None where it was not measured."""
+    """Speed of one process with 1/n of the global batch; None if it was not measured."""
     efficiency: float | None
-    """Tokens a second of all ranks over n times those of one process."""
+    """Tokens per second of all ranks divided by n times those of one process."""
     ranks: list[RankTraffic]
 
 
 def measure_scaling(recipe: Recipe, world: World, *, rounds: int, with_alone: bool = True) -> Scaling:
-    """Time steps of all ranks beside those of one process, ``rounds`` times each after two that warm up.
+    """Time steps of all ranks and of one process, alternating, in ``rounds`` rounds after two warm-up rounds.
 
-    All ranks call this together and return the same.
+    All ranks call this together and get the same result.
 
     Args:
         recipe: its ``model.vocab_size`` must be set.
         world: the ranks.
         rounds: measured steps of each.
-        with_alone: whether one process is timed, too; it must be able to hold the whole model.
+        with_alone: whether to time one process as well, which must be able to hold the whole model.
     """
     is_alone = with_alone and world.is_first
     alone = hornbook_step(_share_of(recipe, world.size), World(device=world.device)) if is_alone else None
@@ -108,7 +108,7 @@ def _share_of(recipe: Recipe, num_ranks: int) -> Recipe:
 
 
 def _timed(step: Step, world: World) -> tuple[int, float]:
-    """Return the tokens of a step and its seconds."""
+    """Return the number of tokens and the duration of a step."""
     start = time.perf_counter()
     tokens = step()
     synchronize(world.device)
@@ -130,7 +130,7 @@ def _formula(
 
 
 def _on_all_ranks(world: World, sent: dict[str, float], formula: dict[str, float], waiting: float) -> list[RankTraffic]:
-    """Return each rank's numbers; every rank uses the same operations, but for those that send nothing on some."""
+    """Return each rank's numbers; the operations are the same on all ranks, but may send nothing on some."""
     names = sorted({"all_reduce", "all_gather", "reduce_scatter", "send"} | {*sent})
     rows = world.gather(
         [*(sent.get(name, 0.0) for name in names), *(formula.get(name, 0.0) for name in names), waiting]

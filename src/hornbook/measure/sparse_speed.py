@@ -1,14 +1,14 @@
-"""How fast block-sparse linear maps are on this machine, beside dense PyTorch of the same dtype.
+"""Time block-sparse linear layers, compared with PyTorch's dense layers of the same dtype.
 
 ::
 
     up   [N, in] -> [N, out]      forward, gradient of the input, gradient of the weights: each dense and sparse
-    down [N, out] -> [N, in]      likewise
+    down [N, out] -> [N, in]      the same
     feed-forward step             down(gelu(up(x))), its backward pass, AdamW
-    pattern update                a step of a GPT whose pattern changes, beside the same step without
+    pattern update                a step of a GPT with an update of its patterns, compared with a step without
 
-Dense and sparse take turns, so that a noisy machine is noisy to both; medians count. One thread of a CPU is measured by
-processor time, which other processes hardly change.
+Dense and sparse calls alternate, so that other load affects both; results are medians. A single CPU thread is measured
+by processor time, on which other processes have little effect.
 """
 
 import statistics
@@ -36,7 +36,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A pair of linear maps, up and down, and the tokens that they map."""
+    """A pair of linear layers, up and down, and their input."""
 
     num_in: int
     num_out: int
@@ -44,51 +44,51 @@ class Case:
     block_size: int
     density: float
     dtype: torch.dtype
-    """Of the activations; weights are fp32 and cast to it."""
+    """Dtype of the activations; weights are fp32 and cast to it."""
     device: torch.device
     kernel: str = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Seconds of one call."""
+    """The duration of one call, in seconds."""
 
     median: float
     spread: float
-    """Distance of the quartiles over the median."""
+    """Interquartile range divided by the median."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """What a case takes, dense and sparse."""
+    """The times of a case, dense and sparse."""
 
     kernel: str
     reason: str
     dense: Mapping[str, Timing]
-    """By ``forward``, ``input_gradient``, ``weight_gradient`` (both maps together) and ``feed_forward``."""
+    """Times of ``forward``, ``input_gradient``, ``weight_gradient`` (of both layers together) and ``feed_forward``."""
     sparse: Mapping[str, Timing]
     products_ratio: float
-    """Dense over sparse time of the three products."""
+    """Dense divided by sparse time of the three products."""
     feed_forward_ratio: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class PatternUpdate:
-    """What RigL's update of a pattern costs in a GPT of one layer, all of whose linear maps are sparse."""
+    """The cost of RigL's pattern updates in a GPT of one layer whose linear layers are all sparse."""
 
     step_seconds: float
-    """A step without an update."""
+    """Duration of a step without an update."""
     update_seconds: float
-    """What an update adds: dense gradients, scores, choice, and moving blocks and moments."""
+    """Additional time of an update: dense gradients, scores, choice, and moving blocks and moments."""
     share: float
-    """Of the time of a run with an update every 100 steps."""
+    """Share of the time of a run with an update every 100 steps."""
 
 
 def measure_case(case: Case, rounds: int) -> Speed:
-    """Time the products and the feed-forward step of a case, ``rounds`` times each after one that warms up.
+    """Time the products and the feed-forward step of a case, ``rounds`` times each after one warm-up call.
 
     Raises:
-        UserError: the block does not divide the sizes, no block is left, or the kernel cannot compute here.
+        UserError: the block size does not divide the sizes, no block is left, or the kernel is not available.
     """
     up, down = _maps(case)
     choice = up.kernel(case.dtype)
@@ -107,10 +107,10 @@ def measure_case(case: Case, rounds: int) -> Speed:
 
 
 def measure_update(case: Case, rounds: int) -> PatternUpdate:
-    """Time training steps of a GPT of the case's sizes with RigL's update after every one, and with none.
+    """Time training steps of a GPT of the case's sizes with RigL's update after every step, and without updates.
 
     Raises:
-        UserError: such a GPT cannot be built.
+        UserError: the sizes are not valid for a GPT.
     """
     num_heads = case.num_in // 64 if case.num_in % 64 == 0 else 1
     sequences = max(1, case.num_tokens // _SEQUENCE_LENGTH)
@@ -140,7 +140,7 @@ def measure_update(case: Case, rounds: int) -> PatternUpdate:
 
 
 def interleaved(calls: Mapping[str, Call], device: torch.device, rounds: int) -> dict[str, Timing]:
-    """Time calls in turn, ``rounds`` times each after one that warms up."""
+    """Time calls, alternating, ``rounds`` times each after one warm-up call."""
     clock = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(1 + rounds):
@@ -181,7 +181,7 @@ def _random(case: Case, num_features: int) -> Tensor:
 
 
 def _products(case: Case, up: BlockSparseLinear, down: BlockSparseLinear) -> dict[str, Call]:
-    """Return the three products of both maps, dense and sparse, with weights already cast."""
+    """Return the three products of both layers, dense and sparse, with weights already cast."""
     kernel, size = KERNELS[up.kernel(case.dtype).kernel], case.block_size
     narrow, wide = _random(case, case.num_in), _random(case, case.num_out)
     sides = ((up, narrow, wide), (down, wide, narrow))
@@ -206,7 +206,7 @@ def _feed_forwards(case: Case, up: BlockSparseLinear, down: BlockSparseLinear) -
 
 
 class _Dense(nn.Module):
-    """PyTorch's linear map with fp32 parameters that are cast to the dtype of the activations."""
+    """PyTorch's linear layer with fp32 parameters that are cast to the dtype of the activations."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()

@@ -1,12 +1,12 @@
-"""How fast the training step of a recipe is on this machine, alone or beside a peer.
+"""Time the training step of a recipe, alone or compared with a peer.
 
-Every contender makes whole steps (batches, forward, backward, clipping, update) on random tokens, in turn, so that a
-noisy machine is noisy to all of them; the median counts. An encoder's sequences are as long as those of Wikipedia, and
-tokens a second are counted without padding, for all alike. Nothing is written.
+Contenders run whole steps (batches, forward, backward, clipping, update) on random tokens, alternating, so that other
+load affects all of them; results are medians. An encoder's sequences have the lengths of Wikipedia's, and tokens are
+counted without padding for all contenders. No files are written.
 
-A run makes its batches ahead in a thread, into page-locked memory for a GPU. Here that thread would work in another
-contender's turn, so each makes its batches inside its own step, from pageable memory, the peers too. The price: a run
-with a core to spare is faster than is said here, by the time that its batches take.
+A run prepares batches in a background thread, in pinned memory for a GPU. Here, the thread would run during another
+contender's step, so all contenders make their batches within their steps, in pageable memory. So a run with an idle
+core is faster than the benchmark, by the time for making batches.
 """
 
 import statistics
@@ -28,12 +28,12 @@ from hornbook.samples.sources import open_sources
 _WARM_UP = 2
 
 Step = Callable[[], int]
-"""Makes a step and returns how many tokens it trained on, padding apart."""
+"""Runs a step and returns its number of tokens, without padding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """What one step takes."""
+    """The speed of a step."""
 
     step_seconds: float
     """Median over the measured steps."""
@@ -42,7 +42,7 @@ class Throughput:
 
 
 def measure_steps(contenders: Mapping[str, Step], world: World, *, rounds: int) -> dict[str, Throughput]:
-    """Time the contenders' steps in turn, ``rounds`` times each after two that warm up."""
+    """Time the contenders' steps, alternating, in ``rounds`` rounds after two warm-up rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(_WARM_UP + rounds):
@@ -62,7 +62,7 @@ def measure_steps(contenders: Mapping[str, Step], world: World, *, rounds: int) 
 
 
 def matrix_product(recipe: Recipe, world: World) -> Product:
-    """Return the plain product of the feed-forward's shape for a micro-batch, in the dtype of the activations."""
+    """Return the matrix product of the feed-forward's shape for a micro-batch, in the dtype of the activations."""
     tokens = recipe.training.micro_batch_size * recipe.sequence_length
     return Product.of(recipe, tokens, compute_dtype(recipe.precision.compute, world.device), world.device)
 
@@ -70,29 +70,28 @@ def matrix_product(recipe: Recipe, world: World) -> Product:
 def compare_with_product(recipe: Recipe, step: Throughput, rate: float) -> dict[str, float]:
     """Return ``tflops`` of a step, ``matmul_tflops`` of a product's ``rate`` in FLOP/s, and their ``tflops_ratio``.
 
-    The recipe's model has ``flops_per_token``; the length of its sequences is the mean of those in the step.
+    The recipe's model must have ``flops_per_token``; the sequence length is the mean of those in the step.
     """
     flops = recipe.flops_per_token(step.tokens_per_second * step.step_seconds / recipe.training.global_batch_size)
-    assert flops is not None, "a product is measured only where the step's operations are known"
+    assert flops is not None, "a product is measured only if the step's FLOPs are known"
     tflops, matmul_tflops = flops * step.tokens_per_second / 1e12, rate / 1e12
     return {"tflops": tflops, "matmul_tflops": matmul_tflops, "tflops_ratio": tflops / matmul_tflops}
 
 
 def synthetic_loader(recipe: Recipe, world: World) -> Loader:
-    """Return the batches that the recipe would train on, one step an item, of random tokens.
+    """Return a loader of the recipe's batches, one step per item, with random tokens.
 
     Args:
         recipe: its ``model.vocab_size`` must be set.
-        world: gives this rank's share of a batch, and the device, which decides how an encoder's sequences are laid
-            out, unless the recipe does.
+        world: determines this rank's share of a batch and, by the device, the default layout of an encoder's batches.
 
     Raises:
-        UserError: the recipe learns labels, which random tokens do not have.
+        UserError: the recipe trains on labels, which random tokens do not have.
     """
     if isinstance(recipe.objective, LabelledConfig):
         raise UserError(
-            f"steps are measured on random tokens, which have no labels to learn {recipe.objective.name!r} from; add "
-            "--objective.name mlm, the same but for the head"
+            f"steps are measured on random tokens, which have no labels for {recipe.objective.name!r}; add "
+            "--objective.name mlm, which differs only in the head"
         )
     data = replace(recipe.data, train=DataConfig.train, weights=DataConfig.weights, synthetic=True)
     recipe = replace(recipe, data=data)
@@ -101,14 +100,14 @@ def synthetic_loader(recipe: Recipe, world: World) -> Loader:
 
 
 def hornbook_step(recipe: Recipe, world: World) -> Step:
-    """Return the training step that `hornbook train` makes, but that its batches are made within it.
+    """Return the training step of `hornbook train`, with the batches made within the step.
 
     Args:
         recipe: its ``model.vocab_size`` must be set.
-        world: gives the device and this rank's share.
+        world: has the device and this rank's share.
     """
     state, config = build_training(recipe, 1 << 30, world)
-    kernels = in_use()  # another contender may use others
+    kernels = in_use()  # other contenders may use other kernels
     loader = synthetic_loader(recipe, world)
 
     def step() -> int:

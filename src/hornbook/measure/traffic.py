@@ -1,4 +1,4 @@
-"""What a rank sends to the others, and how long it waits for them, observed from outside.
+"""Measure the bytes that a rank sends and the time that it waits for others.
 
 ::
 
@@ -6,8 +6,8 @@
         step()                       traffic.sent    {"all_reduce": bytes, ...}
     waiting_share(step, device)      0.12            of the step's time, blocked in collectives and receives
 
-Both see whatever goes through ``torch.distributed``: hornbook's own sums, ``fully_shard``'s gathers, the sends of a
-pipeline schedule. A message counts as the bytes that a ring of its ranks sends (`hornbook.config.communication`).
+Both observe all communication through ``torch.distributed``: hornbook's sums, ``fully_shard``'s gathers, the sends of
+pipeline schedules. A collective counts as the bytes that a rank of a ring sends (`hornbook.config.communication`).
 """
 
 import time
@@ -34,23 +34,23 @@ _OWN_PART = {
     "reduce_scatter_": ("reduce_scatter", 0),
     "send": ("send", 0),
 }
-"""Operator of PyTorch's -> the name here, and which argument is the rank's own part; others keep their name."""
+"""PyTorch's operator -> its name here, and the index of the argument with the rank's part; others keep their name."""
 _SENDS_NOTHING = ("recv_", "recv_any_source_", "barrier", "monitored_barrier_")
 
 
 class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the bytes that this rank sends inside the block.
+    """A context manager that sums the bytes that this rank sends.
 
-    Every operation on tensors takes a few microseconds more meanwhile, so a step is not timed with it.
+    It slows down every operation on tensors by a few microseconds, so do not time the step.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sent: dict[str, float] = defaultdict(float)
-        """Bytes by operation."""
+        """Sent bytes by operation."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note a message and let it pass."""
+        """Run an operation, and count the bytes if it communicates."""
         name = func.overloadpacket.__name__
         if func.namespace == "c10d" and name not in _SENDS_NOTHING:
             operation, place = _OWN_PART.get(name, (name.strip("_"), 0))
@@ -60,10 +60,10 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def waiting_share(step: Callable[[], object], device: torch.device) -> float:
-    """Make a step and return the share of its time in which nothing is computed since communication is under way.
+    """Run a step and return the share of its time in which only communication is in progress.
 
-    On a CPU that is the time for which the process is blocked. On a GPU, which computes and communicates at once, it is
-    the time of NCCL's kernels, waiting for other ranks included, during which no other kernel runs.
+    On a CPU, that is the time for which the process is blocked. On a GPU, which computes and communicates concurrently,
+    it is the time of NCCL's kernels, including waits for other ranks, during which no other kernel runs.
     """
     start = time.perf_counter()
     if device.type == "cuda":
@@ -78,7 +78,7 @@ def waiting_share(step: Callable[[], object], device: torch.device) -> float:
 
 
 def exposed_of(events: Iterable[Any]) -> float:
-    """Return the seconds in which a GPU only communicates, out of the events of PyTorch's profiler."""
+    """Return the seconds in which a GPU only communicates, from the events of PyTorch's profiler."""
     spans = [
         (event.name, event.time_range.start, event.time_range.end)
         for event in events
@@ -91,7 +91,7 @@ def exposed(spans: Iterable[tuple[str, float, float]]) -> float:
     """Return the time in which only communication runs.
 
     Args:
-        spans: name, begin and end of what a GPU runs; they may overlap. NCCL's begin with ``nccl``.
+        spans: name, begin and end of kernels, which may overlap; names of NCCL's begin with ``nccl``.
     """
     changes = sorted(
         (time, change, name.startswith("nccl"))

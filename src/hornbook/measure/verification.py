@@ -1,11 +1,11 @@
-"""Verify on one's own recipe and machines that a run resumes, and scales to more ranks, with the same numbers.
+"""Verify that a recipe resumes and scales to more ranks with the same numbers.
 
     resume      whole:        step 1 ... 6                        weights, moments, progress and losses must be
                 interrupted:  step 1 2 3 | stop, resume | 4 5 6   equal bit for bit
     topology    one process   gradients of step 1, loss of each step
                 each layout   the same; differences are rounding
 
-Both take a few steps of the recipe. All ranks call these functions together.
+Both run a few steps of the recipe. All ranks call these functions together.
 """
 
 import math
@@ -43,7 +43,7 @@ _CLOCKS = ("seconds", "tokens_per_second", "tflops", "mfu")
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One line of the table of `verify_resume`."""
+    """A row of the table of `verify_resume`."""
 
     what: str
     compared: int
@@ -52,7 +52,7 @@ class Compared:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One line of the table of `verify_topology`: a layout beside one process."""
+    """A row of the table of `verify_topology`: a layout compared with one process."""
 
     layout: str
     gradients: float
@@ -62,7 +62,7 @@ class Difference:
 
 
 def shrunk(recipe: Recipe, num_steps: int) -> Recipe:
-    """Return the first steps of a recipe's run, without samples, tasks and early stopping."""
+    """Return a recipe for the first steps of a run, without samples, tasks and early stopping."""
     training = replace(recipe.training, steps=num_steps, epochs=None, tokens=None)
     saving = replace(recipe.checkpoint, every_steps=num_steps, keep_last=2, best_by="validation")
     evaluation = replace(
@@ -80,16 +80,16 @@ def shrunk(recipe: Recipe, num_steps: int) -> Recipe:
 
 
 def verify_resume(recipe: Recipe, world: World, folder: Path, *, num_steps: int) -> list[Compared]:
-    """Train ``num_steps`` steps twice, interrupted halfway the second time, and compare what the runs leave.
+    """Train ``num_steps`` steps twice, the second time interrupted halfway and resumed, and compare the runs.
 
     Args:
-        recipe: is shrunk.
+        recipe: shortened by `shrunk`.
         world: of the runs.
-        folder: a new one for both runs; all ranks reach it.
+        folder: a new folder for both runs, accessible to all ranks.
         num_steps: 2 or more.
 
     Returns:
-        What was compared, on the first rank; [] on the others.
+        The comparisons on the first rank; [] on the others.
     """
     recipe = shrunk(recipe, num_steps)
     with open_run(recipe, folder / "whole", world) as run:
@@ -100,7 +100,7 @@ def verify_resume(recipe: Recipe, world: World, folder: Path, *, num_steps: int)
     except StoppedBySignal:
         pass
     except Exception as error:
-        if not world.was_told(error):
+        if not world.was_reported(error):
             raise
     with open_run(recipe, folder / "interrupted", world) as run:
         train_until_done(run)
@@ -135,9 +135,9 @@ def _without_clocks(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def layouts_of(recipe: Recipe, num_ranks: int) -> tuple[dict[str, ParallelConfig], dict[str, str]]:
-    """Return the layouts of so many ranks that fit the recipe, its own first, and why the others do not, by name.
+    """Return the layouts that the recipe supports, its own first, and the reasons against the others, by name.
 
-    Each axis alone, a pipeline with every schedule, and the products in which all axes but one have one or two ranks.
+    They are each axis alone, a pipeline with every schedule, and products with at most two ranks on all axes but one.
     """
     candidates = [recipe.parallel]
     for sizes in _products(num_ranks):
@@ -157,7 +157,7 @@ def layouts_of(recipe: Recipe, num_ranks: int) -> tuple[dict[str, ParallelConfig
 
 
 def _products(num_ranks: int) -> list[Sizes]:
-    """Return sizes that multiply to ``num_ranks``, all but one of them 1 or 2, single axes first."""
+    """Return sizes whose product is ``num_ranks``, all but one of them 1 or 2, single axes first."""
     found = {
         Sizes._make((*others[:axis], num_ranks // math.prod(others), *others[axis:]))
         for others in product((1, 2), repeat=len(Sizes._fields) - 1)
@@ -178,7 +178,7 @@ def _layout_of(sizes: Sizes) -> ParallelConfig:
 
 
 def _misfit(recipe: Recipe, parallel: ParallelConfig, num_ranks: int) -> str:
-    """Return why a layout does not go with the recipe; "" if it does."""
+    """Return why the recipe does not support a layout; "" if it does."""
     try:
         refuse_misfit(replace(recipe, parallel=parallel), num_ranks)
     except UserError as error:
@@ -196,19 +196,19 @@ def _name(parallel: ParallelConfig, num_ranks: int) -> str:
 def verify_topology(
     recipe: Recipe, world: World, layouts: Mapping[str, ParallelConfig], *, num_steps: int
 ) -> tuple[list[Difference], dict[str, str]]:
-    """Train ``num_steps`` steps in one process, then on each layout of the world, and compare.
+    """Train ``num_steps`` steps in one process, then with each layout, and compare.
 
     Args:
-        recipe: is shrunk.
+        recipe: shortened by `shrunk`.
         world: of all ranks.
         layouts: of these ranks, by name; see `layouts_of`.
         num_steps: 1 or more.
 
     Returns:
-        A line for each layout, on the first rank, [] on the others; and why layouts were refused, by name.
+        A row for each layout on the first rank, [] on the others; and the errors of rejected layouts, by name.
 
     Raises:
-        UserError: the data cannot be read, or no rank can train the recipe at all.
+        UserError: the data cannot be read, or one process cannot train the recipe.
     """
     recipe, sources = open_data(shrunk(recipe, num_steps), RunFolder(path=Path()), None)
     alone = replace(recipe, parallel=ParallelConfig())
@@ -218,7 +218,7 @@ def verify_topology(
     for name, parallel in layouts.items():
         try:
             found = _train(replace(recipe, parallel=parallel), sources, world.laid_out(parallel), num_steps)
-        except UserError as error:  # of the layout, the same on all ranks: recipe and data have trained already
+        except UserError as error:  # caused by the layout, so the same on all ranks: one process has trained already
             refused[name] = str(error)
         else:
             if reference is not None:
@@ -237,7 +237,7 @@ def _difference(
 
 
 def _train(recipe: Recipe, sources: Sources, world: World, num_steps: int) -> tuple[dict[str, Tensor], list[float]]:
-    """Return the whole gradients of the first step, without padding, and the losses."""
+    """Return the unsplit gradients of the first step, without padding, and the losses."""
     samples = build_samples(recipe, sources, on_cpu=world.device.type == "cpu")
     state, config = build_training(recipe, num_steps, world)
     state.model.train()
@@ -248,9 +248,9 @@ def _train(recipe: Recipe, sources: Sources, world: World, num_steps: int) -> tu
 
 
 def keeping_gradients(config: StepConfig) -> tuple[StepConfig, dict[str, Tensor]]:
-    """Return the parts of a step that keeps the gradients of the first one, and where it keeps them.
+    """Return ``config`` with an executor that stores the gradients of the first step, and the dictionary for them.
 
-    They are whole, see ``whole_tensors``.
+    The gradients are unsplit, see ``whole_tensors``.
     """
     gradients: dict[str, Tensor] = {}
 
@@ -271,11 +271,11 @@ def keeping_gradients(config: StepConfig) -> tuple[StepConfig, dict[str, Tensor]
 
 
 def whole_tensors(model: LanguageModel, tensors: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
-    """Put together what ranks hold of parameters, or of their gradients; all ranks call this together.
+    """Gather parameters, or their gradients, from all ranks; all ranks must call this together.
 
     Args:
         model: of the parameters.
-        tensors: by the parameter's name; those that this rank holds, or parts of them.
+        tensors: this rank's tensors, or parts of them, by the name of the parameter.
         world: of all ranks that hold parts.
 
     Returns:
@@ -287,9 +287,10 @@ def whole_tensors(model: LanguageModel, tensors: Mapping[str, Tensor], world: Wo
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """Return a tensor put together from all ranks that hold a part of it.
+    """Return a tensor gathered from all ranks that hold a part of it.
 
-    One axis after the other, sharding first, since it cuts what tensor parallelism has cut; PyTorch warns otherwise.
+    It gathers one axis after the other, sharding first, since it splits what tensor parallelism has split; PyTorch
+    warns about other orders.
     """
     if not is_cut(tensor):
         return tensor

@@ -20,7 +20,7 @@ from hornbook.model.head import CausalHead
 from hornbook.model.incremental import token_form
 from hornbook.model.language_model import LanguageModel
 from hornbook.model.layers import Embedding, GroupNorm, LayerNorm, Linear
-from hornbook.ops.layers import ACTIVATIONS, cast_for_few_rows, sinusoidal
+from hornbook.ops.layers import ACTIVATIONS, for_few_rows, sinusoidal
 from hornbook.samples.batches import Batch
 
 
@@ -100,7 +100,7 @@ class FactorizedHead(CausalHead):
         """Return ``logits`` with weights cast once to ``dtype``."""
         norm, projection = token_form(self.norm, dtype), token_form(self.projection, dtype)
         last_norm, table = token_form(self.projection_norm, dtype), self.table[: self.vocab_size]
-        table = cast_for_few_rows(table, dtype)
+        table = for_few_rows(table.detach().to(dtype))
         return lambda x_ND: functional.linear(last_norm(self.activation(projection(norm(x_ND)))), table).float()
 
 

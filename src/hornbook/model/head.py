@@ -24,7 +24,7 @@ from hornbook.ops.cross_entropy import (
     vocabulary_logits,
     weighted_cross_entropy,
 )
-from hornbook.ops.layers import cast_for_few_rows
+from hornbook.ops.layers import for_few_rows
 from hornbook.ops.native.choice import form_for_tokens
 from hornbook.ops.native.token_block import TokenHead, TokenModel
 from hornbook.parallel.ranks import local
@@ -151,7 +151,7 @@ class CausalHead(OutputHead):
             gain_D, bias_D = final.weight.detach(), final.bias.detach()
             table = table.detach().to(dtype).contiguous()
             return TokenModel(form, [], TokenHead(gain_D, bias_D, table, final.epsilon))
-        norm, table = token_form(self.norm, dtype), cast_for_few_rows(table, dtype)
+        norm, table = token_form(self.norm, dtype), for_few_rows(table.detach().to(dtype))
         return lambda x_ND: functional.linear(norm(x_ND), table).float()
 
     def cross_entropy(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:

@@ -13,11 +13,14 @@ A form inherited by a subclass that overrides ``forward`` is ignored, since the 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from hornbook.ops.layers import for_few_rows
 
 
 class IncrementalBlock(Protocol):
@@ -41,14 +44,19 @@ class IncrementalBlock(Protocol):
 
 @dataclass(frozen=True)
 class CastLinear:
-    """A linear layer with weights cast once."""
+    """A linear layer with weights cast once; in fp32 they are the module's own."""
 
     weight: Tensor
     bias: Tensor | None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map ``[..., num_in]`` to ``[..., num_out]``."""
-        return functional.linear(x, self.weight, self.bias)
+        """Map ``[B, T, num_in]`` to ``[B, T, num_out]``."""
+        return functional.linear(x, self._weight_for_one_token if x.shape[1] == 1 else self.weight, self.bias)
+
+    @cached_property
+    def _weight_for_one_token(self) -> Tensor:
+        """A copy in fp32; where native operators compute single tokens, nobody asks for it."""
+        return for_few_rows(self.weight)
 
 
 def incremental_form(module: nn.Module, dtype: torch.dtype, *, computed_by: tuple[str, ...] = ("forward",)) -> Any:

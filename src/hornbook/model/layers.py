@@ -25,7 +25,6 @@ from hornbook.ops.layers import (
     ACTIVATIONS,
     activated_linear,
     affine_dtype,
-    cast_for_few_rows,
     dropout_add,
     feed_forward,
     layer_norm,
@@ -90,7 +89,7 @@ class Linear(nn.Linear):
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """Return the layer with weights cast once to ``dtype``."""
         bias = None if self.bias is None else self.bias.detach().flatten().to(dtype)
-        return CastLinear(cast_for_few_rows(self.weight.flatten(0, -2), dtype), bias)
+        return CastLinear(self.weight.detach().flatten(0, -2).to(dtype), bias)
 
 
 def activated(up: nn.Module, x: Tensor, activation: str) -> Tensor:

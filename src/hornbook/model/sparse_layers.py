@@ -27,7 +27,7 @@ from hornbook.model.language_model import LanguageModel
 from hornbook.model.layers import Linear
 from hornbook.ops.block_pattern import Pattern, to_dense
 from hornbook.ops.block_sparse import Choice, Scores, block_sparse_linear, choose_kernel
-from hornbook.ops.layers import cast_for_few_rows
+from hornbook.ops.layers import for_few_rows
 from hornbook.wording import counted
 
 TABLE: Final = "embedding.sparse_tokens"
@@ -203,7 +203,7 @@ class BlockSparseLinear(nn.Module):
     def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         """Return the layer with dense weights, cast once to ``dtype``, which is fastest for few tokens."""
         bias = None if self.bias is None else self.bias.detach().flatten().to(dtype)
-        weight = cast_for_few_rows(self.to_dense().flatten(0, -2), dtype)
+        weight = for_few_rows(self.to_dense().detach().flatten(0, -2).to(dtype))
         return partial(functional.linear, weight=weight, bias=bias)
 
     def extra_repr(self) -> str:

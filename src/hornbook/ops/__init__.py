@@ -1,1 +1,1 @@
-"""Operators: plain functions on tensors that modules call, so that a faster form can take their place."""
+"""Operators: functions on tensors that modules call, some with faster native forms."""

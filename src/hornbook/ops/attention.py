@@ -1,23 +1,23 @@
-"""Softmax attention: causal, in both directions, and of new tokens over a cache of keys and values.
+"""Softmax attention: causal, bidirectional, and of new tokens to a cache of keys and values.
 
-`causal_attention` and `attention` choose the fastest form that fits: PyTorch's fused attention, the blocked form for
-CPUs below, or, where attention weights are dropped, an explicit form with all weights ``[B, H, T, T]`` in memory, since
-fused attention draws its dropout from a generator whose state cannot be reproduced.
+`causal_attention` and `attention` choose the fastest applicable form: PyTorch's fused attention, the blocked form for
+CPUs below, or, with dropout, an explicit form with all attention weights ``[B, H, T, T]`` in memory, since the dropout
+of fused attention is not reproducible.
 
-PyTorch's fused attention runs its bf16 products on a CPU well below the rate of the linear layers, and its backward
-pass computes the weights again. In the blocked form, a block of 128 queries multiplies only the keys that it may see,
-the softmax is in fp32 (four times as fast as in bf16), and the weights are kept for the backward pass::
+On a CPU, PyTorch's fused attention runs bf16 products well below the rate of the linear layers, and recomputes the
+attention weights in the backward pass. In the blocked form, each block of 128 queries multiplies only the keys that it
+attends to, the softmax is in fp32 (four times as fast as in bf16), and the weights are kept for the backward pass::
 
-    causal                                        both directions
+    causal                                        bidirectional
     queries  0..127   x  keys 0..127   # . .      # # #
     queries 128..255  x  keys 0..255   # # .      # # #
     queries 256..383  x  keys 0..383   # # #      # # #
 
-It takes as many heads at once as keep their scores in the cache. Dropped weights are kept with a minus sign, so that
-dropout costs no memory and is hashed once. Measured in bf16, one thread of an EPYC 9004, forward and backward, against
-``scaled_dot_product_attention``, heads of 64, both directions: 32 × 128 tokens 2.4 times as fast with 4 heads, 3.4
-times with 8; 8 × 512 tokens 1.7 and 1.5 times. In fp32 it is no faster. It keeps B·H·T² weights a layer, half of that
-if causal, so `is_blocked` excludes long sequences.
+It processes as many heads at once as have scores that fit in the cache. Dropped weights are stored with a minus sign,
+so that dropout needs no memory and one hash. In bf16 on one thread of an EPYC 9004, forward and backward, compared with
+``scaled_dot_product_attention``, bidirectional with heads of 64: 32 × 128 tokens are 2.4 times as fast with 4 heads,
+3.4 times with 8; 8 × 512 tokens 1.7 and 1.5 times. In fp32 it is not faster. It keeps B·H·T² weights per layer, half of
+that if causal, so `is_blocked` excludes long sequences.
 """
 
 import math
@@ -33,21 +33,21 @@ from hornbook.ops.dropout import keep_mask
 
 
 class WeightDropout(NamedTuple):
-    """Which attention weights are dropped: see `hornbook.ops.dropout`. The column is the position of the key."""
+    """The dropout of attention weights (`hornbook.ops.dropout`); the column is the position of the key."""
 
     keys: Tensor
-    """``[B, H, T]`` int64, one a head and query."""
+    """``[B, H, T]`` int64, one per head and query."""
     site: int
     probability: float
 
 
 def head_keys(keys_BT: Tensor, num_heads: int, first_head: int = 0) -> Tensor:
-    """Return one dropout key a head and token, ``[B, H, T]``.
+    """Return a dropout key for each head and token, ``[B, H, T]``.
 
     Args:
-        keys_BT: int64 in [0, 2³²), one a token.
+        keys_BT: int64 in [0, 2³²), one per token.
         num_heads: H.
-        first_head: number of the first of them in the model, where a rank holds some of the heads.
+        first_head: index in the model of the first of these heads, if a rank holds some of them.
     """
     heads_H = torch.arange(first_head, first_head + num_heads, device=keys_BT.device) * 0x85EBCA6B
     return (keys_BT.unsqueeze(1) + heads_H.view(1, -1, 1)) & 0xFFFFFFFF
@@ -61,16 +61,16 @@ def causal_attention(
     mask: Tensor | None = None,
     dropout: WeightDropout | None = None,
 ) -> Tensor:
-    """Return ``drop(softmax(mask(q kᵀ / √K))) v``, ``[B, H, T, K]``, where tokens see no later ones.
+    """Return the causal attention ``drop(softmax(mask(q kᵀ / √K))) v``, ``[B, H, T, K]``.
 
     Args:
         q_BHTK: queries.
-        k_BHTK: keys; of the same shape and dtype, or with a divisor of H as their heads, each of which then serves
-            H / G queries in a row (grouped-query attention, Ainslie et al. 2023).
-        v_BHTK: values, shaped like the keys.
-        mask: bool, broadcast to ``[B, H, T, T]``, True where a query may see a key, which has to include causality;
-            None for ``causal_mask``.
-        dropout: of the weights, if any.
+        k_BHTK: keys of the same shape and dtype, or with G heads, a divisor of H, each for H / G consecutive query
+            heads (grouped-query attention, Ainslie et al. 2023).
+        v_BHTK: values, of the shape of the keys.
+        mask: bool, broadcast to ``[B, H, T, T]``, True where a query may attend to a key; must include causality. None
+            for ``causal_mask``.
+        dropout: of the attention weights, if any.
     """
     if k_BHTK.shape[1] != q_BHTK.shape[1]:
         per_key = q_BHTK.shape[1] // k_BHTK.shape[1]
@@ -92,14 +92,14 @@ def attention(
     is_token_BT: Tensor | None = None,
     dropout: WeightDropout | None = None,
 ) -> Tensor:
-    """Return ``drop(softmax(q kᵀ / √K)) v``, ``[B, H, T, K]``, where tokens see all tokens of their row.
+    """Return the bidirectional attention ``drop(softmax(q kᵀ / √K)) v``, ``[B, H, T, K]``, within each row.
 
     Args:
-        q_BHTK: queries; keys and values have their shape and dtype.
+        q_BHTK: queries; keys and values have the same shape and dtype.
         k_BHTK: keys.
         v_BHTK: values.
-        is_token_BT: bool, False where there is padding, which is not seen; at least one True a row. None: no padding.
-        dropout: of the weights, if any.
+        is_token_BT: bool, False for padding, which is masked; at least one True per row. None: no padding.
+        dropout: of the attention weights, if any.
     """
     num_heads, num_tokens = q_BHTK.shape[0] * q_BHTK.shape[1], q_BHTK.shape[2]
     fits = is_blocked(q_BHTK.device.type, num_heads, num_tokens, is_causal=False)
@@ -118,8 +118,8 @@ def cached_attention(q_BHTK: Tensor, kv_B2GTK: Tensor, cache_B2GSK: Tensor, mask
         q_BHTK: queries of the T new tokens.
         kv_B2GTK: their keys and values; G is H, or a divisor of it, see ``causal_attention``.
         cache_B2GSK: keys and values; fp32 or the dtype of the tokens.
-        mask: ``[B, 1, T, S]``, bool (True: may see) or added to the scores. None if all tokens are new, T = S, which
-            makes the attention causal, or one is, T = 1, which then sees all columns.
+        mask: ``[B, 1, T, S]``, bool (True: may attend) or added to the scores. None if all tokens are new (T = S), for
+            causal attention, or only one (T = 1), which attends to all columns.
 
     Returns:
         ``[B, H, T, K]`` in the dtype of the tokens.
@@ -140,24 +140,24 @@ def cached_attention(q_BHTK: Tensor, kv_B2GTK: Tensor, cache_B2GSK: Tensor, mask
 
 
 def causal_mask(num_tokens: int, device: torch.device) -> Tensor:
-    """Return ``[1, 1, T, T]`` bool, True where the row's token may see the column's."""
+    """Return ``[1, 1, T, T]`` bool, True where the row's token may attend to the column's."""
     return torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=device).tril().view(1, 1, num_tokens, num_tokens)
 
 
 def document_mask(documents_BT: Tensor) -> Tensor:
-    """Return ``[B, 1, T, T]`` bool: causal, and inside one document of ``documents_BT`` (int64) only."""
+    """Return ``[B, 1, T, T]`` bool: causal, and only within documents, given their numbers ``documents_BT`` (int64)."""
     same_BTT = documents_BT.unsqueeze(2) == documents_BT.unsqueeze(1)
     return same_BTT.unsqueeze(1) & causal_mask(documents_BT.shape[1], documents_BT.device)
 
 
 def documents_of_windows(documents_BT: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the flat index of the first token of each document in each window, and its number of tokens there.
+    """Return the flat index of the first token and the number of tokens of each document in each window.
 
     Args:
         documents_BT: int64, the document of each token.
 
     Returns:
-        int64 ``[S]`` each, or None where a document may come back in a window after another one.
+        int64 ``[S]`` each, or None if a document may recur in a window after another one.
     """
     steps_BT = documents_BT.diff(dim=1)
     if bool((steps_BT < 0).any()):
@@ -192,7 +192,7 @@ class _Attention(torch.autograd.Function):
         saved = []
         for heads, queries, keys in attention_blocks(*q_ZTK.shape[:2], is_causal=is_causal, size=block_size):
             scores = (q_ZTK[heads, queries] @ k_ZTK[heads, keys].transpose(1, 2)).float().mul_(q_ZTK.shape[2] ** -0.5)
-            if is_causal:  # the queries are the last of the positions
+            if is_causal:  # the block's queries are at the last positions of its keys
                 num_queries = scores.shape[1]
                 later = torch.ones(num_queries, num_queries, dtype=torch.bool, device=scores.device).triu_(1)
                 scores[:, :, -num_queries:].masked_fill_(later, -math.inf)
@@ -241,10 +241,10 @@ def blocked_attention(
     dropout: WeightDropout | None = None,
     block_size: int = QUERIES,
 ) -> Tensor:
-    """Return ``drop(softmax(mask(q kᵀ / √K))) v``, ``[B, H, T, K]`` in the dtype of ``q``, block by block.
+    """Return ``drop(softmax(mask(q kᵀ / √K))) v``, ``[B, H, T, K]`` in the dtype of ``q``, computed block by block.
 
-    Arguments as for ``attention``; if ``is_causal``, tokens see no later ones, and a block of ``block_size`` queries
-    multiplies the keys up to its end alone.
+    Arguments as for ``attention``; if ``is_causal``, the attention is causal, and each block of ``block_size`` queries
+    multiplies only the keys up to its end.
     """
     flat = (tensor.flatten(0, 1) for tensor in (q_BHTK, k_BHTK, v_BHTK))
     hidden_ZT = None if is_token_BT is None else (~is_token_BT).repeat_interleave(q_BHTK.shape[1], 0)
@@ -253,10 +253,10 @@ def blocked_attention(
 
 
 def _with_signs(weights: Tensor, keys_ZQ: Tensor, dropout: WeightDropout) -> Tensor:
-    """Give the weights that are dropped a minus sign."""
+    """Mark dropped weights by a minus sign, in place."""
     return torch.where(keep_mask(keys_ZQ, dropout.site, weights.shape[2], dropout.probability), weights, -weights)
 
 
 def _kept(weights: Tensor, dropout: WeightDropout) -> Tensor:
-    """Return the weights that values are multiplied by."""
+    """Return the weights after dropout."""
     return weights.clamp(min=0.0).mul_(1.0 / (1.0 - dropout.probability))

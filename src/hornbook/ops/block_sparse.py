@@ -1,23 +1,23 @@
-"""A linear map whose matrix is zero but for square blocks: forward, gradient of the input, gradient of the blocks.
+"""Block-sparse linear layers: forward product, gradient of the input, gradient of the blocks.
 
 ::
 
     W [R·b, C·b]:  W[rows[i]·b : rows[i]·b + b, columns[i]·b : columns[i]·b + b] = values[i]
 
-    y  = x Wᵀ        [N, R·b]          dvalues[i] = (dyᵀ x) at block i, and nowhere else
+    y  = x Wᵀ        [N, R·b]          dvalues[i] = (dyᵀ x) at block i only
     dx = dy W        [N, C·b]
 
-Four kernels compute the three products. ``reference`` makes a dense matrix of the blocks and multiplies it: any device
-and dtype, and the dense time. ``torch`` takes one row or column of blocks at a time: tokens lie along the last
-dimension, ``[C, b, N]``, so that the inputs that a row of k blocks needs are gathered as whole rows of memory, and one
+Four kernels compute the three products. ``reference`` multiplies a dense matrix made from the blocks, on any device, in
+any dtype and in the time of a dense layer. ``torch`` processes one block row or column at a time: tokens are along the
+last dimension, ``[C, b, N]``, so that the inputs of a row of k blocks are gathered as whole rows of memory, and one
 product ``[N, k·b] · [k·b, b]`` computes its output. ``native`` is C++ for fp32 and bf16
 (`hornbook.ops.native.block_sparse`), and ``triton`` is for GPUs (`hornbook.ops.block_sparse_triton`).
 
-Each product is an operator of ``torch.library``, ``hornbook::block_sparse_product`` and its two gradients, so that
-``torch.compile`` and the meta device take them.
+The products are operators of ``torch.library``, ``hornbook::block_sparse_product`` and its two gradients, so that
+``torch.compile`` and the meta device support them.
 
-On demand the backward pass also makes the dense gradient ``dyᵀ x`` of one layer, and adds up its absolute values block
-by block: the scores by which RigL grows new blocks (Evci et al. 2020).
+On demand, the backward pass also computes the dense gradient ``dyᵀ x`` of a layer, and sums its absolute values by
+blocks: the scores by which RigL grows new blocks (Evci et al. 2020).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,15 +34,16 @@ from hornbook.ops.native.kernels import form_of
 from hornbook.ops.native.library import Form
 from hornbook.ops.native.linear import linear_weight_gradient
 from hornbook.ops.native.operands import SUFFIXES
+from hornbook.ops.operators import operator, shapes_of
 from hornbook.parallel.device import dtype_name
 from hornbook.storage.system import cpu_flags
 
 
 class _Densest(NamedTuple):
-    """Densities up to which the products of the blocks take less time than dense ones of the same dtype on a CPU."""
+    """Maximum densities at which block products are faster than dense products of the same dtype on a CPU."""
 
     native: float
-    """For any size, where vectors compute."""
+    """For any block size, computed by vectors."""
     torch: Mapping[int, float]
     """By block size."""
 
@@ -52,14 +53,14 @@ _DENSEST_BF16: Final = _Densest(0.4, {8: 0.1, 16: 0.25, 32: 0.25, 64: 0.25, 128:
 _DENSEST_WITH_AMX: Final = _Densest(0.1, {32: 0.1, 64: 0.2, 128: 0.2})
 """In bf16: dense products are some six times as fast there as in fp32, in which vectors multiply."""
 _DENSEST_WITH_TILES: Final = 0.25
-"""Of the native kernel where it multiplies by tiles as dense products do. An estimate: it has not run on hardware."""
+"""For the native kernel if it uses tiles like dense products. An estimate: it has not run on hardware."""
 
 
 class Kernel(NamedTuple):
     """A form of the three products; matrices of tokens are ``[N, features]``, blocks ``[n, b, b]``, of one dtype."""
 
     arrange: Callable[[Tensor], Tensor]
-    """x -> x, laid out in memory as the products read it"""
+    """x -> x, in the memory layout of the products"""
     forward: Callable[[Tensor, Tensor, Pattern], Tensor]
     """(x, values, pattern) -> y"""
     input_gradient: Callable[[Tensor, Tensor, Pattern], Tensor]
@@ -144,7 +145,7 @@ def _triton_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern,
 
 
 def _why_not_triton(device: torch.device) -> str | None:
-    """Return why Triton cannot compute on a device, None if it can."""
+    """Return why Triton does not support a device; None if it does."""
     try:
         from hornbook.ops.block_sparse_triton import why_not
     except ImportError:
@@ -159,7 +160,7 @@ def _native_form() -> Form:
 
 
 def _feature_major(x_NC: Tensor, num_blocks: int) -> Tensor:
-    """Return ``[N, blocks·b]`` as ``[blocks, b, N]``, contiguous; a copy unless it lies so in memory."""
+    """Return ``[N, blocks·b]`` as contiguous ``[blocks, b, N]``, a view if possible."""
     size = x_NC.shape[1] // num_blocks
     return x_NC.t().contiguous().view(num_blocks, size, len(x_NC))
 
@@ -172,28 +173,28 @@ KERNELS: Final[dict[str, Kernel]] = {
     "native": Kernel(lambda x_NC: x_NC, _native_forward, _native_input_gradient, _native_weight_gradient),
     "triton": Kernel(lambda x_NC: x_NC, _triton_forward, _triton_input_gradient, _triton_weight_gradient),
 }
-"""By name; ``native`` takes blocks of 4 and more, ``triton`` of 16 and more; both give fp32's precision at best."""
+"""Kernels by name; ``native`` supports blocks of 4 and more, ``triton`` of 16 and more; both at most in fp32."""
 
 
 class Choice(NamedTuple):
-    """The kernel that computes a matrix, and why."""
+    """The kernel for a matrix, and the reason for the choice."""
 
     kernel: str
     reason: str
 
 
 def choose_kernel(asked: str, block_size: int, density: float, device: torch.device, dtype: torch.dtype) -> Choice:
-    """Return the kernel for a matrix: the one that is asked for, or for ``auto`` the one that should be faster.
+    """Return the requested kernel for a matrix or, for ``auto``, the fastest according to measured densities.
 
     Args:
         asked: ``auto`` or a name of ``KERNELS``.
         block_size: b.
-        density: share of the blocks that exist.
+        density: share of the blocks that are nonzero.
         device: of the blocks.
         dtype: of the activations.
 
     Raises:
-        UserError: the kernel that is asked for cannot compute here.
+        UserError: the requested kernel is not available.
     """
     if asked == "triton" and (reason := _why_not_triton(device)):
         raise UserError(f'sparsity.kernel = "triton" cannot compute here: {reason}; set it to "auto"')
@@ -227,10 +228,10 @@ def _densest(dtype: torch.dtype) -> _Densest:
 
 
 class Scores:
-    """Adds up the pooled absolute dense gradients of a matrix over micro-batches.
+    """The sum of a matrix's pooled absolute dense gradients over micro-batches.
 
     Args:
-        pattern: gives the numbers of rows and columns.
+        pattern: determines the numbers of block rows and columns.
         pooling: ``sum``, ``avg`` or ``max`` of the absolute gradients of a block's weights.
     """
 
@@ -238,10 +239,10 @@ class Scores:
         self.pooling = pooling
         shape = (pattern.num_rows, pattern.num_columns)
         self.total = torch.zeros(shape, dtype=torch.float64, device=pattern.rows.device)
-        """float64 ``[R, C]``, so that the order of the micro-batches hardly ever matters."""
+        """float64 ``[R, C]``, so that the order of the micro-batches has almost no effect."""
 
     def add(self, gradient_NC: Tensor, x_NC: Tensor) -> None:
-        """Add a micro-batch's: its gradient of the output ``[N, R·b]``, and its input ``[N, C·b]``."""
+        """Add the scores of a micro-batch, given the gradient of its output ``[N, R·b]`` and its input ``[N, C·b]``."""
         form = form_of("linear", x_NC)
         if form is None:
             self.add_dense(gradient_NC.t() @ x_NC)
@@ -253,7 +254,7 @@ class Scores:
         num_rows, num_columns = self.total.shape
         dense = gradient.abs_().float()
         grid = dense.view(num_rows, len(dense) // num_rows, num_columns, -1)
-        # rows first: the sum of whole lines of memory takes a third of the time of one over both dimensions
+        # rows first: summing contiguous lines takes a third of the time of a sum over both dimensions
         pools: dict[str, Callable[[Tensor], Tensor]] = {
             "sum": lambda grid: grid.sum(1).sum(-1),
             "avg": lambda grid: grid.mean(1).mean(-1),
@@ -270,9 +271,9 @@ def block_sparse_linear(
     Args:
         x: ``[..., C·b]``, of any floating dtype.
         values: ``[n, b, b]``, in the order of ``pattern``; fp32, with an fp32 gradient, or of the dtype of ``x``.
-        pattern: where the blocks are.
-        kernel: a name of ``KERNELS`` that computes the dtype of ``x``: see ``choose_kernel``.
-        scores: gets the pooled dense gradients of the backward passes; None where nobody asks for them.
+        pattern: the positions of the blocks.
+        kernel: a name of ``KERNELS`` that supports the dtype of ``x``: see ``choose_kernel``.
+        scores: collects the pooled dense gradients of backward passes; None to compute none.
     """
     rows = KERNELS[kernel].arrange(x.reshape(-1, x.shape[-1]))
     y: Tensor = block_sparse_product(rows, values.to(x.dtype), [*pattern], kernel)
@@ -282,26 +283,26 @@ def block_sparse_linear(
 
 
 def _collect(scores: Scores, y_NC: Tensor, x_NC: Tensor) -> None:
-    """Let the backward pass of ``y`` add to ``scores``."""
+    """Make the backward pass of ``y`` add to ``scores``."""
     y_NC.register_hook(partial(scores.add, x_NC=x_NC.detach()))  # type: ignore[no-untyped-call]
 
 
 def prepare_compilation() -> None:
-    """Tell ``torch.compile`` what not to trace; call it before, as often as you like.
+    """Exclude functions from tracing; call it before ``torch.compile``, once or more often.
 
-    As decorators, these two would import the compiler with this module, which takes two seconds.
+    As decorators, these two calls would import the compiler with this module, which takes two seconds.
     """
     global _collect
     torch.compiler.assume_constant_result(choose_kernel)  # type: ignore[no-untyped-call]
     _collect = torch.compiler.disable(_collect)  # type: ignore[no-untyped-call]
 
 
-@torch.library.custom_op("hornbook::block_sparse_product", mutates_args=())
+@operator(device="any", has_gradient=True)
 def block_sparse_product(x_NC: Tensor, values: Tensor, pattern: Sequence[Tensor], kernel: str) -> Tensor:
     """Return ``x Wᵀ`` ``[N, R·b]``.
 
     Args:
-        x_NC: ``[N, C·b]``, as ``Kernel.arrange`` lays it out.
+        x_NC: ``[N, C·b]``, in the memory layout of ``Kernel.arrange``.
         values: ``[n, b, b]``, of the same dtype.
         pattern: the tensors of a ``Pattern``.
         kernel: a name of ``KERNELS``.
@@ -309,23 +310,23 @@ def block_sparse_product(x_NC: Tensor, values: Tensor, pattern: Sequence[Tensor]
     return KERNELS[kernel].forward(x_NC, values, Pattern(*pattern))
 
 
-@block_sparse_product.register_fake
+@shapes_of("block_sparse_product")
 def _(x_NC: Tensor, values: Tensor, pattern: Sequence[Tensor], kernel: str) -> Tensor:
     return x_NC.new_empty(len(x_NC), Pattern(*pattern).num_rows * values.shape[-1])
 
 
-@torch.library.custom_op("hornbook::block_sparse_input_gradient", mutates_args=())
+@operator(device="any")
 def block_sparse_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Sequence[Tensor], kernel: str) -> Tensor:
     """Return ``dy W`` ``[N, C·b]``; arguments as for ``block_sparse_product``."""
     return KERNELS[kernel].input_gradient(gradient_NC, values, Pattern(*pattern))
 
 
-@block_sparse_input_gradient.register_fake
+@shapes_of("block_sparse_input_gradient")
 def _(gradient_NC: Tensor, values: Tensor, pattern: Sequence[Tensor], kernel: str) -> Tensor:
     return gradient_NC.new_empty(len(gradient_NC), Pattern(*pattern).num_columns * values.shape[-1])
 
 
-@torch.library.custom_op("hornbook::block_sparse_weight_gradient", mutates_args=())
+@operator(device="any")
 def block_sparse_weight_gradient(
     gradient_NC: Tensor, x_NC: Tensor, pattern: Sequence[Tensor], block_size: int, kernel: str
 ) -> Tensor:
@@ -333,7 +334,7 @@ def block_sparse_weight_gradient(
     return KERNELS[kernel].weight_gradient(gradient_NC, x_NC, Pattern(*pattern), block_size)
 
 
-@block_sparse_weight_gradient.register_fake
+@shapes_of("block_sparse_weight_gradient")
 def _(gradient_NC: Tensor, x_NC: Tensor, pattern: Sequence[Tensor], block_size: int, kernel: str) -> Tensor:
     return x_NC.new_empty(len(Pattern(*pattern).rows), block_size, block_size)
 
@@ -353,4 +354,4 @@ def _gradients(ctx: Any, gradient_NC: Tensor) -> tuple[Tensor | None, Tensor | N
     return of_x, of_values, [None] * len(pattern), None
 
 
-block_sparse_product.register_autograd(_gradients, setup_context=_keep)
+torch.library.register_autograd("hornbook::block_sparse_product", _gradients, setup_context=_keep)

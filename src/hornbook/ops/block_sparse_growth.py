@@ -1,4 +1,4 @@
-"""An update of the pattern of a block-sparse matrix: prune the smallest blocks, grow as many elsewhere.
+"""Updates of the pattern of a block-sparse matrix: prune the smallest blocks, and grow as many at other positions.
 
 ::
 
@@ -6,7 +6,8 @@
     absent  score              .9 .1 .5 .3           grow 2:  those of .9 and .5, with zeros
                                                      -> kept and grown blocks in the order of their positions
 
-The number of blocks stays. What was pruned does not grow again in the same update, as in Graphcore's dynamic sparsity.
+The number of blocks does not change. Pruned positions do not grow again in the same update, as in Graphcore's dynamic
+sparsity.
 """
 
 import math
@@ -20,45 +21,45 @@ _TINY: Final = 1e-30
 
 
 class Rewiring(NamedTuple):
-    """The new pattern of a matrix, and where its blocks come from."""
+    """The new pattern of a matrix, and the origin of its blocks."""
 
     rows: Tensor
     """int64 ``[n]``, sorted by row, then column."""
     columns: Tensor
     source: Tensor
-    """int64 ``[n]``: the number that a block had before; -1 for one that has grown."""
+    """int64 ``[n]``: the previous index of each block; -1 for grown blocks."""
 
     def carry(self, tensor: Tensor) -> Tensor:
-        """Return a tensor ``[n, ...]`` of the blocks in their new order: kept ones bit for bit, grown ones zero."""
+        """Return a tensor ``[n, ...]`` of blocks in the new order, with zeros for grown blocks."""
         moved = tensor.index_select(0, self.source.clamp(min=0))
         moved[self.source < 0] = 0
         return moved
 
 
 def num_replaced(num_blocks: int, num_absent: int, ratio: float, progress: float) -> int:
-    """Return how many blocks an update replaces: ``⌈⌈ratio · n⌉ · ½ (1 + cos π progress)⌉``, none at the end.
+    """Return the number of blocks that an update replaces: ``⌈⌈ratio · n⌉ · ½ (1 + cos π progress)⌉``, 0 at the end.
 
     Args:
         num_blocks: n, of the matrix.
-        num_absent: positions without a block; no more than these can grow.
-        ratio: of the first update.
-        progress: from 0 to 1, how much of the time of updates has passed.
+        num_absent: number of positions without a block, which limits the result.
+        ratio: share of blocks that the first update replaces.
+        progress: completed share of the updates, from 0 to 1.
     """
     share = 0.5 * (1.0 + math.cos(math.pi * min(progress, 1.0)))
     return min(num_blocks, num_absent, math.ceil(round(math.ceil(round(ratio * num_blocks, 6)) * share, 6)))
 
 
 def rewire(values: Tensor, rows: Tensor, columns: Tensor, growth: Tensor, count: int) -> Rewiring:
-    """Replace ``count`` blocks: those with the smallest sum of absolute weights by the absent ones of most growth.
+    """Return the pattern after replacing the ``count`` blocks with the smallest sums of absolute weights.
 
-    Of equal ones the first counts, in the order of rows, then columns.
+    New blocks grow at the absent positions with the largest ``growth``; ties are broken by row, then column.
 
     Args:
         values: ``[n, b, b]``.
         rows: integers ``[n]``.
-        columns: likewise.
-        growth: ``[R, C]``, the larger the sooner a block grows there; that of present blocks does not matter.
-        count: of blocks, at most n and at most the absent ones.
+        columns: integers ``[n]``.
+        growth: ``[R, C]``, the growth criterion; values at present blocks are ignored.
+        count: number of blocks, at most n and at most the number of absent positions.
     """
     num_columns = growth.shape[1]
     present = rows.long() * num_columns + columns.long()
@@ -74,9 +75,9 @@ def rewire(values: Tensor, rows: Tensor, columns: Tensor, growth: Tensor, count:
 
 
 def _largest(values: Tensor, count: int) -> Tensor:
-    """Return the numbers of the ``count`` largest of ``values`` ``[n]``, ascending; of equal ones the first count.
+    """Return the indices of the ``count`` largest of ``values`` ``[n]``, ascending; of equal values the first.
 
-    A fraction of the time of a stable sort.
+    This takes a fraction of the time of a stable sort.
     """
     if not count:
         return torch.empty(0, dtype=torch.int64, device=values.device)
@@ -96,7 +97,7 @@ def _normalized(scores: Tensor, random: torch.Generator) -> Tensor:
 
 
 def _sampled(scores: Tensor, random: torch.Generator) -> Tensor:
-    """Return keys whose order is a draw without replacement in proportion to the scores (Gumbel top-k)."""
+    """Return keys whose top k are a sample without replacement, in proportion to the scores (Gumbel top-k)."""
     uniform = torch.rand(scores.shape, dtype=torch.float64, generator=random).clamp(min=_TINY).to(scores.device)
     return scores.double().log() - (-uniform.log()).log()
 
@@ -111,4 +112,4 @@ GROWTH: Final[dict[str, Callable[[Tensor, torch.Generator], Tensor]]] = {
     "rigl_sample": _sampled,
     "random": _at_random,
 }
-"""By the name of the update: from scores ``[R, C]``, which ``random`` needs for their shape alone, to growth."""
+"""Growth criterion by the name of the update, given scores ``[R, C]``, of which ``random`` uses only the shape."""

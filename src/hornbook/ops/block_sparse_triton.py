@@ -1,12 +1,12 @@
-"""The products of a block-sparse matrix as Triton kernels, for blocks of 16 and more.
+"""Triton kernels for the products of block-sparse matrices, for blocks of 16 and more.
 
 ::
 
     y tile [T, b] of row r   = Σ over the blocks i of r   x tile [T, b] of column columns[i] · values[i]ᵀ
     dvalues[i] [b, b]        = Σ over tiles of tokens     dy tile [T, b] of row rows[i], transposed · x tile [T, b]
 
-One program computes one tile of tokens of one row of blocks, or one block of the gradient; sums are fp32. The input
-gradient is the same product with the transposed blocks. Tests run the kernels through Triton's interpreter on a CPU
+A program computes a tile of tokens of a block row, or a block of the gradient; accumulation is in fp32. The input
+gradient is the same product with the transposed blocks. Tests run the kernels with Triton's interpreter on a CPU
 (``TRITON_INTERPRET=1``, set before this module is imported); they have never run on a GPU.
 """
 
@@ -87,13 +87,13 @@ def _weight_gradient(
 
 
 def why_not(device: torch.device) -> str | None:
-    """Return why the kernels cannot compute on a device, None if they can."""
+    """Return why the kernels do not support a device; None if they do."""
     is_fit = device.type == ("cpu" if knobs.runtime.interpret else "cuda")
     return None if is_fit else "Triton is for CUDA devices, or for a CPU with TRITON_INTERPRET=1"
 
 
 def _constants(x_NC: Tensor, size: int) -> dict[str, int | bool]:
-    """Return the constants of both kernels; Triton's interpreter cannot multiply bf16, so it widens that."""
+    """Return the constants of both kernels; bf16 is widened for Triton's interpreter, which cannot multiply it."""
     widens = knobs.runtime.interpret and x_NC.dtype == torch.bfloat16
     return {"size": size, "tile": _TILE, "widens": widens}
 
@@ -103,8 +103,8 @@ def product(x_NC: Tensor, values: Tensor, starts: Tensor, columns: Tensor) -> Te
 
     Args:
         x_NC: ``[N, C·b]``, fp32, bf16 or fp16.
-        values: blocks ``[n, b, b]`` of the same dtype, row of blocks by row.
-        starts: int64 ``[R + 1]``, the first block of each row.
+        values: blocks ``[n, b, b]`` of the same dtype, ordered by block rows.
+        starts: int64 ``[R + 1]``, the index of each row's first block, and n.
         columns: int64 ``[n]``.
     """
     x_NC, values, size, num_rows = x_NC.contiguous(), values.contiguous(), values.shape[-1], len(starts) - 1

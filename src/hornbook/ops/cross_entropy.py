@@ -1,20 +1,20 @@
-"""Cross-entropy of a linear head without all of its logits: a chunk of tokens at a time, gradients in the forward pass.
+"""Fused linear cross-entropy: computes logits in chunks of tokens, and gradients in the forward pass.
 
-The logits of a batch are its largest tensor (8 × 1024 tokens of GPT-2 are 1.6 GB in fp32), and the backward pass would
-read them again. So each chunk makes its logits, its losses and, while they are at hand, its gradients::
+The logits are the largest tensor of a batch (8 × 1024 tokens of GPT-2 take 1.6 GB in fp32), and the backward pass would
+read them again. So each chunk computes its logits, losses and gradients at once::
 
     x_ND --chunk--> logits_CV -> losses -> softmax − onehot -> dX_CD, dW_VD += ...
 
-``backward`` then only multiplies by the gradient that comes in. The price: the gradients are made even if no backward
-follows, which is why evaluation calls ``token_losses``. Columns from ``vocab_size`` on are padding: they get no
-probability and no gradient.
+``backward`` only scales by the incoming gradient. In return, gradients are computed even if no backward pass follows,
+so evaluation calls ``token_losses``. Columns from ``vocab_size`` on are padding: they have no probability and no
+gradient.
 
-With several ``chunks`` of the vocabulary, a chunk of tokens takes one part of the columns after the other, twice: first
-for the largest logit and the sum of the exponentials, then for the gradients. It never has more logits than those of a
-part, nor more rows of the table in the dtype of the activations; the price is one more product with the table.
+With several ``chunks`` of the vocabulary, a chunk of tokens iterates over parts of the columns twice: first for the
+largest logit and the sum of exponentials, then for the gradients. It holds the logits, and the rows of the table in the
+dtype of the activations, of only one part at a time, for the cost of one more product with the table.
 
-Where the rows of the table are cut over ranks, each rank has the logits of its columns alone, and the ranks exchange
-three numbers a token: the largest logit, the sum of the exponentials, the logit of the target.
+If the rows of the table are split over ranks, each rank computes the logits of its columns, and the ranks exchange
+three numbers per token: the largest logit, the sum of exponentials, and the logit of the target.
 """
 
 from collections.abc import Iterator
@@ -35,20 +35,20 @@ from hornbook.samples.windows import NOT_SCORED
 
 
 class _Chunk(NamedTuple):
-    """What a chunk of tokens adds up to."""
+    """The results of a chunk of tokens."""
 
     losses: Tensor
-    """fp32, in nats; zero where nothing is scored."""
+    """fp32, in nats; 0 for tokens that are not scored."""
     num_correct: Tensor
-    """Right predictions; zero if not asked for."""
+    """Number of correct predictions; 0 if not requested."""
     gradient: Tensor
-    """Of the logits, in the dtype of the hidden states; anything if not asked for."""
+    """Gradient of the logits in the dtype of the hidden states; undefined if not requested."""
     bias_gradient: Tensor
-    """fp32; anything if there is no bias or it is not asked for."""
+    """fp32; undefined if there is no bias or it is not requested."""
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """The sum of the losses and the number of right predictions; with weights, the weighted sum and the sum."""
+    """The summed losses and the number of correct predictions; with weights, the weighted and the unweighted sum."""
 
     @staticmethod
     def forward(
@@ -78,7 +78,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 weighted -= 0.0 if weights is None else picked @ weights
                 num_correct += right
                 continue
-            chunk = _chunk(  # the logits have no name here, so that they are freed
+            chunk = _chunk(  # no variable refers to the logits, so that they are freed
                 x @ weight.t() if native is None else native.product(x),
                 targets,
                 head,
@@ -107,11 +107,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scale, (x_gradient, weight_gradient, bias_gradient) = gradients[0], ctx.saved_tensors
-        # In fp32: rounded to bf16, the scale could be 0.2 % off, for the trunk's gradients and not for the table's.
+        # in fp32: in bf16, the scale of the trunk's gradients, but not the table's, could be 0.2 % off
         scaled = (x_gradient.float() * scale).to(x_gradient.dtype)
         if ctx.cut is not None:
-            scaled = ctx.cut.sum(scaled)  # each rank has that of its columns
-        # In place, since it is as large as the table; not where the pass comes again, as in zero-bubble schedules.
+            scaled = ctx.cut.sum(scaled)  # over the ranks' columns
+        # in place, since it is as large as the table, unless the pass is repeated, as in zero-bubble schedules
         is_kept = torch._C._autograd._get_current_graph_task_keep_graph()
         weight_gradient = weight_gradient * scale if is_kept else weight_gradient.mul_(scale)
         return scaled, weight_gradient, None if bias_gradient is None else bias_gradient * scale, *[None] * 5
@@ -124,11 +124,11 @@ def linear_cross_entropy(
 
     Args:
         x_ND: hidden states ``[N, D]``, of any floating dtype.
-        weight_VD: output table ``[V, D]``, fp32. Its gradient is a sum in fp32 of one product a chunk, each rounded to
+        weight_VD: output table ``[V, D]``, fp32. Its gradient is the fp32 sum of a product per chunk, each rounded to
             the dtype of ``x``.
-        targets_N: ``[N]`` int64; ``NOT_SCORED`` (-100) is not scored.
-        vocab_size: columns that exist; those after it are padding.
-        chunks: parts of the columns, one after the other; 1: all at once.
+        targets_N: ``[N]`` int64; ``NOT_SCORED`` (-100) is ignored.
+        vocab_size: number of columns without padding.
+        chunks: parts of the columns to compute one after the other; 1: all at once.
 
     Returns:
         fp32 scalar, in nats.
@@ -144,10 +144,10 @@ def linear_cross_entropy(
 def weighted_cross_entropy(
     x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, weights_N: Tensor, vocab_size: int, chunks: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Return the sum of the cross-entropies of ``softmax(x Wᵀ)``, each times its weight, and the sum without weights.
+    """Return the weighted and the unweighted sum of the cross-entropies of ``softmax(x Wᵀ)``.
 
-    Two fp32 scalars, the second without a gradient. ``weights_N`` is fp32, without a gradient; other arguments as for
-    ``linear_cross_entropy``.
+    Both are fp32 scalars, the second without a gradient. ``weights_N`` is fp32, without a gradient; other arguments as
+    for ``linear_cross_entropy``.
     """
     if not torch.is_grad_enabled():
         losses_N = token_losses(x_ND, weight_VD, targets_N, vocab_size, chunks=chunks)
@@ -161,9 +161,9 @@ def weighted_cross_entropy(
 def counted_cross_entropy(
     x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, vocab_size: int, bias_V: Tensor | None = None, chunks: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Return the sum of the cross-entropies of ``softmax(x Wᵀ + b)``, and the number of right predictions.
+    """Return the sum of the cross-entropies of ``softmax(x Wᵀ + b)``, and the number of correct predictions.
 
-    Two fp32 scalars, the second without a gradient. Of equal logits, as there often are in bf16, the first is the
+    Both are fp32 scalars, the second without a gradient. Of equal logits, which are frequent in bf16, the first is the
     prediction. Arguments as for ``linear_cross_entropy``; ``bias_V`` is ``[vocab_size]`` fp32, or None.
     """
     head = _columns_of(weight_VD, bias_V, vocab_size)
@@ -187,7 +187,7 @@ def token_losses(
     bias_V: Tensor | None = None,
     chunks: int = 1,
 ) -> Tensor:
-    """Return each token's cross-entropy in nats, ``[N]`` fp32, zero where the target is ``NOT_SCORED``."""
+    """Return each token's cross-entropy in nats, ``[N]`` fp32, 0 where the target is ``NOT_SCORED``."""
     losses_N = torch.empty(x_ND.shape[0], dtype=torch.float32, device=x_ND.device)
     for rows, chunk in _chunks(x_ND, targets_N, _columns_of(weight_VD, bias_V, vocab_size), chunks, with_count=False):
         losses_N[rows] = chunk.losses
@@ -195,17 +195,17 @@ def token_losses(
 
 
 def vocabulary_logits(x: Tensor, weight_VD: Tensor, vocab_size: int, bias_V: Tensor | None = None) -> Tensor:
-    """Return the logits ``[..., vocab_size]`` in fp32 of hidden states ``[..., D]``; without gradients if cut."""
+    """Return the logits ``[..., vocab_size]`` in fp32 of hidden states ``[..., D]``; without gradients if split."""
     if not is_cut(weight_VD):
         bias = None if bias_V is None else bias_V.to(x.dtype)
         return functional.linear(x, weight_VD[:vocab_size].to(x.dtype), bias).float()
     own = functional.linear(x, local(weight_VD).to(x.dtype))
-    logits = cut_of(weight_VD).side_by_side(own)[..., :vocab_size]
+    logits = cut_of(weight_VD).concatenated(own)[..., :vocab_size]
     return (logits if bias_V is None else logits + bias_V.to(x.dtype)).float()
 
 
 def _columns_of(weight_VD: Tensor, bias_V: Tensor | None, vocab_size: int) -> Columns:
-    """Return the columns of a table ``[V, D]`` that this rank holds."""
+    """Return this rank's columns of a table ``[V, D]``."""
     if not is_cut(weight_VD):
         return Columns(weight_VD, bias_V, vocab_size)
     cut, weight = cut_of(weight_VD), local(weight_VD)
@@ -216,7 +216,7 @@ def _columns_of(weight_VD: Tensor, bias_V: Tensor | None, vocab_size: int) -> Co
 
 
 def _own_columns(scores: Tensor, targets: Tensor, head: Columns) -> tuple[Tensor, Tensor]:
-    """Return the targets' columns, any one where ``head`` has none, and where it has one."""
+    """Return each target's column in ``head``, arbitrary if it has none, and whether it has one."""
     columns = targets - head.first
     is_own = (columns >= 0) & (columns < scores.shape[1])
     return columns.masked_fill(~is_own, 0), is_own
@@ -225,7 +225,7 @@ def _own_columns(scores: Tensor, targets: Tensor, head: Columns) -> tuple[Tensor
 def _chunks(
     x_ND: Tensor, targets_N: Tensor, head: Columns, chunks: int, *, with_count: bool
 ) -> Iterator[tuple[slice, _Chunk]]:
-    """Yield the losses of each chunk of tokens."""
+    """Yield the slice and the results of each chunk of tokens."""
     native = _native_products(x_ND, head.weight) if FORMS and chunks == 1 else None
     weight = head.weight.to(x_ND.dtype) if native is None and chunks == 1 else head.weight
     for start in range(0, len(x_ND), HEAD_TOKENS):
@@ -240,13 +240,13 @@ def _chunks(
 
 
 def _native_products(x_ND: Tensor, weight_VD: Tensor) -> Products | None:
-    """Return the products with the table, which is packed once for all chunks; None where PyTorch computes them."""
+    """Return the products with the table, packed once for all chunks; None if PyTorch computes them."""
     form = form_of("linear", x_ND) if weight_VD.dtype == torch.float32 else None
     return None if form is None else Products(form, weight_VD, x_ND.dtype)
 
 
 def _chunk(logits: Tensor, targets: Tensor, head: Columns, *, with_count: bool, with_gradient: bool) -> _Chunk:
-    """Return losses and gradients of logits without the bias, which change."""
+    """Return losses and gradients, given logits without the bias, which are overwritten."""
     is_fp32 = head.bias is None or head.bias.dtype == torch.float32
     if FORMS and is_fp32 and head.cut is None and (form := form_of("cross_entropy", logits)) is not None:
         losses, predictions, bias_gradient = cross_entropy_(
@@ -265,7 +265,7 @@ def _chunk(logits: Tensor, targets: Tensor, head: Columns, *, with_count: bool, 
     num_correct = _num_correct(log_probabilities, targets, head) if with_count else losses.new_zeros(())
     if not with_gradient:
         return _Chunk(losses, num_correct, losses, losses)
-    exact = log_probabilities.exp_()  # becomes softmax − onehot; rows without a target become zero
+    exact = log_probabilities.exp_()  # becomes softmax − onehot, and zero for rows that are not scored
     exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
     exact[targets == NOT_SCORED] = 0.0
     bias_gradient = losses if head.bias is None else exact[:, : head.num_real].sum(0)
@@ -283,10 +283,10 @@ def _add_by_parts(
     *,
     with_count: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Write or add the gradients of some tokens' losses, one part of the columns after the other.
+    """Write or add the gradients of a chunk's losses, one part of the columns after the other.
 
     Returns:
-        The log-probability of each target and the number of right predictions; see ``_summary``.
+        The log-probability of each target and the number of correct predictions; see ``_summary``.
     """
     normalizer, picked, num_correct = _summary(x, targets, parts, with_count=with_count)
     of_x = torch.zeros_like(x, dtype=torch.float32)
@@ -308,11 +308,11 @@ def _add_by_parts(
 
 
 def _summary(x: Tensor, targets: Tensor, parts: "list[Columns]", *, with_count: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Go through the logits of some tokens, one part of the columns after the other.
+    """Reduce the logits of a chunk of tokens, one part of the columns after the other.
 
     Returns:
         The logarithm of the sum of all exponentials, fp32 ``[C, 1]``; the log-probability of each target, fp32 ``[C]``,
-        zero where there is none; the number of right predictions.
+        0 if it is not scored; the number of correct predictions.
     """
     cut = parts[0].cut
     largest = x.new_full((len(x), 1), torch.finfo(torch.float32).min, dtype=torch.float32)
@@ -342,7 +342,7 @@ def _summary(x: Tensor, targets: Tensor, parts: "list[Columns]", *, with_count: 
 
 
 def _log_softmax(logits: Tensor, cut: Cut) -> Tensor:
-    """Return the log-probabilities of this rank's columns, fp32, of the softmax over those of all ranks."""
+    """Return the log-probabilities of this rank's columns, fp32, with the softmax over the columns of all ranks."""
     logits = logits.float()
     logits -= cut.largest(logits.amax(1, keepdim=True))
     logits -= cut.sum(logits.exp().sum(1, keepdim=True)).log_()
@@ -350,7 +350,7 @@ def _log_softmax(logits: Tensor, cut: Cut) -> Tensor:
 
 
 def _complete(logits: Tensor, head: Columns) -> Tensor:
-    """Add the bias to logits in place, and make those of padding minus infinity."""
+    """Add the bias to logits and set those of padding to minus infinity, in place."""
     if head.bias is not None:
         logits[:, : head.num_real] += head.bias.to(logits.dtype)
     logits[:, head.num_real :] = -torch.inf
@@ -358,7 +358,7 @@ def _complete(logits: Tensor, head: Columns) -> Tensor:
 
 
 def _num_correct(log_probabilities: Tensor, targets: Tensor, head: Columns) -> Tensor:
-    """Count the targets that are predicted."""
+    """Return the number of targets with the largest log-probability."""
     predicted = first_largest(log_probabilities)
     if head.cut is not None:
         own = log_probabilities.gather(1, predicted.unsqueeze(1)).squeeze(1)

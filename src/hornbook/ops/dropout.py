@@ -1,12 +1,12 @@
-"""Dropout without a random state: whether an element is kept is a hash of its token's key, the site and the column.
+"""Dropout without a random state: a hash of the token's key, the site and the column decides about each element.
 
-Every token of a batch carries a key, a function of (seed, sample, position); every dropout of the model has a site
-number. An element is dropped when ``hash(key, site, column) < p``::
+Every token of a batch has a key, a function of (seed, sample, position); every dropout of the model has a site number.
+An element is dropped if ``hash(key, site, column) < p``::
 
     keys_BT  --+ site--> mix -->  [B, T, 1] + columns --> mix --> [B, T, D] < p ?
 
-So packing, micro-batching, recomputation and resuming do not change dropout, and nothing is saved: the backward pass
-computes the mask again. The mixer is the 32-bit ``lowbias32`` of the hash-prospector project (Wellons 2018).
+So packing, micro-batching, recomputation and resuming do not change dropout, and no mask is stored: the backward pass
+recomputes it. The mixer is the 32-bit ``lowbias32`` of the hash-prospector project (Wellons 2018).
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ def mix(x: Tensor) -> Tensor:
 
 
 def _fold(x: Tensor, shift: int, scratch: Tensor) -> Tensor:
-    """``x ^= x >> shift`` of words without a sign; memory that is used again stays in the cache."""
+    """Compute ``x ^= x >> shift`` of unsigned words in place; reusing ``scratch`` keeps it in the cache."""
     torch.bitwise_right_shift(x, shift, out=scratch)
     scratch &= (1 << (32 - shift)) - 1
     x ^= scratch
@@ -36,12 +36,12 @@ def _fold(x: Tensor, shift: int, scratch: Tensor) -> Tensor:
 
 
 def keep_mask(keys: Tensor, site: int, num_columns: int, probability: float) -> Tensor:
-    """Return the elements that survive.
+    """Return the mask of the elements to keep.
 
     Args:
-        keys: ``[...]`` int64 in [0, 2³²), one a token.
+        keys: ``[...]`` int64 in [0, 2³²), one per token.
         site: number of the dropout layer in the model.
-        num_columns: size of the dimension that is added.
+        num_columns: size of the new last dimension.
         probability: share of elements to drop, in [0, 1).
 
     Returns:
@@ -60,7 +60,7 @@ def dropout(x: Tensor, keys: Tensor, site: int, probability: float) -> Tensor:
 
     Args:
         x: of any floating dtype.
-        keys: ``[...]`` int64 in [0, 2³²), one a token.
+        keys: ``[...]`` int64 in [0, 2³²), one per token.
         site: number of the dropout layer in the model.
         probability: share of elements to drop, in [0, 1).
     """

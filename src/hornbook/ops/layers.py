@@ -1,4 +1,4 @@
-"""The arithmetic of the layers: linear maps, activations and layer norm, as functions on tensors."""
+"""The operators of the layers: linear layers, activations and norms."""
 
 import functools
 import math
@@ -44,8 +44,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     Args:
         x: of any floating dtype.
-        weight: ``[num_out, num_in]``, fp32, or a stack ``[3, num_out / 3, num_in]``; its gradient is fp32. Where it is
-            cut over ranks, see ``cut_linear``.
+        weight: ``[num_out, num_in]``, fp32, or a stack ``[3, num_out / 3, num_in]``; its gradient is fp32. For weights
+            that are split over ranks, see ``cut_linear``.
         bias: ``[num_out]``, fp32, or a stack, or None.
     """
     if is_cut(weight):
@@ -59,7 +59,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def activated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    """Return ``f(x Wᵀ + b)``, f of ``ACTIVATIONS``; other arguments as of ``linear``."""
+    """Return ``f(x Wᵀ + b)`` with f from ``ACTIVATIONS``; other arguments as for ``linear``."""
     if (form := _native_linear_form(x, weight)) is None:
         return ACTIVATIONS[activation](linear(x, weight, bias))
     h: Tensor = linear_activation(x, weight, bias, activation, form.isa)[0]
@@ -67,11 +67,11 @@ def activated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation:
 
 
 def feed_forward(x: Tensor, up: Parameters, down: Parameters, activation: str) -> Tensor:
-    """Return ``f(x W₁ᵀ + b₁) W₂ᵀ + b₂``, f of ``ACTIVATIONS``; native products apply f and its derivative.
+    """Return ``f(x W₁ᵀ + b₁) W₂ᵀ + b₂`` with f from ``ACTIVATIONS``; native products apply f and its derivative.
 
     Args:
         x: of any floating dtype.
-        up: ``W₁`` and ``b₁``, as of ``linear``.
+        up: ``W₁`` and ``b₁``, as for ``linear``.
         down: ``W₂`` and ``b₂``.
         activation: the name of f.
     """
@@ -84,13 +84,13 @@ def feed_forward(x: Tensor, up: Parameters, down: Parameters, activation: str) -
 
 
 def _native_linear_form(x: Tensor, weight: Tensor) -> Form | None:
-    """Return the form that multiplies ``x`` by ``weight``, None for PyTorch's operators."""
+    """Return the native form for the product of ``x`` and ``weight``; None for PyTorch's operators."""
     is_native = not is_cut(weight) and weight.dtype == torch.float32
     return form_of("linear", x) if is_native else None
 
 
 def dropout_add(x: Tensor, keys: Tensor, site: int, probability: float, residual: Tensor | None) -> Tensor:
-    """Return ``residual + drop(x)``, ``drop(x)`` where it is None; arguments as of `hornbook.ops.dropout.dropout`."""
+    """Return ``drop(x)``, plus ``residual`` if it is given; arguments as for `hornbook.ops.dropout.dropout`."""
     if FORMS and (form := form_of("dropout", x)) is not None:
         result: Tensor = native_dropout.dropout(x, residual, keys, site, probability, form.isa)
         return result
@@ -99,14 +99,14 @@ def dropout_add(x: Tensor, keys: Tensor, site: int, probability: float, residual
 
 
 def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return independent linear maps side by side, each of its share of the input, in the dtype of ``x``.
+    """Return a grouped linear layer, in which each group of outputs depends on one group of inputs.
+
+    If weight and bias are split over ranks by groups, input and output are the rank's share.
 
     Args:
-        x: ``[..., num_in]``, of any floating dtype.
+        x: ``[..., num_in]``, of any floating dtype, which is that of the result.
         weight: ``[num_groups, num_out / num_groups, num_in / num_groups]``, fp32.
         bias: ``[num_out]``, fp32.
-
-    Where weight and bias are cut by groups over ranks, input and output are the rank's share.
     """
     weight, bias = local(weight), local(bias)
     parts, weights = x.chunk(len(weight), -1), weight.to(x.dtype).unbind(0)
@@ -114,13 +114,12 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.cat(mapped, -1) + bias.to(x.dtype)
 
 
-def cast_for_few_rows(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``weight`` ``[num_out, num_in]`` in ``dtype``, detached, in the memory layout that suits one or few rows.
+def for_few_rows(weight: Tensor) -> Tensor:
+    """Return ``weight`` ``[num_out, num_in]`` in the fastest memory layout for products with one or few rows.
 
-    MKL's fp32 product of a matrix and a vector reads columns up to twice as fast as rows; oneDNN's bf16 does not.
+    MKL's fp32 matrix-vector product reads columns up to twice as fast as rows; oneDNN's bf16 product does not.
     """
-    weight = weight.detach().to(dtype)
-    return weight.t().contiguous().t() if weight.device.type == "cpu" and dtype == torch.float32 else weight
+    return weight.t().contiguous().t() if weight.device.type == "cpu" and weight.dtype == torch.float32 else weight
 
 
 def sinusoidal(positions: Tensor, size: int) -> Tensor:
@@ -128,7 +127,7 @@ def sinusoidal(positions: Tensor, size: int) -> Tensor:
 
     Args:
         positions: ``[...]`` int64.
-        size: number of columns, even: sines in the even ones, cosines in the odd ones.
+        size: number of columns, even; even columns are sines, odd ones cosines.
     """
     columns = torch.arange(0, size, 2, device=positions.device)
     angles = positions.unsqueeze(-1) * torch.exp(columns * (-math.log(10_000.0) / size))
@@ -140,7 +139,7 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> T
 
     Args:
         x: fp32, bf16 or fp16.
-        weight_D: gain, fp32, or what ``affine_dtype`` returns.
+        weight_D: gain, in fp32 or the dtype of ``affine_dtype``.
         bias_D: of the same dtype.
         epsilon: added to the variance.
     """
@@ -157,12 +156,12 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> T
 
 
 def layer_norm_beside(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return ``x`` and its norm, so that a native backward pass adds their gradients; see ``layer_norm``."""
+    """Return ``x`` and its norm as outputs of one native operator, which adds their gradients; see ``layer_norm``."""
     if weight_D.dtype == torch.float32 and (form := form_of("layer_norm", x)) is not None:
         return native_norm.layer_norm_beside(x, weight_D, bias_D, epsilon, form.isa)
     return x, layer_norm(x, weight_D, bias_D, epsilon)
 
 
 def affine_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the dtype in which gain and bias are applied to activations of ``dtype``: fp32 to 16 bits on a CPU."""
+    """Return the dtype of gain and bias for activations of ``dtype``: fp32 for 16 bits on a CPU, otherwise the same."""
     return torch.float32 if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16) else dtype

@@ -1,10 +1,10 @@
-"""Layer norm of bf16 on a CPU by PyTorch's operators, with gain and bias in fp32 and exact gradients.
+"""Layer norm in bf16 on a CPU by PyTorch's operators, with gain and bias in fp32 and accurate gradients.
 
-PyTorch's backward pass on a CPU adds the gradients of gain and bias over tokens in the dtype of the
-activations. A bf16 sum stops growing once an addend is less than 1/512 of it, so over 16,384 tokens these gradients
-were up to 75 % off. Here PyTorch computes the gradient of the input alone, and the sums over tokens come from the
-backward pass of its batch norm, which reads bf16 and accumulates in fp32. On other devices PyTorch accumulates in fp32
-itself, but takes gain and bias only in the dtype of the activations::
+On a CPU, PyTorch's backward pass sums the gradients of gain and bias over tokens in the dtype of the activations. A
+bf16 sum stops growing once an addend is less than 1/512 of it, so over 16,384 tokens these gradients were up to 75 %
+off. Here, PyTorch's layer norm computes only the gradient of the input, and the backward pass of its batch norm, which
+reads bf16 and accumulates in fp32, the sums over tokens. On other devices, PyTorch accumulates in fp32, but requires
+gain and bias in the dtype of the activations::
 
     x_NM --layer norm, fp32 gain and bias--> y_NM, mean_N, inverse_std_N
     g_NM --layer norm's backward-----------> dx_NM
@@ -45,7 +45,7 @@ class _MixedLayerNorm(torch.autograd.Function):
 def _normalize(x_ND: Tensor, mean_N: Tensor, inverse_std_N: Tensor) -> Tensor:
     """Return ``(x - mean) · inverse_std``, computed in fp32, in the dtype of ``x``.
 
-    Batch norm with the rows as its channels does it in one pass; plain operations take three, or round the statistics.
+    Batch norm with the rows as channels takes one pass; elementwise operations take three, or round the statistics.
     """
     ones_N = torch.ones_like(mean_N)
     normed_1ND, _, _ = torch.native_batch_norm(
@@ -55,7 +55,7 @@ def _normalize(x_ND: Tensor, mean_N: Tensor, inverse_std_N: Tensor) -> Tensor:
 
 
 def _affine_gradients(gradient_ND: Tensor, normed_ND: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``Σ_n g · normed`` and ``Σ_n g``, ``[D]``, read in bf16 and accumulated in fp32."""
+    """Return ``Σ_n g · normed`` and ``Σ_n g``, ``[D]``, of bf16 inputs, accumulated in fp32."""
     zeros_D, ones_D = torch.tensor([[0.0], [1.0]]).repeat(1, gradient_ND.shape[1])
     if not len(gradient_ND):  # PyTorch's batch norm divides by the number of rows
         return zeros_D, zeros_D

@@ -1,4 +1,4 @@
-"""The columns of an output projection, all or some of them, and which of them are predictions."""
+"""The columns of an output projection, all or some, and the search for the largest logits."""
 
 import math
 from typing import NamedTuple
@@ -11,20 +11,20 @@ _BLOCK = 64  # divides the rows of a table, padded as it is
 
 
 class Columns(NamedTuple):
-    """Columns of the output projection as a rank computes them."""
+    """The columns of the output projection that a rank computes."""
 
     weight: Tensor
     """``[columns, D]``."""
     bias: Tensor | None
     """``[num_real]``."""
     num_real: int
-    """Columns that exist; those after it are padding."""
+    """Number of columns without padding."""
     first: int = 0
-    """The token of the first column."""
+    """The token id of the first column."""
     cut: Cut | None = None
 
     def parts(self, chunks: int) -> "list[Columns]":
-        """Return them in so many parts, or fewer, each a multiple of 64 but for the last one."""
+        """Return the columns in at most ``chunks`` parts, whose sizes are multiples of 64 except for the last."""
         size = -(-len(self.weight) // (chunks * _BLOCK)) * _BLOCK
         found = []
         for start in range(0, len(self.weight), size):
@@ -36,14 +36,14 @@ class Columns(NamedTuple):
 
 
 def first_of_ranks(tokens: Tensor, is_best: Tensor, cut: Cut) -> Tensor:
-    """Return the smallest of the ranks' tokens that are best, as a maximum."""
+    """Return the smallest of the ranks' tokens for which ``is_best``, found by a maximum over the ranks."""
     return -cut.largest((-tokens).masked_fill(~is_best, -(1 << 62)))
 
 
 def first_largest(x_CV: Tensor) -> Tensor:
-    """Return ``x.argmax(1)``, on a CPU four times as fast: first the block of columns, then the column in it.
+    """Return ``x.argmax(1)``, four times as fast on a CPU: find the block of columns first, then the column in it.
 
-    There ``amax`` computes many columns at once and ``argmax`` one after the other.
+    On a CPU, ``amax`` is vectorized and ``argmax`` is not.
     """
     size = math.gcd(_BLOCK, x_CV.shape[1])
     blocks = x_CV.view(len(x_CV), -1, size)

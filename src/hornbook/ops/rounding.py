@@ -1,4 +1,4 @@
-"""Stochastic rounding to 16 bits: up or down with the probabilities that keep the mean.
+"""Stochastic rounding to 16 bits: up or down with probabilities that preserve the mean.
 
 ::
 
@@ -6,9 +6,9 @@
     + r    0 00000000 0000000 rrrrrrrrrrrrrrrr      r: 16 random bits, here a carry in 3/8 of all cases
     bf16   1 10000010 0010000 or 0010001
 
-An update that is smaller than half the distance to the next number would be lost by rounding to the nearest; so it is
-made with a small probability (Gupta et al. 2015). The bits are a hash of a key and the index of an element in the whole
-tensor, so that neither a resume nor the ranks over which a tensor is cut change them.
+Rounding to nearest would lose updates smaller than half the distance to the next number; stochastic rounding applies
+them with a small probability (Gupta et al. 2015). The random bits are a hash of a key and the index of the element in
+the whole tensor, so they do not depend on resumes or on the ranks over which a tensor is split.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ _DROPPED_BITS = {torch.bfloat16: 16, torch.float16: 13}
 
 
 def round_stochastically(values: Tensor, dtype: torch.dtype, words: Tensor) -> Tensor:
-    """Return ``values``, fp32, in ``dtype``, bf16 or fp16; ``words`` are random int32 of their shape.
+    """Return fp32 ``values`` rounded to ``dtype``, bf16 or fp16; ``words`` are random int32 of the same shape.
 
-    The mean over all words is the value itself, for fp16 below 2⁻¹⁴ up to 2⁻³⁸, and short of the largest number.
+    The mean over all words is the value itself, up to 2⁻³⁸ for fp16 below 2⁻¹⁴, and below the largest number.
     """
     if dtype == torch.bfloat16:
         return _cut(values, words, dtype).to(dtype)
-    # fp16 has one distance below 2^-14: that of the numbers from 2^-14 to 2^-13, to which these are moved and back
+    # fp16 below 2^-14 has the spacing of 2^-14 to 2^-13, so such values are shifted to that range and back
     offset = torch.where(values.abs() < _SMALLEST_NORMAL, torch.full_like(values, _SMALLEST_NORMAL), 0.0)
     offset = offset.copysign_(values)
     return _cut(values + offset, words, dtype).sub_(offset).to(dtype)
@@ -44,7 +44,7 @@ def random_words(
 
     Args:
         key: any text.
-        begin: where the part begins in the whole tensor.
+        begin: offset of the part in the whole tensor.
         shape: of the part.
         whole: shape of the whole tensor.
         device: of the result.
@@ -55,12 +55,12 @@ def random_words(
     for dimension, (start, size) in enumerate(zip(begin, shape, strict=True)):
         stride = math.prod(whole[dimension + 1 :])
         steps = torch.arange(start, start + size, device=device) * stride
-        steps = ((steps + (1 << 31)) % (1 << 32) - (1 << 31)).to(torch.int32)  # as 32-bit words, which wrap around
+        steps = ((steps + (1 << 31)) % (1 << 32) - (1 << 31)).to(torch.int32)  # wraps around like 32-bit words
         index = index + steps.view(-1, *[1] * (len(shape) - dimension - 1))
     return mix(mix(index ^ first) ^ second)
 
 
 def _cut(values: Tensor, words: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return fp32 whose last bits are zero, after random ones were added to them."""
+    """Return fp32 values with random bits added and the bits below the precision of ``dtype`` cleared."""
     mask = (1 << _DROPPED_BITS[dtype]) - 1
     return ((values.view(torch.int32) + (words & mask)) & ~mask).view(torch.float32)

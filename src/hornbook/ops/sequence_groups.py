@@ -1,7 +1,7 @@
-"""Index maps that put the sequences of a batch side by side for attention, and back.
+"""Index maps that arrange the sequences of a batch in groups for attention and in a column for convolutions.
 
-Attention needs sequences side by side, ``[G, t]``; everything else takes tokens one after the other. So sequences of
-similar length form a group, and the groups follow each other as R rows::
+Attention needs a batch of sequences, ``[G, t]``; other layers process flat tokens. So sequences of similar length form
+a group, and the groups are concatenated as R rows::
 
     tokens    aaaaa bbb cccc .. dd        lengths 5 3 4 2, two tokens of padding
     groups    aaaaa                       [G=2, t=5]: a, c
@@ -9,9 +9,9 @@ similar length form a group, and the groups follow each other as R rows::
               bbb                         [G=2, t=3]: b, d
               dd.
 
-``gather_index`` ``[R]`` names the token of each row, ``scatter_index`` ``[B·T]`` the row of each token, -1 for none.
-They are inverse to each other, so that the gradient of a gather is the other gather, and nothing has to be summed. All
-tokens are copied there and back in every layer, which takes a few hundredths of its time.
+``gather_index`` ``[R]`` has the token of each row, ``scatter_index`` ``[B·T]`` the row of each token, -1 for none. They
+are inverse to each other, so that the gradient of one gather is the other gather, without sums. Each layer copies all
+tokens twice, which takes a few percent of its time.
 """
 
 from collections.abc import Iterator
@@ -22,14 +22,14 @@ from torch import Tensor
 from torch.nn import functional
 
 _COARSE = 16
-"""On a CPU, sequences whose lengths differ by more than so many tokens and by more than an eighth are not grouped."""
+"""On a CPU, sequences are not grouped if their lengths differ by more tokens than this and by more than an eighth."""
 
 
 class SequenceGroups(TypedDict, total=False):
-    """How attention finds the sequences of a micro-batch; the last three are absent if every row is one sequence."""
+    """The groups of a micro-batch for attention; the last three entries are absent if every row is one sequence."""
 
     group_sizes: Tensor
-    """int64 ``[number of groups, 3]``, in the host's memory: sequences G, tokens t, and whether there is padding."""
+    """int64 ``[number of groups, 3]``, in host memory: sequences G, tokens t, and whether there is padding."""
     gather_index: Tensor
     """int64 ``[R]``: the flat token of each row of the groups, -1 for padding."""
     scatter_index: Tensor
@@ -39,11 +39,11 @@ class SequenceGroups(TypedDict, total=False):
 
 
 def group_sequences(firsts_S: Tensor, lengths_S: Tensor, shape: torch.Size, device: torch.device) -> SequenceGroups:
-    """Return how the sequences of a micro-batch are grouped.
+    """Return the groups of the sequences of a micro-batch.
 
     Args:
-        firsts_S: flat index of each sequence's first token, in the host's memory.
-        lengths_S: its number of tokens, likewise; sequences of none are left out.
+        firsts_S: flat index of each sequence's first token, in host memory.
+        lengths_S: number of tokens of each sequence, in host memory; empty sequences are omitted.
         shape: of the tokens, (B, T).
         device: of the index maps.
     """
@@ -68,7 +68,7 @@ def group_sequences(firsts_S: Tensor, lengths_S: Tensor, shape: torch.Size, devi
 
 
 class SpacedSequences(TypedDict, total=False):
-    """How a convolution finds the sequences of a micro-batch: in one column of R rows, apart from each other."""
+    """The sequences of a micro-batch as one column of R rows, with gaps between them, for convolutions."""
 
     column_gather_index: Tensor
     """int64 ``[R]``: the flat token of each row of the column, -1 for an empty row."""
@@ -79,11 +79,11 @@ class SpacedSequences(TypedDict, total=False):
 def space_sequences(
     firsts_S: Tensor, lengths_S: Tensor, num_tokens: int, gap: int, device: torch.device
 ) -> SpacedSequences:
-    """Return the column of all sequences with ``gap`` empty rows before and behind each of them.
+    """Return the column of all sequences with ``gap`` empty rows before and after each of them.
 
     Args:
-        firsts_S: flat index of each sequence's first token, in the host's memory.
-        lengths_S: its number of tokens, likewise.
+        firsts_S: flat index of each sequence's first token, in host memory.
+        lengths_S: number of tokens of each sequence, in host memory.
         num_tokens: B·T.
         gap: empty rows between two sequences.
         device: of the index maps.
@@ -102,12 +102,12 @@ def space_sequences(
 def convolve(x_ND: Tensor, weight: Tensor, bias_D: Tensor, gather_index_R: Tensor, scatter_index_N: Tensor) -> Tensor:
     """Return a grouped convolution over the tokens of each sequence, ``[N, D]`` in the dtype of ``x``.
 
-    It sees zeros beyond the ends of a sequence: one convolution runs over the column of `space_sequences`, whose gap is
-    half the kernel. All tokens are copied there and back, with at most ``kernel_size - 1`` rows a sequence.
+    Sequences are padded with zeros: one convolution runs over the column of `space_sequences`, whose gap is half the
+    kernel. All tokens are copied there and back, with at most ``kernel_size - 1`` more rows per sequence.
 
     Args:
         x_ND: flat tokens.
-        weight: ``[D, channels of a group, kernel_size]`` fp32, the kernel size odd.
+        weight: ``[D, channels of a group, kernel_size]`` fp32, with an odd kernel size.
         bias_D: fp32.
         gather_index_R: ``column_gather_index``.
         scatter_index_N: ``column_scatter_index``.
@@ -121,19 +121,19 @@ def convolve(x_ND: Tensor, weight: Tensor, bias_D: Tensor, gather_index_R: Tenso
 
 
 def inverse(index_M: Tensor, num_rows: int) -> Tensor:
-    """Return for each of ``num_rows`` where ``index`` names it, -1 for nowhere; an index of -1 names nothing."""
+    """Return the position in ``index`` of each row below ``num_rows``, -1 if absent; -1 in ``index`` is ignored."""
     found = torch.full((num_rows + 1,), -1, dtype=torch.int64)
     found[index_M] = torch.arange(len(index_M))
     return found[:num_rows]
 
 
 def take(x_RC: Tensor, index_M: Tensor, inverse_R: Tensor) -> Tensor:
-    """Return the rows of ``x`` that ``index`` names, ``[M, C]``, and zeros for -1; each row is named once at most.
+    """Return the rows ``index`` of ``x``, ``[M, C]``, with zeros for -1.
 
     Args:
         x_RC: rows.
-        index_M: int64.
-        inverse_R: ``inverse(index_M, R)``, which is the way of the gradient.
+        index_M: int64, row numbers without duplicates except for -1.
+        inverse_R: ``inverse(index_M, R)``, used for the gradient.
     """
     y_MC: Tensor = _Take.apply(x_RC, index_M, inverse_R)  # type: ignore[no-untyped-call]
     return y_MC
@@ -158,7 +158,7 @@ def _gather(x_RC: Tensor, index_M: Tensor) -> Tensor:
 
 
 def _cut(order: list[int], lengths: list[int], *, is_coarse: bool) -> Iterator[list[int]]:
-    """Yield the groups of sequences that come longest first; a coarse device wants one large product."""
+    """Yield groups of sequences, given longest first; a coarse device is fastest with few large products."""
     members: list[int] = []
     for number in order:
         longest = lengths[members[0]] if members else 0

@@ -1,21 +1,21 @@
-"""Layers whose weights are cut over ranks, as functions on tensors (Shoeybi et al. 2019, Megatron-LM, section 3).
+"""Operators of layers whose weights are split over ranks (Shoeybi et al. 2019, Megatron-LM, section 3).
 
 ::
 
     x, the same on all ranks --enter--> x W₁ᵀ, columns of this rank --> f --> h W₂ᵀ, a summand --leave--> y, the same
-                                        W₁ cut by outputs                     W₂ cut by inputs
-      backward: sum over ranks <--enter                                       leave--> the gradient as it is
+                                        W₁ split by outputs                   W₂ split by inputs
+      backward: sum over ranks <--enter                                       leave--> the gradient unchanged
 
-So a pair of layers costs one sum over the ranks forward and one backward. The weights say how they are cut
-(`hornbook.parallel.ranks`), so the modules of a model do not know.
+So a pair of layers needs one sum over the ranks forward and one backward. The types of the weights tell how they are
+split (`hornbook.parallel.ranks`), so the modules of a model do not depend on it.
 
 With sequence parallelism (Korthikanti et al. 2022, section 4.2), a rank holds a slice of the tokens outside of the
-pairs. The sum over the ranks becomes two halves that move as many bytes together::
+pairs. The sum over the ranks becomes two operations that together send as many bytes::
 
     x, tokens of this rank --all-gather--> x W₁ᵀ --> f --> h W₂ᵀ --reduce-scatter--> y, tokens of this rank
       backward:        reduce-scatter                                 all-gather
 
-The first layer keeps the slice for its backward pass and gathers the tokens once more there.
+The first layer keeps only the slice for its backward pass, where it gathers the tokens again.
 """
 
 from contextvars import ContextVar
@@ -30,7 +30,7 @@ from hornbook.parallel.ranks import Cut, cut_of, local
 
 
 def enter(x: Tensor, cut: Cut) -> Tensor:
-    """Return ``x``, which is the same on all ranks; its gradient is the sum over the ranks."""
+    """Return ``x``, which is the same on all ranks; the backward pass sums its gradient over the ranks."""
     y: Tensor = _Enter.apply(x, cut.group)  # type: ignore[no-untyped-call]
     return y
 
@@ -38,7 +38,7 @@ def enter(x: Tensor, cut: Cut) -> Tensor:
 def leave(x: Tensor, cut: Cut) -> Tensor:
     """Return the sum of ``x`` over the ranks, the same on all of them; each summand gets the gradient of the sum.
 
-    With sequence parallelism, return the tokens of this rank alone, ``[B, t, ...]`` for ``[B, T, ...]``.
+    With sequence parallelism, return only the tokens of this rank, ``[B, t, ...]`` for ``[B, T, ...]``.
     """
     slices = SLICES.get()
     y: Tensor = _Leave.apply(x, cut.group) if slices is None else _Scatter.apply(x, slices)  # type: ignore[no-untyped-call]
@@ -46,9 +46,9 @@ def leave(x: Tensor, cut: Cut) -> Tensor:
 
 
 class Slices(NamedTuple):
-    """The tokens of a micro-batch ``[B, T, ...]``, cut along T into one slice ``[B, t, ...]`` for each rank.
+    """The split of a micro-batch ``[B, T, ...]`` along T into a slice ``[B, t, ...]`` for each rank.
 
-    Where the ranks do not divide T, the last slices end with zeros, which nobody reads.
+    If the number of ranks does not divide T, the last slices are padded with zeros, which are never used.
     """
 
     num_tokens: int
@@ -59,7 +59,7 @@ class Slices(NamedTuple):
 
     @property
     def width(self) -> int:
-        """The number of tokens of a slice, t."""
+        """Tokens per slice, t."""
         return -(-self.num_tokens // self.size)
 
     def own(self, x: Tensor) -> Tensor:
@@ -67,25 +67,25 @@ class Slices(NamedTuple):
         return self._padded(x).narrow(1, self.rank * self.width, self.width)
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return all tokens, ``[B, T, ...]``, of which each rank has a slice; without a gradient."""
+        """Return all tokens, ``[B, T, ...]``, gathered from the ranks' slices, without a gradient."""
         parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
         dist.all_gather(parts, x.contiguous(), group=self.group)
         return torch.cat(parts, 1).narrow(1, 0, self.num_tokens)
 
     def sum_own(self, x: Tensor) -> Tensor:
-        """Return this rank's slice of the sum over the ranks of ``[B, T, ...]``; without a gradient."""
+        """Return this rank's slice of the sum of ``[B, T, ...]`` over the ranks, without a gradient."""
         parts = [part.contiguous() for part in self._padded(x).chunk(self.size, 1)]
         total = torch.empty_like(parts[0])
         dist.reduce_scatter(total, parts, group=self.group)
         return total
 
     def enter(self, x: Tensor) -> Tensor:
-        """Return all tokens; the gradient is the sum of those of the ranks, each of which computes a summand."""
+        """Return all tokens, gathered from the slices; the backward pass sums the ranks' gradients."""
         y: Tensor = _Gather.apply(x, self, True)  # type: ignore[no-untyped-call]
         return y
 
     def whole(self, x: Tensor) -> Tensor:
-        """Return all tokens, whose gradient is the same on all ranks."""
+        """Return all tokens, gathered from the slices; their gradient is the same on all ranks."""
         y: Tensor = _Gather.apply(x, self, False)  # type: ignore[no-untyped-call]
         return y
 
@@ -95,22 +95,22 @@ class Slices(NamedTuple):
 
 
 SLICES: ContextVar[Slices | None] = ContextVar("SLICES", default=None)
-"""Of the embedding or block that computes now, set by `hornbook.engine.sequence_parallel`; None: all tokens."""
+"""The slices of the current embedding or block, set by `hornbook.engine.sequence_parallel`; None: all tokens."""
 
 
 def cut_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return ``x Wᵀ + b`` in the dtype of ``x``, as `hornbook.ops.layers.linear` does.
 
-    With sequence parallelism, a weight that is cut by outputs takes a slice of the tokens and returns all of them, and
-    one that is cut by inputs the other way round.
+    With sequence parallelism, a layer that is split by outputs maps a slice of the tokens to all tokens, and a layer
+    that is split by inputs all tokens to a slice.
 
     Args:
-        x: ``[..., num_in]``; the rank's share of the last dimension where the weight is cut by inputs.
-        weight: ``[num_out, num_in]`` or a stack of such, cut by outputs or by inputs.
-        bias: cut like the outputs; whole where the weight is cut by inputs.
+        x: ``[..., num_in]``; the rank's share of the last dimension if the weight is split by inputs.
+        weight: ``[num_out, num_in]`` or a stack of these, split by outputs or by inputs.
+        bias: split if the weight is split by outputs, otherwise whole.
 
     Returns:
-        ``[..., num_out]``; the rank's share of the last dimension where the weight is cut by outputs.
+        ``[..., num_out]``; the rank's share of the last dimension if the weight is split by outputs.
     """
     cut, matrix = cut_of(weight), local(weight).flatten(0, -2).to(x.dtype)
     offset = None if bias is None else local(bias).flatten().to(x.dtype)
@@ -125,9 +125,9 @@ def cut_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def cut_rows(indices: Tensor, table_VD: Tensor) -> Tensor:
-    """Return the rows of a table whose rows are cut, ``[..., D]``: each rank looks up its own, zero for the others.
+    """Return rows ``[..., D]`` of a table whose rows are split: each rank looks up its rows, and the ranks sum.
 
-    DTensor's own look-up would give each rank the gradient of the whole table.
+    DTensor's embedding would give each rank the gradient of the whole table.
     """
     cut, rows = cut_of(table_VD), local(table_VD).float()
     own = indices - cut.rank * len(rows)
@@ -184,7 +184,7 @@ class _Scatter(torch.autograd.Function):
 
 
 class _GatherLinear(torch.autograd.Function):
-    """``x Wᵀ + b`` of all tokens, which keeps the slice ``x`` of this rank."""
+    """``x Wᵀ + b`` of all tokens, keeping only this rank's slice ``x`` for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, slices: Slices) -> Tensor:

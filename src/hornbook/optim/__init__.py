@@ -1,1 +1,1 @@
-"""Optimizers, schedules and precision: what turns gradients into the next weights."""
+"""Optimizers, gradient clipping and learning-rate schedules."""

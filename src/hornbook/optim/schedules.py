@@ -1,19 +1,19 @@
-"""Learning-rate schedules: pure functions of the update's number.
+"""Learning-rate schedules: pure functions of the number of the update.
 
     cosine, warmup_steps 4, num_steps 10, final_fraction 0.1
 
     step     0     1     2     3     4     5     6     7     8     9    (10)
     factor   0.25  0.5   0.75  1.0   1.0   0.94  0.78  0.55  0.33  0.16  0.1
 
-A schedule gives the factor by which the peak learning rate is multiplied for update number ``step``, counted from 0.
-It has no state: a resumed run asks with the next number, and one whose length was changed follows the new curve from
-there. Warm-up gives update s of w the factor (s + 1) / w: the first update is not wasted on a rate of 0, and the peak
-is reached with the last of them. The decay then takes the steps that are left and would reach ``final_fraction`` with
-update ``num_steps``, the first one that is not made; the price is that the last update stands one step above it. A
-recipe's ``decay_end`` takes the place of ``num_steps``, and the rate stays at its final value from there on.
+A schedule returns the factor of the peak learning rate for update number ``step``, counted from 0. It has no state: a
+resumed run continues with the next number, and a run whose length was changed follows the new curve from there. Update
+s of a warm-up of w updates gets the factor (s + 1) / w, so that the first update does not have a rate of 0 and the last
+has the peak rate. The decay takes the remaining steps and would reach ``final_fraction`` at update ``num_steps``, which
+is the first that is not made, so the last update is one step above it. A recipe's ``decay_end`` replaces ``num_steps``;
+the rate stays constant after it.
 
-The old systems began with a factor of 0, so their update s stands where ours has s - 1 on the way up; both have the
-peak at s = w. On the way down they agree with ours, but that late TensorFlow BERT was one step ahead.
+The old systems began with a factor of 0, so during warm-up their update s has the rate of our update s - 1; both reach
+the peak at s = w. The decays agree, except that the late TensorFlow BERT was one step ahead.
 """
 
 import math
@@ -41,19 +41,19 @@ Schedule: TypeAlias = Callable[[int], float]
 
 
 def constant(step: int, *, warmup_steps: int) -> float:
-    """1 after the warm-up: ``min(1, (step + 1) / warmup_steps)``."""
+    """Return ``min(1, (step + 1) / warmup_steps)``."""
     return (step + 1) / warmup_steps if step < warmup_steps else 1.0
 
 
 def linear(step: int, *, num_steps: int, warmup_steps: int, final_fraction: float) -> float:
-    """Down a straight line: ``1 - (1 - final_fraction) * progress``, progress running from 0 to 1 over the decay."""
+    """Return a linear decay: ``1 - (1 - final_fraction) * progress``, with progress from 0 to 1 over the decay."""
     if step < warmup_steps:
         return constant(step, warmup_steps=warmup_steps)
     return 1.0 - (1.0 - final_fraction) * _progress(step, num_steps, warmup_steps)
 
 
 def cosine(step: int, *, num_steps: int, warmup_steps: int, final_fraction: float) -> float:
-    """Down half a cosine: ``final_fraction + (1 - final_fraction) * (1 + cos(pi * progress)) / 2``.
+    """Return a cosine decay: ``final_fraction + (1 - final_fraction) * (1 + cos(pi * progress)) / 2``.
 
     Loshchilov and Hutter, "SGDR: stochastic gradient descent with warm restarts", ICLR 2017, without the restarts.
     """
@@ -66,11 +66,11 @@ def cosine(step: int, *, num_steps: int, warmup_steps: int, final_fraction: floa
 def warmup_stable_decay(
     step: int, *, num_steps: int, warmup_steps: int, final_fraction: float, decay_fraction: float, decay_power: float
 ) -> float:
-    """Stay at the peak, then decay: ``1 - (1 - final_fraction) * progress ** decay_power``.
+    """Return a constant factor, then a decay: ``1 - (1 - final_fraction) * progress ** decay_power``.
 
-    Progress runs over the last ``decay_fraction`` of the steps, rounded up, or over all that follow a longer warm-up.
-    Hu et al., "MiniCPM", 2024; Hägele et al., "Scaling laws and compute-optimal training beyond fixed training
-    durations", 2024, find that a power of 0.5 and a fifth of the steps serve as well as a cosine of that length.
+    Progress covers the last ``decay_fraction`` of the steps, rounded up, or fewer after a longer warm-up. Hu et al.,
+    "MiniCPM", 2024; Hägele et al., "Scaling laws and compute-optimal training beyond fixed training durations", 2024,
+    find that a power of 0.5 over a fifth of the steps performs as well as a cosine of that length.
     """
     if step < warmup_steps:
         return constant(step, warmup_steps=warmup_steps)
@@ -89,12 +89,12 @@ def polynomial(
     decay_power: float,
     decay_steps: int | None,
 ) -> float:
-    """Up and down by powers.
+    """Return a warm-up and a decay by powers.
 
     ``((step + 1) / warmup_steps) ** warmup_power``, then, with progress over ``decay_steps`` or the rest of the run,
     ``final_fraction + (1 - final_fraction) * (1 - progress) ** decay_power``.
 
-    GroupBERT's powers are 0.5 and 1 (Chelombiev et al. 2021). The square-root decay to a minimum of the old systems'
+    GroupBERT uses the powers 0.5 and 1 (Chelombiev et al. 2021). The old systems' square-root decay to a minimum for
     RigL is ``decay_power`` 0.5 over ``decay_steps``.
     """
     if step < warmup_steps:
@@ -105,18 +105,18 @@ def polynomial(
 
 
 def natural_exponential(step: int, *, warmup_steps: int, stair_steps: int, stair_decay: float) -> float:
-    """Down a staircase: ``exp(-stair_decay * ((step - warmup_steps) // stair_steps))``."""
+    """Return a stepwise exponential decay: ``exp(-stair_decay * ((step - warmup_steps) // stair_steps))``."""
     if step < warmup_steps:
         return constant(step, warmup_steps=warmup_steps)
     return math.exp(-stair_decay * ((step - warmup_steps) // stair_steps))
 
 
 def warmup_steps_of(config: ScheduleConfig, num_steps: int) -> int:
-    """Return the steps of warm-up of a run of ``num_steps``.
+    """Return the number of warm-up steps of a run of ``num_steps``.
 
-    A fraction is one of the run, or of ``decay_end`` where that is set (Megatron-LM's ``--lr-warmup-fraction`` of
-    ``--lr-decay-iters``), rounded up. It is taken as the decimal number that was written: 0.28 of 10500 steps is 2940.
-    transformers multiplies floats before it rounds up, and gets 2941.
+    A fraction refers to the run, or to ``decay_end`` if it is set (Megatron-LM's ``--lr-warmup-fraction`` of
+    ``--lr-decay-iters``), and is rounded up in decimal arithmetic: 0.28 of 10500 steps is 2940. transformers multiplies
+    floats before rounding up and gets 2941.
     """
     if config.warmup_fraction is None:
         return config.warmup_steps
@@ -124,12 +124,12 @@ def warmup_steps_of(config: ScheduleConfig, num_steps: int) -> int:
 
 
 def _end_of(config: ScheduleConfig, num_steps: int) -> int:
-    """The update with which the decay ends, or would if the schedule had one."""
+    """Return the update at which the decay ends, or the run if the schedule has no decay."""
     return (config.decay_end if isinstance(config, DecayConfig) else None) or num_steps
 
 
 def _decay_of(config: DecayConfig, num_steps: int) -> dict[str, Any]:
-    """The arguments that all decaying schedules take."""
+    """Return the arguments that all decaying schedules have in common."""
     return {
         "num_steps": _end_of(config, num_steps),
         "warmup_steps": warmup_steps_of(config, num_steps),
@@ -138,7 +138,7 @@ def _decay_of(config: DecayConfig, num_steps: int) -> dict[str, Any]:
 
 
 def _progress(step: int, num_steps: int, warmup_steps: int) -> float:
-    """Share of the decay that lies behind: 0 at step ``warmup_steps``, 1 from step ``num_steps`` on."""
+    """Return the completed share of the decay: 0 at step ``warmup_steps``, 1 from step ``num_steps`` on."""
     return 1.0 if step >= num_steps else (step - warmup_steps) / (num_steps - warmup_steps)
 
 
@@ -167,7 +167,7 @@ SCHEDULES: dict[type, Callable[[Any, int], Schedule]] = {
     ),
     ByStepConfig: lambda config, num_steps: partial(value_at, read_steps(config.factors)),
 }
-"""For each schedule, the function from its options and the number of updates to the schedule."""
+"""The builder of each config dataclass; called with the options and the number of updates."""
 
 
 @singledispatch

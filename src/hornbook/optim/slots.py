@@ -1,13 +1,13 @@
-"""Slots, the input of an update for one parameter each: what kind of parameter it is, norms and clipping.
+"""Slots, the inputs of an update for one parameter each; roles of parameters, norms and clipping.
 
-    "blocks.0.attention.qkv.weight" [3, H·K, D]  -> matrix, 3 parts      decayed; LAMB scales each part by itself
-    "blocks.0.attention.qkv.bias"   [3, H·K]     -> bias, 3 parts        not decayed, LAMB has no trust ratio
-    "embedding.positions"           [P, D]       -> matrix               tables are decayed, as torch and GPT-2 do
-    "head.norm.bias"                [D]          -> bias                 optimum-graphcore counts a norm's bias so, too
+    "blocks.0.attention.qkv.weight" [3, H·K, D]  -> matrix, 3 parts      decayed; LAMB scales each part separately
+    "blocks.0.attention.qkv.bias"   [3, H·K]     -> bias, 3 parts        not decayed, no trust ratio in LAMB
+    "embedding.positions"           [P, D]       -> matrix               tables are decayed, as in torch and GPT-2
+    "head.norm.bias"                [D]          -> bias                 as in optimum-graphcore
     "head.norm.weight"              [D]          -> norm                 not decayed, with a trust ratio
 
-Names decide, so a parameter of one's own model that is called ``bias`` is one, and other vectors count as norms.
-`hornbook.optim.updates.in_groups` changes decay and learning rate by patterns of names.
+Roles depend on names: in a custom model, a parameter whose name ends with ``bias`` is a bias, and other vectors are
+norms. `hornbook.optim.updates.in_groups` changes decay and learning rate by patterns of names.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ Role = Literal["matrix", "norm", "bias"]
 
 
 class Holders(NamedTuple):
-    """The ranks over which the parameters of a model are cut, and how many of them hold the same part of this one."""
+    """The ranks over which a model's parameters are split, and the number of copies of this rank's part."""
 
     ranks: Ranks
     num_copies: int
@@ -32,29 +32,29 @@ class Holders(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """One parameter, or the part of it that this rank holds, with all that its update needs.
+    """One parameter, or this rank's part of it, with gradient, optimizer state and options of its update.
 
-    All tensors have the parameter's shape, a bias is a vector.
+    All tensors have the parameter's shape; a bias is a vector.
     """
 
     name: str
-    """Of the parameter in its model, such as ``blocks.0.attention.out.weight`` or ``embedding.tokens``."""
+    """Name of the parameter in its model, such as ``blocks.0.attention.out.weight`` or ``embedding.tokens``."""
     parameter: Tensor
     gradient: Tensor
     state: dict[str, Tensor]
     role: Role = "matrix"
     num_parts: int = 1
-    """Equal parts along the first dimension that are parameters of their own: 3 for stacked query, key and value."""
+    """Number of separate parameters stacked along the first dimension: 3 for query, key and value."""
     is_exempt: bool = False
-    """Whether the optimizer's ``no_decay`` exempts it from weight decay, whatever its role."""
+    """Whether the optimizer's ``no_decay`` exempts it from weight decay, independent of its role."""
     rate_scale: float = 1.0
     """Factor of the learning rate."""
     clip: float = 1.0
-    """Factor of the gradient that is left to the update; 1 where it has ``Update.clips`` false."""
+    """Factor by which the update multiplies the gradient; 1 if ``Update.clips`` is false."""
     grown_at: Tensor | None = None
-    """Of blocks ``[..., n, b, b]``, integers ``[..., n]``: the update after which each began, 0 from the start on."""
+    """Integers ``[..., n]`` for blocks ``[..., n, b, b]``: the update after which each grew, 0 for initial ones."""
     holders: Holders | None = None
-    """Of its parts; None where the parameter is whole. All slots of a model have some, or none has."""
+    """Holders of its parts; None if the parameter is not split. Either all slots of a model have holders or none."""
 
     @property
     def decay(self) -> bool:
@@ -67,64 +67,64 @@ class Slot:
 
 
 def by_group(slots: Sequence[Slot]) -> Iterator[tuple[bool, float, list[Slot]]]:
-    """Yield slots whose update is the same: whether weight decay applies, factor of the learning rate, slots."""
+    """Yield groups of slots with the same options: whether weight decay applies, factor of the learning rate, slots."""
     groups = sorted({(slot.decay, slot.rate_scale) for slot in slots}, reverse=True)
     for decay, scale in groups:
         yield decay, scale, [slot for slot in slots if (slot.decay, slot.rate_scale) == (decay, scale)]
 
 
 def role_of(name: str, parameter: Tensor) -> Role:
-    """Return what a parameter is, by its name and shape."""
+    """Return the role of a parameter, given its name and shape."""
     if name.endswith("bias"):
         return "bias"
     return "matrix" if parameter.dim() > 1 else "norm"
 
 
 def num_parts_of(name: str) -> int:
-    """Return how many parameters of equal shape are stacked in a parameter, by its name."""
+    """Return the number of separate parameters stacked in the parameter ``name``."""
     return 3 if ".qkv." in f".{name}" else 1
 
 
 def norms_of(tensors: Sequence[Tensor], holders: Sequence[Holders | None] = ()) -> Tensor:
-    """Return the L2 norm of each fp32 tensor, ``[len(tensors)]``, without waiting for the device.
+    """Return the L2 norm of each fp32 tensor, ``[len(tensors)]``, without synchronizing with the device.
 
-    Where tensors are parts, as ``holders`` says, it is the norm of the whole, the same on all of its ranks.
+    If ``holders`` are given, tensors are parts, and the norms are those of the whole tensors, the same on all ranks.
 
-    A CPU adds up all squares of a tensor in a few fp32 numbers, which stop growing long before the end of a large one:
-    the norm of BERT-base's token table comes out 1.3e-3 too small. So there it is the norm of the norms of the rows,
-    at the same speed.
+    On a CPU, PyTorch sums all squares of a tensor in a few fp32 accumulators, which lose precision for large tensors:
+    the norm of BERT-base's token table would be 1.3e-3 too small. So the function computes the norm of the norms of
+    the rows, at the same speed.
     """
     rows = [
         torch.linalg.vector_norm(tensor, dim=-1) if tensor.dim() > 1 and tensor.device.type == "cpu" else tensor
         for tensor in tensors
     ]
     norms = torch.stack(torch._foreach_norm(rows))
-    cut = [holder for holder in holders if holder is not None]
-    if not cut:
+    split = [holder for holder in holders if holder is not None]
+    if not split:
         return norms
-    squares = norms.double().square() / norms.new_tensor([holder.num_copies for holder in cut], dtype=torch.float64)
-    return cut[0].ranks.sum_tensor(squares).sqrt().float()
+    squares = norms.double().square() / norms.new_tensor([holder.num_copies for holder in split], dtype=torch.float64)
+    return split[0].ranks.sum_tensor(squares).sqrt().float()
 
 
 def clip(
     slots: Sequence[Slot], norm: float, limit: float | None, scope: ClipScope, *, by_update: bool = False
 ) -> Sequence[Slot]:
-    """Scale gradients so that no norm is above ``limit``, in place, or return slots whose update does.
+    """Clip gradients to the norm ``limit`` in place, or return slots whose ``clip`` makes the update do so.
 
     Args:
         slots: of one part of the model; may be empty.
-        norm: global L2 norm, of all parts together.
-        limit: None clips nothing.
-        scope: ``"global"`` limits the global norm (Pascanu et al. 2013), ``"per_tensor"`` the norm of each gradient, so
-            that their common direction changes.
+        norm: global L2 norm, over all parts.
+        limit: None disables clipping.
+        scope: ``"global"`` limits the global norm (Pascanu et al. 2013), ``"per_tensor"`` the norm of each gradient,
+            which changes the direction of the update.
         by_update: whether the update applies ``Slot.clip``.
     """
-    if limit is None or not slots:  # a rank of a pipeline holds nothing of some parts
+    if limit is None or not slots:  # pipeline ranks have no slots of some parts
         return slots
     if scope == "per_tensor":
         gradients = [slot.gradient for slot in slots]
         norms = norms_of(gradients, [slot.holders for slot in slots])
-        scales = (limit / norms).clamp(max=1.0)  # norm 0: an infinite quotient, a scale of 1
+        scales = (limit / norms).clamp(max=1.0)  # a norm of 0 gives an infinite quotient and a scale of 1
         torch._foreach_mul_(gradients, list(scales.unbind()))
     elif norm > limit:
         if by_update:

@@ -5,9 +5,9 @@
     slots = [Slot(parameter, gradient, {"exp_avg": m, "exp_avg_sq": v}, role="matrix"), ...]
     adamw(slots, config, learning_rate=1e-3, count=7)        # the seventh update, in place
 
-A function of lists can be called with all parameters at once or block by block, with the state wherever it lives, so
-phased execution, sparsity and sharding need no other optimizer. The number of the update is an argument, not a state
-that could fall out of step.
+An update can process all parameters at once or block by block, with the state stored anywhere, so phased execution,
+sparsity and sharding use the same optimizers. The number of the update is an argument rather than a state, which could
+become inconsistent.
 """
 
 import math
@@ -46,18 +46,19 @@ class Update:
     """An optimizer: the names of its state tensors, and the function ``(slots, learning_rate, count)``."""
 
     state_names: tuple[str, ...]
-    """Of all parameters."""
+    """State tensors of every parameter."""
     apply: Callable[[Sequence[Slot], float, int], None]
+    """Updates slots in place, given the learning rate and the number of the update, from 1."""
     clips: bool = False
-    """Whether ``apply`` multiplies gradients by ``Slot.clip``, in the pass that reads them."""
+    """Whether ``apply`` multiplies gradients by ``Slot.clip``."""
     further_names: Callable[[str, Tensor], tuple[str, ...]] = lambda name, parameter: ()
-    """More state tensors of some parameters, by the parameter's name and value, of which only the shape counts."""
+    """Returns the additional state tensors of a parameter, given its name and a tensor of its shape."""
 
 
 def adamw(
     slots: Sequence[Slot], config: MomentsConfig, *, learning_rate: float, count: int, decoupled: bool = True
 ) -> None:
-    """AdamW (Loshchilov & Hutter 2019, algorithm 2), in place: Adam after ``w -= lr · decay · w``.
+    """Update ``slots`` in place by AdamW (Loshchilov & Hutter 2019, algorithm 2): Adam after ``w -= lr · decay · w``.
 
     ::
 
@@ -65,10 +66,10 @@ def adamw(
         m̂ = m / (1-β₁ᵗ);       v̂ = v / (1-β₂ᵗ)             without bias correction: m̂ = m, v̂ = v
         w -= lr · m̂ / (√v̂ + ε)
 
-    With ``epsilon_before_correction`` it is the form at the end of section 2 of Kingma & Ba, which TensorFlow computes:
-    ``w -= lr · √(1-β₂ᵗ) / (1-β₁ᵗ) · m / (√v + ε)``. That is the one above with ``ε / √(1-β₂ᵗ)`` in the place of ε.
+    ``epsilon_before_correction`` uses the form at the end of section 2 of Kingma & Ba, as TensorFlow does:
+    ``w -= lr · √(1-β₂ᵗ) / (1-β₁ᵗ) · m / (√v + ε)``, which equals the above with ``ε / √(1-β₂ᵗ)`` instead of ε.
 
-    One fused pass, PyTorch's or native, does it.
+    PyTorch's fused kernel or a native one computes the update in one pass.
 
     Args:
         slots: fp32 tensors with states ``exp_avg`` and ``exp_avg_sq``.
@@ -115,10 +116,10 @@ def adamw(
 
 
 def _of_ages(slot: Slot, config: MomentsConfig, *, learning_rate: float, count: int, decoupled: bool) -> None:
-    """Update blocks that began after different updates, in place: t counts from there, and so no first step is large.
+    """Update blocks of different ages in place, with t counted from the update after which each block grew.
 
-    With one t for all, a new block would move by ``lr · √((1 - β₂ᵗ) / (1 - β₂)) (1 - β₁) / (1 - β₁ᵗ)``, several times
-    the learning rate.
+    With a common t, a new block would first move by ``lr · √((1 - β₂ᵗ) / (1 - β₂)) (1 - β₁) / (1 - β₁ᵗ)``, several
+    times the learning rate.
     """
     assert slot.grown_at is not None, "only blocks have ages"
     age = (count - slot.grown_at)[..., None, None].double()
@@ -137,14 +138,14 @@ def _of_ages(slot: Slot, config: MomentsConfig, *, learning_rate: float, count: 
 
 
 def adam(slots: Sequence[Slot], config: MomentsConfig, *, learning_rate: float, count: int) -> None:
-    """Adam (Kingma & Ba 2015), in place: first ``g += decay · w``; arguments as for ``adamw``."""
+    """Update ``slots`` in place by Adam (Kingma & Ba 2015), after ``g += decay · w``; arguments as for ``adamw``."""
     adamw(slots, config, learning_rate=learning_rate, count=count, decoupled=False)
 
 
 def adam_directions(slots: Sequence[Slot], config: MomentsConfig, count: int) -> list[Tensor]:
     """Update the moments of ``slots`` in place and return ``-m̂ / (√v̂ + ε)``, new tensors of the parameters' shapes.
 
-    The fused pass writes them: with a rate of 1 and no decay they are what it adds to zeros.
+    They are the result of the fused Adam update of zeros with a learning rate of 1 and no decay.
     """
     zeros = [
         replace(slot, parameter=torch.zeros_like(slot.parameter), is_exempt=True, rate_scale=1.0) for slot in slots
@@ -161,24 +162,23 @@ class _Move(NamedTuple):
 
 
 def lamb(slots: Sequence[Slot], config: LambConfig, *, learning_rate: float, count: int) -> None:
-    """LAMB (You et al. 2020), in place: Adam's direction, with a step proportional to the weights that it changes.
+    """Update ``slots`` in place by LAMB (You et al. 2020): Adam's direction, scaled by the norm of each weight tensor.
 
     ::
 
-        u = m̂ / (√v̂ + ε) + decay · w          decay for matrices
-        w -= lr · ‖w‖/‖u‖ · u                  the ratio tensor by tensor; 1 where a norm is 0, and for biases
+        u = m̂ / (√v̂ + ε) + decay · w          decay only for matrices
+        w -= lr · ‖w‖/‖u‖ · u                  trust ratio of each tensor; 1 if a norm is 0, and for biases
 
-    Stacked query, key and value have a ratio each. Biases and norms are treated as optimum-graphcore and the last
-    TensorFlow BERT did; ``exempt_vectors`` false gives decay and ratio to every tensor, as the paper and the first one
-    did. NVLAMB's pre-normalization is clipping to a global norm of 1, which is the default of ``clip_norm``.
+    Stacked query, key and value have separate ratios. Biases and norms are treated as in optimum-graphcore and the
+    latest TensorFlow BERT; ``exempt_vectors`` false applies decay and ratio to every tensor, as in the paper and the
+    first BERT. NVLAMB's pre-normalization is clipping to a global norm of 1, the default of ``clip_norm``.
 
-    Moments and directions come from the fused pass of Adam; four lighter ones follow, for decay, two norms and the
-    step, and nothing waits for the device. The price is a copy of the parameters for a moment, which holds the
-    directions.
+    Adam's fused kernel computes moments and directions; four lighter passes follow, for decay, two norms and the step.
+    Nothing synchronizes with the device. The directions temporarily take as much memory as the parameters.
 
     Args:
         slots: fp32 tensors with states ``exp_avg`` and ``exp_avg_sq``.
-        config: betas, epsilon, decay and what the trust ratio does.
+        config: betas, epsilon, decay and options of the trust ratio.
         learning_rate: of this update.
         count: t, the number of this update, from 1.
     """
@@ -205,9 +205,9 @@ def trust_ratios(
     """Return ``min(‖w‖, cap) / ‖u‖`` for each pair of fp32 tensors, 1 where either norm is 0: ``[len(weights)]``.
 
     Args:
-        weights: or the parts of them that this rank holds.
-        directions: likewise.
-        cap: largest norm of weights that counts; None for any.
+        weights: whole tensors, or this rank's parts.
+        directions: of the same shapes.
+        cap: upper limit of the norm of weights; None for no limit.
         holders: of the parts.
     """
     weight_norms, direction_norms = norms_of(weights, holders), norms_of(directions, holders)
@@ -231,7 +231,7 @@ def _add_decay(slots: Sequence[Slot], directions: list[Tensor], config: LambConf
 def _split_moves(
     slots: Sequence[Slot], directions: list[Tensor], config: LambConfig
 ) -> tuple[list[_Move], list[_Move]]:
-    """Return the tensors that have a trust ratio of their own, and those that have none."""
+    """Return the moves with a trust ratio, and those without."""
     scaled: list[_Move] = []
     plain: list[_Move] = []
     for slot, direction in zip(slots, directions, strict=True):
@@ -245,18 +245,18 @@ def _split_moves(
 
 
 def sgd(slots: Sequence[Slot], config: SGDConfig, *, learning_rate: float, count: int = 1) -> None:
-    """Gradient descent, in place: ``g += decay · w``, then ``w -= lr · g``, whatever the update's number."""
+    """Update ``slots`` in place by gradient descent: ``g += decay · w``, then ``w -= lr · g``."""
     _descend(slots, config.weight_decay, learning_rate)
 
 
 def momentum(slots: Sequence[Slot], config: MomentumConfig, *, learning_rate: float, count: int = 1) -> None:
-    """Gradient descent with momentum, in place: b is the state ``momentum``, zero before the first update.
+    """Update ``slots`` in place by gradient descent with momentum; b is the state ``momentum``, initially zero.
 
     ::
 
         g += decay · w;   b = μ b + g
         w -= lr · b                 heavy ball
-        w -= lr · (g + μ b)         Nesterov's, as Sutskever et al. 2013 have it, and TensorFlow
+        w -= lr · (g + μ b)         Nesterov, as in Sutskever et al. 2013 and TensorFlow
     """
     _descend(slots, config.weight_decay, learning_rate, config.momentum, nesterov=config.nesterov)
 
@@ -291,7 +291,7 @@ UPDATES: dict[type, tuple[Callable[..., None], tuple[str, ...]]] = {
 
 @singledispatch
 def build_update(config: object) -> Update:
-    """Return the update rule of a recipe's ``[optimizer]`` section (``build_update.register`` adds one).
+    """Return the update for a recipe's ``[optimizer]`` section; ``build_update.register`` adds one.
 
     Raises:
         UserError: nothing is registered for this dataclass.
@@ -313,17 +313,16 @@ for _config, (_rule, _names) in UPDATES.items():
 
 
 def in_groups(update: Update, config: object, names: Sequence[str]) -> Update:
-    """Return ``update`` with the parameter groups of a recipe's ``[optimizer]`` section, given by patterns of names.
+    """Return ``update`` with the parameter groups of a recipe's ``[optimizer]`` section.
 
     ::
 
         no_decay = ["*.positions"]                  learning_rate_scale = ["embedding.*=0.1", "blocks.0.*=0.5"]
 
-    A pattern is that of a shell: ``*`` stands for any characters, dots included, ``?`` for one, ``[0-3]`` for one of a
-    set.
+    Patterns are shell patterns: ``*`` matches any characters including dots, ``?`` one, ``[0-3]`` one of a set.
 
     Args:
-        update: takes slots; those that it gets have ``is_exempt`` and ``rate_scale``.
+        update: gets slots with ``is_exempt`` and ``rate_scale`` set.
         config: may have ``no_decay`` and ``learning_rate_scale``.
         names: of all parameters of the model.
 
@@ -341,8 +340,8 @@ def in_groups(update: Update, config: object, names: Sequence[str]) -> Update:
     if unmatched:
         examples = [*names[:1], *[name for name in names if name.endswith("qkv.bias")][:1], *names[-1:]]
         raise UserError(
-            f"{'; '.join(first_few(unmatched))}; the names are such as {', '.join(examples)}: "
-            "mend the pattern or remove it"
+            f"{'; '.join(first_few(unmatched))}; names of parameters are, for example, {', '.join(examples)}: "
+            "correct or remove the pattern"
         )
     if not exempt and not scales:
         return update

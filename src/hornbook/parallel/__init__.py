@@ -1,1 +1,1 @@
-"""Ranks: who this process is, and the sums that it shares with the others."""
+"""Devices, ranks and their communication."""

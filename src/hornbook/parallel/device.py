@@ -1,11 +1,11 @@
-"""The machine that a process computes on: device, threads, dtype of activations, settings for speed and exact fp32.
+"""The device of a process: its choice, threads, dtype of activations, and settings for speed and exact fp32.
 
-Parameters, gradients and optimizer state have dtypes of their own, fp32 by default. bf16 pays where the processor
-multiplies it natively: GPUs since Ampere, x86 with AMX or AVX512-BF16 (4.7 times the fp32 rate on an EPYC 9004), Apple
+Parameters, gradients and optimizer state have separate dtypes, fp32 by default. bf16 is faster on processors that
+multiply it natively: GPUs since Ampere, x86 with AMX or AVX512-BF16 (4.7 times the fp32 rate on an EPYC 9004), Apple
 GPUs. Elsewhere it is emulated and slower than fp32.
 
-On a CPU, runs in fp32 are bit-reproducible. On a GPU, data, order, masks, dropout and initial weights are the same in
-every run, but the device chooses the order of some sums, in fp32 too, such as those of rows that tokens look up.
+On a CPU, runs in fp32 are reproducible bit for bit. On a GPU, data, order, masks, dropout and initial weights are the
+same in every run, but the order of some sums is not deterministic, even in fp32, such as those of embedding gradients.
 """
 
 import ctypes
@@ -21,43 +21,43 @@ from hornbook.storage.system import cpu_flags, usable_cores
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Dtypes by the names that options give them."""
+"""Dtypes by their names in options."""
 _CPU_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # the last is Arm's name
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device called ``name``: auto, cpu, cuda (this rank's own), cuda:N or mps.
+    """Return the device ``name``: auto, cpu, cuda (that of this local rank), cuda:N or mps.
 
     Raises UserError if the machine does not have it.
     """
     gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    present = [*gpus, *(["mps"] if torch.backends.mps.is_available() else []), "cpu"]  # the fastest kind first
+    present = [*gpus, *(["mps"] if torch.backends.mps.is_available() else []), "cpu"]  # fastest first
     wanted = present[0].partition(":")[0] if name == "auto" else name
     if wanted == "cuda":
         wanted = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     if wanted not in present:
-        there = ", ".join(present)
         raise UserError(
-            f"this PyTorch ({torch.__version__}) has no device {wanted!r}; available: {there}; choose another --device"
+            f"this PyTorch ({torch.__version__}) has no device {wanted!r}; available: {', '.join(present)}; choose "
+            "another --device"
         )
     return torch.device(wanted)
 
 
 def compute_dtype(choice: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of the activations: ``choice`` is a key of ``DTYPES`` or "auto", which asks the device."""
+    """Return the dtype of the activations: ``choice`` is a key of ``DTYPES``, or "auto" for bf16 if it is fast."""
     if choice != "auto":
         return DTYPES[choice]
     return torch.bfloat16 if has_fast_bf16(device) else torch.float32
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name that options give a dtype of activations, such as "bf16"; PyTorch's own for another."""
+    """Return the name of a dtype in options, such as "bf16", or PyTorch's name for other dtypes."""
     names = {known: name for name, known in DTYPES.items()}
     return names.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """Tell whether the device multiplies bf16 matrices natively."""
+    """Return whether the device multiplies bf16 matrices natively."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     if device.type == "mps":
@@ -66,43 +66,45 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 
 def prepare(device: torch.device, threads: int | None) -> None:
-    """Set threads, flush denormals, keep freed memory, forbid TF32; call it before the first tensor is computed.
+    """Set the number of threads, flush denormals, keep freed memory and disable TF32.
 
-    ``threads`` counts; None leaves them to ``default_threads``.
+    Call it before computing the first tensor, since OpenMP's threads inherit the setting for denormals from the thread
+    that starts them. Denormal numbers make products four to five times slower.
 
-    Denormal numbers make products four to five times slower. OpenMP's threads inherit the setting from the thread that
-    starts them, hence the early call.
+    Args:
+        device: that computes.
+        threads: their number; None for ``default_threads``.
     """
     torch.set_num_threads(threads or default_threads())
     torch.set_flush_denormal(True)
-    # Left alone, PyTorch rounds a convolution's factors to TF32, 10 bits, on NVIDIA's GPUs. It has a newer setting for
-    # each operation, but once that is used, what asks for all of them fails: ``cudnn.flags``, which a CTC loss calls.
+    # By default, PyTorch rounds the inputs of convolutions to TF32, 10 bits, on NVIDIA GPUs. It has newer settings per
+    # operation, but once one of them is set, ``cudnn.flags``, which CTC loss calls, raises an error.
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     if device.type == "cpu":
-        # A step frees and takes the same buffers again; where they go back to the kernel, faulting in their pages costs
-        # a third of the step of a transformers GPT-2. The price is that the process never shrinks.
+        # Each step allocates the same buffers again; if glibc returned them to the kernel, page faults would take a
+        # third of the step of a transformers GPT-2. In return, the process never shrinks.
         _set_malloc(_M_MMAP_MAX, 0)
         _set_malloc(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def default_threads(local_ranks: int | None = None) -> int:
-    """Return ``OMP_NUM_THREADS``, or else this process's share of the cores that it may use, one a physical core.
+    """Return ``OMP_NUM_THREADS`` or, by default, this process's share of the physical cores that it may use.
 
-    torchrun sets the variable to 1 for several local ranks where nobody has set it, so there a 1 says nothing.
+    With several local ranks, a value of 1 is ignored, since torchrun sets it unless the variable is set.
 
     Args:
-        local_ranks: processes of the run on this machine; None for torchrun's word, or 1.
+        local_ranks: processes of the run on this machine; None for ``LOCAL_WORLD_SIZE``, or 1.
     """
     local_ranks = local_ranks or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # a list is of nested levels
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # a list has a value per nesting level
     if asked.isdecimal() and int(asked) > (1 if local_ranks > 1 else 0):
         return int(asked)
     return max(1, min(physical_cores(), usable_cores()) // local_ranks)
 
 
 def physical_cores() -> int:
-    """Return the physical cores that this process may run on; hyperthreads do not count where Linux tells them."""
+    """Return the number of cores that this process may use, on Linux without hyperthreads."""
     if not hasattr(os, "sched_getaffinity"):
         return usable_cores()
     return len({_siblings(cpu) for cpu in os.sched_getaffinity(0)})
@@ -114,28 +116,28 @@ def _siblings(cpu: int) -> str:
 
 
 def return_large_buffers() -> None:
-    """Tell glibc to give freed buffers of 32 MiB or more back, for a process that must stay small.
+    """Make glibc return freed buffers of 32 MiB or more to the kernel, for a process that must stay small.
 
-    What is kept of them comes in the way of others: after a step of phased execution the process was 1.5 times as large
-    as its tensors had ever been. 32 MiB is the highest limit that glibc takes.
+    Keeping them fragments the heap: after a step of phased execution, the process was 1.5 times as large as its tensors
+    had ever been. 32 MiB is the largest threshold that glibc accepts.
     """
     _set_malloc(_M_MMAP_MAX, 65536)
     _set_malloc(_M_MMAP_THRESHOLD, 32 << 20)
 
 
 def _set_malloc(option: int, value: int) -> None:
-    """Set an option of glibc's ``malloc``; elsewhere this does nothing."""
+    """Set an option of glibc's ``malloc``; without glibc, this has no effect."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
     if mallopt is not None:
         mallopt(option, value)
 
 
 def add_up_in(partials: Literal["auto", "fp32", "half"]) -> None:
-    """Choose the dtype in which NVIDIA's GPUs add up the parts of a product of bf16 or fp16 (``precision.partials``).
+    """Set the dtype in which NVIDIA GPUs accumulate bf16 and fp16 products (``precision.partials``).
 
     ::
 
-                            inside a part     parts of one product
+                            in a partial sum  over partial sums
         fp32                fp32              fp32
         auto (PyTorch's)    fp32              bf16 or fp16
         half                fp16 for fp16     bf16 or fp16
@@ -146,9 +148,9 @@ def add_up_in(partials: Literal["auto", "fp32", "half"]) -> None:
 
 
 def memory_in_use(device: torch.device) -> int | None:
-    """Return the bytes that this process holds now: of tensors on a GPU, else of resident memory; None if unknown.
+    """Return the memory that this process uses, in bytes: of tensors on a GPU, otherwise resident; None if unknown.
 
-    No device is waited for.
+    It does not synchronize with the device.
     """
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
@@ -161,7 +163,7 @@ def memory_in_use(device: torch.device) -> int | None:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all that was asked of it."""
+    """Wait until the device has finished all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

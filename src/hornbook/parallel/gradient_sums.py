@@ -1,13 +1,13 @@
-"""Sums of gradients over ranks, in buckets, while the backward pass still computes.
+"""Bucketed all-reduce of gradients, overlapped with the backward pass.
 
 ::
 
     backward     head | block 3 | block 2 | block 1 | block 0 | embedding
     sums                [ head, block 3 ]   [ blocks 2 1 ]      [ ... ]  [ token table ]
-                  a bucket is sent once its last gradient is there, and copied back once it is summed
+                  a bucket is sent when its last gradient is ready, and copied back when it is summed
 
-All ranks send the same buckets in the same order, whichever gradients they have: a rank that skipped a module sends
-zeros for it, after the backward pass. The token table comes last, since its two gradients are folded first.
+All ranks send the same buckets in the same order: a rank that skipped a module sends zeros for it after the backward
+pass. The token table is last, since its two gradients are added first.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from hornbook.parallel.ranks import Ranks, local
 
 
 class GradientSums:
-    """Adds up the gradients of parameters over ranks, in place, in their dtype.
+    """The sum of the parameters' gradients over ranks, in place, in their dtype.
 
     Args:
-        parameters: in the order in which the backward pass makes their gradients, as far as that is known; that of the
-            last one changes after it. All ranks have the same.
+        parameters: ideally in the order in which the backward pass computes their gradients; the last one's gradient
+            changes after the backward pass. The same on all ranks.
         ranks: two or more.
     """
 
@@ -40,14 +40,14 @@ class GradientSums:
             parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
 
     def expect(self) -> None:
-        """Send buckets during the backward pass that follows, the last of a step."""
+        """Send buckets during the next backward pass, the last of a step."""
         self._missing = [len(bucket) for bucket in self._buckets]
         self._missing[-1] += 1
 
     def finish(self) -> None:
-        """Send what has not been sent, and wait for all sums.
+        """Send the remaining buckets, and wait for all sums.
 
-        A parameter has a gradient afterwards if it has one on any rank.
+        Afterwards, a parameter has a gradient if it had one on any rank.
         """
         while self._sent < len(self._buckets):
             self._send()
@@ -74,7 +74,7 @@ class GradientSums:
         self._sent += 1
 
     def _collect(self, *, wait: bool) -> None:
-        """Copy sums back and free their memory: those that are there, or all of them."""
+        """Copy finished sums back, with ``wait`` all of them, and free their memory."""
         while self._under_way and (wait or self._under_way[0][2].is_completed()):
             bucket, flat, work = self._under_way.pop(0)
             self._ranks.end_sum(work)
@@ -86,7 +86,7 @@ class GradientSums:
 
 
 def _flat(parameter: nn.Parameter) -> Tensor:
-    """Return this rank's part of the gradient as a vector; zeros where there is none."""
+    """Return this rank's part of the gradient as a vector, zeros if there is no gradient."""
     return (
         torch.zeros_like(local(parameter.detach()), dtype=parameter.grad_dtype).flatten()
         if parameter.grad is None
@@ -95,7 +95,7 @@ def _flat(parameter: nn.Parameter) -> Tensor:
 
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Return the parameters in groups of at most 16 MiB in fp32, or one tensor."""
+    """Return the parameters in groups of at most 16 MiB in fp32, or of one larger tensor."""
     buckets: list[list[nn.Parameter]] = [[]]
     size = 0
     for parameter in parameters:

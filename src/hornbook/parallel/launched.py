@@ -1,7 +1,7 @@
-"""A launched process: which rank it is, which of the ranks prints an error, and what signals ask of it; without torch.
+"""A launched process: its rank, its errors and its signals, without importing torch.
 
-``torchrun`` tells a process its rank, and so does ``hornbook train --processes``. The loop notes the first signal and
-obeys it between two micro-batches or steps; the second one ends the process at once.
+``torchrun`` and ``hornbook train --processes`` set the rank in environment variables. The training loop records the
+first signal and handles it between two micro-batches or steps; the second ends the process at once.
 """
 
 import os
@@ -18,55 +18,55 @@ _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR
 
 
 def is_rank() -> bool:
-    """Tell whether this process is a rank that ``torchrun`` or ``--processes`` started."""
+    """Return whether ``torchrun`` or ``--processes`` started this process."""
     return os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
 def rank() -> int:
-    """Return the number of this rank; 0 for a process on its own."""
+    """Return the rank of this process; 0 for a single process."""
     return int(os.environ["RANK"]) if is_rank() else 0
 
 
 def num_ranks() -> int:
-    """Return the number of ranks; 1 for a process on its own."""
+    """Return the number of ranks; 1 for a single process."""
     return int(os.environ["WORLD_SIZE"]) if is_rank() else 1
 
 
 @contextmanager
-def told_once() -> Iterator[None]:
-    """Let one rank alone print an error of the block, which comes before the ranks have met.
+def report_once() -> Iterator[None]:
+    """Make only one rank print an error of the ``with`` block, which runs before the rendezvous.
 
-    For a store in rank 0 it is too early; each rank then prints its own line.
+    If rank 0 would hold the store, it does not exist yet; each rank then prints its own line.
     """
     try:
         yield
     except HornbookError as error:
         if not is_rank() or isinstance(error, RankError):
             raise
-        from hornbook.parallel.meeting import launcher_has_store, open_store, tell  # imports torch
+        from hornbook.parallel.rendezvous import launcher_has_store, open_store, report  # imports torch
 
         if not launcher_has_store():
             raise
         line = f"rank {rank()} of {num_ranks()}: {error}"
-        raise tell(open_store(rank(), num_ranks()), rank(), line, error.exit_code) from error
+        raise report(open_store(rank(), num_ranks()), rank(), line, error.exit_code) from error
 
 
 @dataclass
 class Received:
-    """The first signal that came in, or None."""
+    """The name of the first signal received, or None."""
 
     name: str | None = None
 
 
 @contextmanager
 def listen(say: Callable[[str], None]) -> Iterator[Received]:
-    """Note SIGINT, SIGTERM, SIGUSR1 and SIGHUP while the block runs; a second raises KeyboardInterrupt where it hits.
+    """Record the first SIGINT, SIGTERM, SIGUSR1 or SIGHUP in the ``with`` block; a second raises KeyboardInterrupt.
 
-    Committed checkpoints survive that: a commit is one rename.
+    Committed checkpoints survive that, since a commit is one rename.
 
     Args:
-        say: says at once that the signal was heard, since the loop obeys it only after a micro-batch or a step; called
-            by a signal handler, so it may not use what that may have interrupted.
+        say: prints a line at once, since the loop handles the signal only after a micro-batch or a step; called by a
+            signal handler, so it must be reentrant.
     """
     received = Received()
 
@@ -82,7 +82,7 @@ def listen(say: Callable[[str], None]) -> Iterator[Received]:
 
 @contextmanager
 def leave_cleanly() -> Iterator[None]:
-    """Let SIGTERM, SIGUSR1 and SIGHUP raise StoppedBySignal inside the block, where the loop does not listen."""
+    """Make SIGTERM, SIGUSR1 and SIGHUP raise StoppedBySignal in the ``with`` block, outside of the training loop."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
@@ -94,10 +94,10 @@ def leave_cleanly() -> Iterator[None]:
 
 @contextmanager
 def signals_to(handle: Callable[[int, FrameType | None], None], numbers: Sequence[int] = _SIGNALS) -> Iterator[None]:
-    """Let ``handle`` answer signals inside the block, by default all that ask a run to stop.
+    """Handle signals by ``handle`` in the ``with`` block, by default all that stop a run.
 
-    A SIGHUP that `nohup` has switched off stays so. Signals reach the main thread alone, so in another one nothing is
-    heard.
+    A SIGHUP that `nohup` ignores stays ignored. Python handles signals only in the main thread, so in other threads
+    this has no effect.
     """
     previous = {}
     is_main = threading.current_thread() is threading.main_thread()

@@ -1,14 +1,14 @@
-"""The ranks along one axis of a run, and tensors that are cut over them.
+"""The ranks along one axis of a run, and tensors that are split over them.
 
 ::
 
-    Ranks(rank=1, size=2).sum_tensor(x)                 adds up ``x`` of both ranks, in place
+    Ranks(rank=1, size=2).sum_tensor(x)                 sums ``x`` over both ranks, in place
 
-    DTensor [8, 6], cut on dimension 1 over 2 ranks     local [8, 3]     box on rank 1: begin [0, 3], shape [8, 3]
+    DTensor [8, 6], split on dimension 1 over 2 ranks   local [8, 3]     box on rank 1: begin [0, 3], shape [8, 3]
 
-Weights, gradients and moments are DTensors at rest; layers and updates compute with the local parts, which are plain
-tensors. A plain tensor counts as a part that is the whole. PyTorch's tensor-parallel package is imported only where
-there is such a tensor, since that takes half a second.
+Weights, gradients and moments are stored as DTensors; layers and updates compute with the local parts, which are plain
+tensors. A plain tensor is treated as its own local part. PyTorch's DTensor package is imported only for such tensors,
+since the import takes half a second.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,13 +23,15 @@ from hornbook.parallel.watch import Watch
 
 
 class Ranks:
-    """The ranks along one axis of a run; ``Ranks()`` is a single one.
+    """The ranks along one axis of a run; ``Ranks()`` is a single rank.
 
     Args:
-        rank, size: which of them this is, and of how many.
-        tensors: the group that exchanges tensors on their device; None for a single rank.
-        host: the group that exchanges the host's own numbers, so that no device is waited for; None for a single rank.
-        watch: names a lost rank when a sum fails; None for a single rank.
+        rank: of this process along the axis.
+        size: number of ranks along the axis.
+        tensors: process group for tensors on the device; None for a single rank.
+        host: process group for numbers in host memory, which avoids synchronizing with the device; None for a single
+            rank.
+        watch: finds the lost rank when communication fails; None for a single rank.
     """
 
     def __init__(
@@ -44,22 +46,22 @@ class Ranks:
         self.tensors, self._host, self._watch = tensors, host, watch
 
     def sum_integers(self, values: Sequence[int]) -> list[int]:
-        """Return the sums over the ranks; the device is not waited for."""
+        """Return the sums over the ranks, without synchronizing with the device."""
         return [int(value) for value in self._sum_on_host(values, torch.int64)] if self.size > 1 else list(values)
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
-        """Return the sums over the ranks, added up in double precision; the device is not waited for."""
+        """Return the sums over the ranks in double precision, without synchronizing with the device."""
         return [float(value) for value in self._sum_on_host(values, torch.float64)] if self.size > 1 else list(values)
 
     def sum_tensor(self, tensor: Tensor) -> Tensor:
-        """Return the sum over the ranks of ``tensor``, which is written in place."""
+        """Return the sum of ``tensor`` over the ranks, in place."""
         if self.size > 1:
             with explained(self._watch):
                 dist.all_reduce(tensor, group=self.tensors)
         return tensor
 
     def move(self, tensor: Tensor, source: int, target: int) -> None:
-        """Copy ``tensor`` of the rank ``source`` into that of ``target``; the other ranks do nothing."""
+        """Copy ``tensor`` from the rank ``source`` to the rank ``target``; other ranks do nothing."""
         with explained(self._watch):
             if self.rank == source:
                 dist.send(tensor.contiguous(), group=self.tensors, group_dst=target)
@@ -67,7 +69,7 @@ class Ranks:
                 dist.recv(tensor, group=self.tensors, group_src=source)
 
     def share(self, value: Any, source: int) -> Any:
-        """Return the ``value`` of the rank ``source``, whose tensors lie in the host's memory, on every rank."""
+        """Return the ``value`` of the rank ``source`` on every rank; its tensors must be in host memory."""
         values = [value]
         if self.size > 1:
             with explained(self._watch):
@@ -75,7 +77,7 @@ class Ranks:
         return values[0]
 
     def start_sum(self, tensor: Tensor) -> dist.Work:
-        """Begin to add up ``tensor`` over two or more ranks, in place; it may be used after ``end_sum``."""
+        """Start summing ``tensor`` over two or more ranks, in place; do not use it before ``end_sum``."""
         with explained(self._watch):
             work: dist.Work = dist.all_reduce(tensor, group=self.tensors, async_op=True)
         return work
@@ -95,62 +97,62 @@ class Ranks:
 
 @contextmanager
 def explained(watch: Watch | None) -> Iterator[None]:
-    """Name the rank that was lost, if that is why communication inside the block fails."""
+    """Raise an error that names the lost rank if communication in the ``with`` block fails because of it."""
     try:
         yield
-    except RuntimeError as error:  # gloo's own has no other type
+    except RuntimeError as error:  # gloo raises no more specific type
         if watch is None:
             raise
         raise watch.explain(error) from error
 
 
 class Cut(NamedTuple):
-    """How the layer that a weight belongs to is split over ranks."""
+    """The tensor-parallel split of a weight."""
 
     dimension: int
-    """Of the weight."""
+    """The dimension of the weight that is split."""
     rank: int
-    """Of this process along the axis."""
+    """The rank of this process along the axis."""
     group: dist.ProcessGroup
 
     def sum(self, x: Tensor) -> Tensor:
-        """Return the sum over the ranks, without a gradient; ``x`` is written in place."""
+        """Return the sum of ``x`` over the ranks, in place and without a gradient."""
         dist.all_reduce(x, group=self.group)
         return x
 
     def largest(self, x: Tensor) -> Tensor:
-        """Return the maximum over the ranks, without a gradient; ``x`` is written in place."""
+        """Return the maximum of ``x`` over the ranks, in place and without a gradient."""
         dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
         return x
 
-    def side_by_side(self, x: Tensor) -> Tensor:
-        """Return the ranks' tensors of one shape, concatenated on the last dimension; without a gradient."""
+    def concatenated(self, x: Tensor) -> Tensor:
+        """Return the ranks' tensors, of equal shape, concatenated along the last dimension, without a gradient."""
         parts = [torch.empty_like(x) for _ in range(dist.get_world_size(self.group))]
         dist.all_gather(parts, x.contiguous(), group=self.group)
         return torch.cat(parts, -1)
 
 
 def is_cut(tensor: Tensor) -> bool:
-    """Tell whether a tensor is cut over ranks."""
+    """Return whether a tensor is split over ranks."""
     return hasattr(tensor, "placements")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the part that this rank holds, on its memory; its gradient becomes that of the whole."""
+    """Return this rank's part of ``tensor``, which shares its memory; gradients flow to ``tensor``."""
     whole: Any = tensor
     part: Tensor = whole.to_local() if is_cut(tensor) else tensor
     return part
 
 
 def cut_of(weight: Tensor) -> Cut:
-    """Return how the weight of a layer, which is cut by tensor parallelism, is cut while the layer computes."""
+    """Return the split of a weight, a DTensor of the tensor-parallel axis only, while its layer computes."""
     cut: Any = weight
     (placement,) = cut.placements
     return Cut(placement.dim, cut.device_mesh.get_local_rank(), cut.device_mesh.get_group())
 
 
 def box_of(tensor: Tensor) -> tuple[Sequence[int], Sequence[int]]:
-    """Return where the local part begins in the whole tensor, and its shape."""
+    """Return the offset of the local part in the whole tensor, and its shape."""
     if not is_cut(tensor):
         return (0,) * tensor.dim(), tuple(tensor.shape)
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -161,7 +163,7 @@ def box_of(tensor: Tensor) -> tuple[Sequence[int], Sequence[int]]:
 
 
 def cut_axes(tensor: Tensor) -> set[str]:
-    """Return the names of the axes over which a tensor is cut."""
+    """Return the names of the axes over which a tensor is split."""
     if not is_cut(tensor):
         return set()
     cut: Any = tensor

@@ -1,4 +1,4 @@
-"""How long a process is blocked in communication."""
+"""Measure the time that a process waits in communication."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 @contextmanager
 def blocked(marked: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Iterator[list[float]]:
-    """Collect the seconds of each wait for a message: all of PyTorch's communication ends in ``Work.wait``.
+    """Collect the duration of each wait in seconds: all of PyTorch's communication calls ``Work.wait``.
 
-    Each wait is made inside ``marked()``.
+    Each wait runs in the context ``marked()``.
     """
     wait, seconds = dist.Work.wait, []
 

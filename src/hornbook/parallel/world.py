@@ -1,18 +1,16 @@
-"""The processes of a run: where this one stands, and what all of them do together.
+"""The processes of a run, their axes and their communication.
 
-A run's ranks lie along axes (`hornbook.config.parallel`). ``world.data`` is that of data parallelism: its ranks take
-shares of every global batch and add up counts, means and gradients. ``world.tensor`` is that of tensor parallelism: its
-ranks compute the same batch with a part of each layer. ``world.pipeline`` is that of pipeline parallelism: its ranks
-compute the same batch with some of the layers each. ``world.holders`` together hold one copy of the weights, or of
-those of a stage. Votes, barriers and the election of the rank that writes concern all ranks. Losses are divided by
-*global* counts before the backward pass, so gradients are simply added::
+The ranks of a run are arranged along axes (`hornbook.config.parallel`). Data-parallel ranks (``world.data``) take
+shares of every global batch and sum counts and gradients. Tensor-parallel ranks (``world.tensor``) compute the same
+batch with a part of each layer, pipeline ranks (``world.pipeline``) with some of the layers. ``world.holders`` together
+hold one copy of the weights, or of those of a stage. Losses are divided by *global* counts before the backward pass, so
+gradients are summed without a factor::
 
     counts --data.sum--> divide --> backward --> gradients --data.sum--> the same update on every rank
 
-One process is a world of one: nothing is sent. Under ``torchrun`` tensors go through NCCL on GPUs and gloo on CPUs, and
-numbers that the host knows always through gloo: a GPU would add them up only after all that it was asked to do before.
-At a barrier the others wait for what the first rank does alone, such as writing a large checkpoint, so barriers have a
-group with a time-out of hours. A lost rank is noticed by `watch`, which tells it from a busy one.
+A world of one process sends nothing. Otherwise, tensors are sent by NCCL on GPUs and gloo on CPUs, and numbers in host
+memory always by gloo, since a GPU would sum them only after all queued work. At a barrier, ranks may wait for the first
+one to write a large checkpoint, so barriers have a process group with a timeout of hours. `watch` detects lost ranks.
 """
 
 import hashlib
@@ -30,31 +28,31 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from hornbook.config.parallel import ParallelConfig, Sizes
 from hornbook.errors import HornbookError, RankError, UserError
 from hornbook.parallel import launched
-from hornbook.parallel.meeting import meet, named, open_store
 from hornbook.parallel.ranks import Ranks, explained
+from hornbook.parallel.rendezvous import meet, named, open_store
 from hornbook.parallel.watch import Watch
 
 _TIMEOUT = timedelta(minutes=10)
 _PATIENCE = timedelta(hours=12)
-"""At a barrier."""
+"""Timeout of barriers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axes:
-    """The ranks along the axes of a run other than that of all ranks; ``Axes()`` is one process."""
+    """The ranks along each axis of a run; ``Axes()`` is one process."""
 
     data: Ranks = field(default_factory=Ranks)
-    """Those that take shares of each global batch."""
+    """Ranks that take shares of each global batch."""
     tensor: Ranks = field(default_factory=Ranks)
-    """Those that compute the same batch with a part of each layer."""
+    """Ranks that compute the same batch with a part of each layer."""
     sequence: Ranks = field(default_factory=Ranks)
-    """Those that hold a slice of the tokens each between the layers: those of ``tensor``, or a single one."""
+    """Ranks that hold a slice of the tokens between layers: those of ``tensor``, or a single one."""
     pipeline: Ranks = field(default_factory=Ranks)
-    """Those that compute the same batch with some of the layers each."""
+    """Ranks that compute the same batch with some of the layers."""
     holders: Ranks = field(default_factory=Ranks)
-    """Those that together hold one copy of the weights, or of those of a stage."""
+    """Ranks that together hold one copy of the weights, or of those of a stage."""
     mesh: DeviceMesh | None = None
-    """All ranks as PyTorch names them, by the fields of ``Sizes``; None where no weight is cut."""
+    """PyTorch's mesh of all ranks, by the fields of ``Sizes``; None if no weight is split."""
 
 
 class World:
@@ -62,20 +60,20 @@ class World:
 
     Args:
         everyone: all ranks.
-        axes: of the run; None for data parallelism alone.
+        axes: of the run; None for data parallelism only.
         device: of this rank's tensors.
-        waiting: the group that waits for hours at a barrier; None for one process.
-        watch: over the other ranks; None for one process.
+        waiting: process group for barriers, with a long timeout; None for one process.
+        watch: detects lost ranks; None for one process.
 
     Attributes:
         everyone: all ranks, along no axis.
-        rank: number of this process, from 0.
+        rank: of this process, from 0.
         size: number of processes.
-        is_first: whether this is the one rank that writes files and speaks.
+        is_first: whether this rank writes files and prints.
     """
 
     aside: "World"
-    """The same ranks over connections of their own, for a thread that saves while the main one trains."""
+    """The same ranks with separate connections, for a thread that saves while the main thread trains."""
 
     def __init__(
         self,
@@ -103,18 +101,18 @@ class World:
         parallel: ParallelConfig | None = None,
         recipe: Mapping[str, object] | None = None,
     ) -> "World":
-        """Join the ranks that ``torchrun`` started, or return a world of one process.
+        """Connect to the other ranks, or return a world of one process.
+
+        If it raises, no process group has been created.
 
         Args:
             device: of this rank's tensors.
-            parallel: the axes; None for data parallelism alone.
+            parallel: the axes; None for data parallelism only.
             recipe: as a document, which must be the same on all ranks.
 
         Raises:
-            UserError: the axes do not multiply to the number of ranks.
-            RankError: a rank did not come, or has another recipe.
-
-        No process group is made then.
+            UserError: the sizes of the axes do not multiply to the number of ranks.
+            RankError: a rank did not connect, or has a different recipe.
         """
         parallel = parallel or ParallelConfig()
         parallel.sizes(launched.num_ranks())
@@ -140,10 +138,10 @@ class World:
         return world
 
     def laid_out(self, parallel: ParallelConfig) -> "World":
-        """Return the same ranks along other axes; all ranks call this together.
+        """Return the same ranks with other axes; all ranks must call this together.
 
         Raises:
-            UserError: the axes do not multiply to the number of ranks.
+            UserError: the sizes of the axes do not multiply to the number of ranks.
         """
         parallel.sizes(self.size)
         if self._watch is None:
@@ -162,34 +160,34 @@ class World:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether weights are cut over data-parallel ranks; their gradients are then summed as they are made."""
+        """Whether weights are split over data-parallel ranks; gradients are then reduced as they are computed."""
         return self.holders.size > self.tensor.size
 
     def num_copies(self, axes: Collection[str]) -> int:
-        """Return how many of ``holders`` hold the same part of a tensor that is cut over ``axes``."""
+        """Return how many of ``holders`` hold the same part of a tensor that is split over ``axes``."""
         sizes = {"shard": self.holders.size // self.tensor.size, "tensor": self.tensor.size}
         return math.prod(size for name, size in sizes.items() if name not in axes)
 
     def holds_first(self, axes: Collection[str]) -> bool:
-        """Tell whether no earlier rank of its stage holds the same part of a tensor that is cut over ``axes``."""
+        """Return whether this is the first rank of its stage with its part of a tensor that is split over ``axes``."""
         if self.mesh is None:
             return self.data.rank == 0
         coordinate = dict(zip(Sizes._fields, self.mesh.get_coordinate() or (), strict=True))
         return not any(number for name, number in coordinate.items() if name not in {"pipeline", *axes})
 
     def ranks_where(self, condition: bool) -> list[int]:
-        """Return the ranks on which ``condition`` is true, the same on all of them."""
+        """Return the ranks on which ``condition`` is true, the same on all ranks."""
         votes = [condition and rank == self.rank for rank in range(self.size)]
         return [rank for rank, count in enumerate(self.everyone.sum_integers(votes)) if count]
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Return the ``values`` of each rank, of all the same number, the same on all ranks."""
+        """Return the ``values`` of every rank, the same on all ranks; each must have the same number of values."""
         own = [value if rank == self.rank else 0.0 for rank in range(self.size) for value in values]
         everywhere = self.everyone.sum_floats(own)
         return [everywhere[first : first + len(values)] for first in range(0, len(own), len(values))]
 
     def any(self, condition: bool) -> bool:
-        """Tell whether ``condition`` is true on some rank, the same on all of them."""
+        """Return whether ``condition`` is true on any rank, the same on all ranks."""
         return self.everyone.sum_integers([condition])[0] > 0
 
     def from_first(self, value: int) -> int:
@@ -197,11 +195,15 @@ class World:
         return self.everyone.sum_integers([value if self.is_first else 0])[0]
 
     def refuse_difference(self, what: str, own: str) -> None:
-        """Let all ranks leave together if a rank has other data than the first one.
+        """Raise on all ranks if a rank has other data than the first one.
+
+        Args:
+            what: what is compared, in the plural, for the message.
+            own: this rank's value.
 
         Raises:
-            UserError: this rank has.
-            RankError: another one has.
+            UserError: this rank is the first that differs.
+            RankError: another rank is.
         """
         digest = int(hashlib.sha256(own.encode()).hexdigest()[:15], 16)
         different = self.ranks_where(digest != self.from_first(digest))
@@ -209,53 +211,53 @@ class World:
             line = (
                 f"{named(different, self.size)}: {what} differ from those of rank 0; start all ranks with the same data"
             )
-            raise self.told_by(different[0], UserError(line))
+            raise self.reported_by(different[0], UserError(line))
 
-    def told_by(self, rank: int, error: HornbookError) -> HornbookError:
-        """Return what each rank raises where all of them fail together: ``rank`` prints the line, once for all."""
+    def reported_by(self, rank: int, error: HornbookError) -> HornbookError:
+        """Return the error that each rank raises if all of them fail together; only ``rank`` prints it."""
         if self.rank == rank:
             self._agreed = error
         else:
-            self._agreed = RankError(str(error), error.exit_code, is_told=True)
+            self._agreed = RankError(str(error), error.exit_code, is_reported=True)
         return self._agreed
 
-    def was_told(self, error: Exception) -> bool:
-        """Tell whether all ranks raise ``error`` together."""
+    def was_reported(self, error: Exception) -> bool:
+        """Return whether all ranks raise ``error`` together."""
         return error is self._agreed
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Leave the other ranks at the end of the block; an error of this rank lets them leave, too."""
+        """Disconnect from the other ranks at the end of the ``with`` block; an error makes them leave, too."""
         try:
             yield
         except Exception as error:
-            if (told := self._leaving(error)) is error:
+            if (shared := self._report(error)) is error:
                 raise
-            raise told from error
+            raise shared from error
         finally:
             self.leave()
 
-    def _leaving(self, error: Exception) -> Exception:
-        """Return what this rank raises when ``error`` ends it, once it has told the other ranks to leave as well."""
+    def _report(self, error: Exception) -> Exception:
+        """Report ``error``, unless all ranks have it, so that they leave as well; return the error to raise."""
         if self._watch is None or error is self._agreed or isinstance(error, RankError):
             return error
         if isinstance(error, HornbookError):
-            return self._watch.tell(str(error), error.exit_code)
-        return self._watch.tell(f"{type(error).__name__}: {error}", HornbookError.exit_code)
+            return self._watch.report(str(error), error.exit_code)
+        return self._watch.report(f"{type(error).__name__}: {error}", HornbookError.exit_code)
 
     def explained(self) -> AbstractContextManager[None]:
-        """Name the rank that was lost, if that is why communication inside the block fails, a layer's own included."""
+        """Return a context that names a lost rank if communication fails because of it, including a layer's."""
         return explained(self._watch)
 
     def barrier(self) -> None:
-        """Wait for all ranks, hours if need be."""
+        """Wait for all ranks, for up to 12 hours."""
         if self.size > 1:
             with explained(self._watch):
                 dist.barrier(group=self._waiting)
 
 
 def axes_of(parallel: ParallelConfig, everyone: Ranks, device: torch.device, watch: Watch) -> Axes:
-    """Return the axes of a run whose ranks are numbered stage by stage, replica by replica, along ``Sizes``."""
+    """Return the axes of a run; ranks are numbered in the row-major order of ``Sizes``."""
     sizes = parallel.sizes(everyone.size)
     if everyone.size == sizes.replicate:
         return Axes(data=everyone)
@@ -274,7 +276,7 @@ def axes_of(parallel: ParallelConfig, everyone: Ranks, device: torch.device, wat
 
 
 def _ranks_along(groups: list[list[int]], rank: int, device: torch.device, watch: Watch) -> Ranks:
-    """Return the one of several groups of ranks that ``rank`` is in; all ranks call this together."""
+    """Return the group that contains ``rank``; all ranks must call this together."""
     (own,) = (group for group in groups if rank in group)
     tensors = host = _own_group(groups, rank)
     if device.type == "cuda":

@@ -1,1 +1,1 @@
-"""What a training will need, before it runs and without torch: memory, FLOPs, bytes sent, time and price."""
+"""Predict memory, FLOPs, communication, time and price of a training, without torch."""

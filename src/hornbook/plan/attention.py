@@ -1,9 +1,9 @@
-"""Attention as it allocates and frees memory: four forms, of which `hornbook.ops.attention` chooses.
+"""Memory of attention, in the four forms from which `hornbook.ops.attention` chooses.
 
 ::
 
-    form       where                                              keeps beside query, key and value
-    native     hornbook's operator                                the result, one number a token and head
+    form       used for                                           keeps besides query, key and value
+    native     hornbook's operator                                the result, one number per token and head
     fused      PyTorch's, without dropout of the weights          the same
     blocked    a CPU in 16 bits or with dropout, few weights      the weights
     explicit   dropout elsewhere                                  the weights twice: in fp32, and dropped
@@ -17,48 +17,48 @@ from hornbook.config.shapes import attention_blocks, is_blocked
 from hornbook.plan.layers import FP32, Layers
 
 _KEY = 8
-"""Bytes of the dropout key of a token and head."""
+"""Bytes of a dropout key per token and head."""
 
 Form = Literal["native", "fused", "blocked", "explicit"]
 
 
 class Group(NamedTuple):
-    """Sequences side by side in attention."""
+    """A group of sequences that attention processes as a batch."""
 
     num: int
-    """How many."""
+    """Number of sequences."""
     length: int
-    """Tokens of each, with padding."""
+    """Tokens per sequence, with padding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """The tokens of a micro-batch."""
+    """Token counts of a micro-batch."""
 
     num: int
-    """With padding."""
+    """Number of tokens with padding."""
     groups: tuple[Group, ...]
-    """Its sequences as attention takes them."""
+    """Groups of sequences for attention."""
     num_scored: int
-    """Tokens that the head computes logits for."""
+    """Number of tokens for which the head computes logits."""
     num_real: int
-    """Without padding."""
+    """Number of tokens without padding."""
     is_gathered: bool = False
-    """Whether attention copies tokens into groups and back: sequences of different lengths."""
+    """Whether attention copies tokens to groups and back, for sequences of different lengths."""
     is_masked: bool = False
-    """Whether a decoder sees its own document alone."""
+    """Whether a decoder restricts attention to the token's document."""
     is_new: bool = False
-    """Whether a micro-batch that finds gradients may be the first of its shape, whose first layer a recomputation
-    budget measures: sequences of different lengths have many shapes."""
+    """Whether a micro-batch that adds to existing gradients may be the first of its shape, whose first layer is
+    measured for a recomputation budget; sequences of different lengths have many shapes."""
 
     @property
     def num_sequences(self) -> int:
-        """Sequences."""
+        """Number of sequences."""
         return sum(group.num for group in self.groups)
 
     @property
     def num_rows(self) -> int:
-        """Rows of all groups, with padding."""
+        """Number of rows of all groups, with padding."""
         return sum(group.num * group.length for group in self.groups)
 
 
@@ -68,11 +68,11 @@ class Attention:
 
     Args:
         name: of the module.
-        num_heads: that this rank computes.
-        width: of all of them.
-        is_causal: whether tokens see no later ones.
-        dropout: of the weights.
-        recomputes: whether what lies between the projections is computed again in the backward pass.
+        num_heads: of this rank.
+        width: total size of these heads.
+        is_causal: whether the attention is causal.
+        dropout: of the attention weights.
+        recomputes: whether the activations between the projections are recomputed in the backward pass.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Attention:
     recomputes: bool = False
 
     def form(self, layers: Layers, tokens: Tokens, group: Group) -> Form:
-        """Return what computes a group."""
+        """Return the form that computes a group."""
         compute, is_16_bit = layers.compute, layers.itemsize < FP32
         if compute.is_native and not tokens.is_masked:
             return "native"
@@ -95,7 +95,7 @@ class Attention:
         return "explicit" if self.dropout else "fused"
 
     def forward(self, layers: Layers, tokens: Tokens) -> None:
-        """Make ``name/y`` of ``name/qkv``, which is kept as far as the backward pass needs it."""
+        """Compute ``name/y`` from ``name/qkv``, which is kept if the backward pass needs it."""
         before = {f"{self.name}/y", *layers.tape.names()}
         self._mix(layers, tokens)
         if self.recomputes:
@@ -125,12 +125,12 @@ class Attention:
                 getattr(self, f"_{form}")(layers, group, number)
         self._merge(layers, tokens, forms)
         is_copied = all(group.num > 1 and form != "fused" for group, form in zip(tokens.groups, forms, strict=True))
-        unused = {source} if is_copied else set()  # if a part of it is kept, all of it is
+        unused = {source} if is_copied else set()  # views keep the whole tensor
         unused |= {f"{name}/qkv"} if tokens.is_gathered else set()
         tape.free(*(unused - ({f"{name}/qkv"} if self.recomputes else set())))
 
     def _merge(self, layers: Layers, tokens: Tokens, forms: Sequence[Form]) -> None:
-        """Put the heads side by side, and the tokens back to where they were."""
+        """Concatenate the heads, and copy the tokens back to their positions."""
         tape, name, width = layers.tape, self.name, self.width
         is_view = forms == ["fused"] and not tokens.is_gathered
         if is_view:
@@ -180,7 +180,7 @@ class Attention:
         tape.free(f"{name}/scores")
 
     def _blocks(self, group: Group) -> list[int]:
-        """Return the weights of each block."""
+        """Return the number of attention weights of each block."""
         heads = group.num * self.num_heads
         return [
             (head.stop - head.start) * (query.stop - query.start) * (key.stop - key.start)
@@ -188,7 +188,7 @@ class Attention:
         ]
 
     def backward(self, layers: Layers, tokens: Tokens, gradient: str, result: str) -> None:
-        """Make the gradient ``result`` ``[tokens, 3 · width]`` of ``gradient`` ``[tokens, width]``."""
+        """Compute the gradient ``result`` ``[tokens, 3 · width]`` from ``gradient`` ``[tokens, width]``."""
         tape, name, width = layers.tape, self.name, self.width
         forms = [self.form(layers, tokens, group) for group in tokens.groups]
         if self.recomputes:

@@ -1,12 +1,12 @@
-"""The blocks of each model as they allocate and free memory: `hornbook.model.block` and `hornbook.model.group_block`.
+"""Memory of the blocks of each model: `hornbook.model.block` and `hornbook.model.group_block`.
 
 ::
 
     GPT         x -> norm -> qkv -> attention -> out -(+)-> norm -> up -> f -> down -(+)-> y
     kept, D     1    1       3      1                1      1       4     4                1     + weights of attention
 
-A rank of a tensor-parallel group computes some of the heads and some of the inner width; the sizes here are its own. It
-may hold a slice of the tokens between the layers that are cut (``own_tokens``).
+Tensor-parallel ranks compute some of the heads and some of the inner columns; sizes are those of a rank. With sequence
+parallelism, a rank holds a slice of the tokens between the split layers, see ``own_tokens``.
 """
 
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ class Block(Protocol):
     """A layer of a model."""
 
     def forward(self, layers: Layers, x: str, y: str) -> None:
-        """Make the hidden states ``y`` of ``x``, which stay."""
+        """Compute the hidden states ``y`` from ``x``, which is kept."""
 
     def backward(self, layers: Layers, x: str) -> None:
-        """Turn ``gradient``, that of the result, into that of ``x``, and free what the block kept, ``x`` too."""
+        """Replace ``gradient`` of the result by that of ``x``, and free the block's activations, including ``x``."""
 
 
 def block_of(
@@ -39,12 +39,12 @@ def block_of(
     """Return a block of a model.
 
     Args:
-        model: gives the sizes.
+        model: determines the sizes.
         index: of the block.
         tokens: of a micro-batch.
-        num_parts: ranks that compute a part of it each.
-        num_slices: ranks that hold a slice of the tokens each.
-        mixes_again: whether attention is computed again in the backward pass.
+        num_parts: number of ranks over which it is split.
+        num_slices: number of ranks over which its tokens are split between the split layers.
+        mixes_again: whether attention is recomputed in the backward pass.
     """
     is_encoder = isinstance(model, EncoderConfig)
     kind = GroupBlock if isinstance(model, GroupBertConfig) else PostNorm if is_encoder else PreNorm
@@ -57,7 +57,7 @@ def own_tokens(tokens: Tokens, num_slices: int) -> int:
 
 
 def add_residual(layers: Layers, size: float) -> None:
-    """Add the gradient ``branch`` to ``gradient``, of ``size`` numbers."""
+    """Add the gradient ``branch`` to ``gradient``, both with ``size`` elements."""
     if not layers.compute.has_native_layers:
         layers.scratch("sum", size)
         layers.tape.free("gradient", "branch")
@@ -82,23 +82,23 @@ class _Block:
 
     @property
     def own(self) -> int:
-        """Tokens of the rank outside of the layers that are cut."""
+        """Number of the rank's tokens between the split layers."""
         return own_tokens(self.tokens, self.num_slices)
 
     def gather(self, layers: Layers, result: str) -> None:
-        """Put the slices of all ranks side by side."""
+        """Compute ``result``, the tokens of all ranks, concatenated."""
         for name in ("slices", result):
             layers.scratch(name, self.tokens.num * self.size)
         layers.tape.free("slices")
 
     def scatter(self, layers: Layers, result: str) -> None:
-        """Make the rank's slice of the sum over the ranks of ``result``, all tokens; copies of its slices are sent."""
+        """Compute the rank's slice of the sum of ``result`` over the ranks, which send copies of its slices."""
         layers.scratch("slices", self.tokens.num * self.size)
         layers.scratch(result, self.own * self.size)
         layers.tape.free("slices")
 
     def enter(self, layers: Layers, name: str, num_out: int, result: str) -> None:
-        """Compute ``result``, all tokens, by a linear map that is cut by outputs."""
+        """Compute ``result``, for all tokens, by a linear layer that is split by outputs."""
         if self.num_slices > 1:
             self.gather(layers, "all tokens")
         layers.linear(name, self.tokens.num, self.size, num_out, result)
@@ -107,7 +107,7 @@ class _Block:
     def enter_backward(
         self, layers: Layers, name: str, num_out: int, gradient: str, result: str, *frees: str, bias: bool = True
     ) -> None:
-        """Make the gradient ``result`` of the input; with slices, the input is gathered once more."""
+        """Compute the gradient ``result`` of the input; with slices, the input is gathered once more."""
         whole = result
         if self.num_slices > 1:
             whole, numbers = "all tokens", self.tokens.num * self.size
@@ -118,7 +118,7 @@ class _Block:
         layers.tape.free("all tokens")
 
     def leave(self, layers: Layers, name: str, num_in: int, result: str) -> None:
-        """Compute ``result`` by a linear map that is cut by inputs."""
+        """Compute ``result`` by a linear layer that is split by inputs."""
         layers.linear(name, self.tokens.num, num_in, self.size, result)
         if self.num_slices > 1:
             self.scatter(layers, result)
@@ -126,7 +126,7 @@ class _Block:
     def leave_backward(
         self, layers: Layers, name: str, num_in: int, gradient: str, result: str, *frees: str, bias: bool = True
     ) -> None:
-        """Make the gradient ``result`` of the input, and free ``gradient`` unless it is that of the residual."""
+        """Compute the gradient ``result`` of the input, and free ``gradient`` unless it is that of the residual."""
         whole = gradient
         if self.num_slices > 1:
             self.gather(layers, whole := "all gradients")
@@ -135,7 +135,7 @@ class _Block:
 
     @property
     def attention(self) -> Attention:
-        """Between its two projections."""
+        """The attention between the projections."""
         heads = self.model.num_heads // self.num_parts
         return Attention(
             name=f"{self.name}.attention",
@@ -147,7 +147,7 @@ class _Block:
         )
 
     def attend(self, layers: Layers, result: str) -> None:
-        """Make ``result`` by attention with both projections."""
+        """Compute ``result`` by attention with both projections."""
         attention = self.attention
         name, width = attention.name, attention.width
         self.enter(layers, f"{name}.qkv", 3 * width, f"{name}/qkv")
@@ -155,7 +155,7 @@ class _Block:
         self.leave(layers, f"{name}.out", width, result)
 
     def attend_backward(self, layers: Layers, gradient: str, result: str, *frees: str) -> None:
-        """Make the gradient ``result`` of the input from ``gradient``."""
+        """Compute the gradient ``result`` of the input from ``gradient``."""
         attention = self.attention
         name, width = attention.name, attention.width
         bias = getattr(self.model, "projection_bias", True)
@@ -167,14 +167,14 @@ class _Block:
         layers.tape.free("dqkv")
 
     def feed(self, layers: Layers, result: str) -> None:
-        """Make ``result`` by the feed-forward."""
+        """Compute ``result`` by the feed-forward."""
         name, inner, num = f"{self.name}.feed_forward", self._inner, self.tokens.num
         self.enter(layers, f"{name}.up", inner, f"{name}/up")
         layers.activation(f"{name}/hidden", num * inner)
         self.leave(layers, f"{name}.down", inner, result)
 
     def feed_backward(self, layers: Layers, gradient: str, result: str, *frees: str) -> None:
-        """Make the gradient ``result`` of the input from ``gradient``."""
+        """Compute the gradient ``result`` of the input from ``gradient``."""
         name, inner, num = f"{self.name}.feed_forward", self._inner, self.tokens.num
         self.leave_backward(layers, f"{name}.down", inner, gradient, "dhidden", f"{name}/hidden")
         layers.scratch("dup", num * inner)
@@ -187,7 +187,7 @@ class _Block:
         layers.dropout(self.own, self.size, name, probability=self.model.residual_dropout)
 
     def drop_backward(self, layers: Layers) -> str:
-        """Return the name of the gradient of what was dropped."""
+        """Return the name of the gradient before the dropout."""
         if self.model.residual_dropout == 0.0:
             return "gradient"
         layers.dropout(self.own, self.size, "dropped gradient", probability=self.model.residual_dropout)
@@ -199,7 +199,7 @@ class _Block:
 
 
 class PreNorm(_Block):
-    """GPT's: ``x + attention(norm(x))``, then ``x + feed_forward(norm(x))``."""
+    """GPT's block: ``x + attention(norm(x))``, then ``x + feed_forward(norm(x))``."""
 
     def forward(self, layers: Layers, x: str, y: str) -> None:
         """See ``Block``."""
@@ -228,7 +228,7 @@ class PreNorm(_Block):
 
 
 class PostNorm(_Block):
-    """BERT's: ``norm(x + attention(x))``, then ``norm(x + feed_forward(x))``."""
+    """BERT's block: ``norm(x + attention(x))``, then ``norm(x + feed_forward(x))``."""
 
     def forward(self, layers: Layers, x: str, y: str) -> None:
         """See ``Block``."""
@@ -259,7 +259,7 @@ class PostNorm(_Block):
 
 
 class GroupBlock(_Block):
-    """GroupBERT's four modules: convolution, feed-forward, attention, feed-forward, each behind a norm."""
+    """GroupBERT's block of four pre-norm modules: convolution, feed-forward, attention, feed-forward."""
 
     @property
     def _group(self) -> GroupBertConfig:
@@ -268,7 +268,7 @@ class GroupBlock(_Block):
 
     @property
     def _rows(self) -> int:
-        """Rows of the column of all sequences, with the gaps between them."""
+        """Number of rows of the column of all sequences, with gaps."""
         gap = self._group.convolution_kernel // 2
         return self.tokens.num_real + gap * (self.tokens.num_sequences + 1)
 
@@ -306,7 +306,7 @@ class GroupBlock(_Block):
         self.feed_in_groups_backward(layers, "second_feed_forward", gradient, result, *frees)
 
     def feed_in_groups(self, layers: Layers, part: str, result: str) -> None:
-        """Make ``result`` by a feed-forward whose second map is grouped."""
+        """Compute ``result`` by a feed-forward whose second layer is grouped."""
         name, inner, num = f"{self.name}.{part}", self._inner, self.tokens.num
         self.enter(layers, f"{name}.up", inner, f"{name}/up")
         layers.activation(f"{name}/hidden", num * inner)
@@ -319,7 +319,7 @@ class GroupBlock(_Block):
         self.leave(layers, f"{name}.down", self._middle, result)
 
     def feed_in_groups_backward(self, layers: Layers, part: str, gradient: str, result: str, *frees: str) -> None:
-        """Make the gradient ``result`` of the input from ``gradient``."""
+        """Compute the gradient ``result`` of the input from ``gradient``."""
         name, inner, num, tape = f"{self.name}.{part}", self._inner, self.tokens.num, layers.tape
         weights = inner * self.size // self._group.feed_forward_groups
         self.leave_backward(layers, f"{name}.down", self._middle, gradient, "dmiddle", f"{name}/middle")
@@ -343,9 +343,9 @@ class GroupBlock(_Block):
         return self.size // self.num_parts
 
     def convolve(self, layers: Layers, result: str) -> None:
-        """Make ``result`` by the gated convolution."""
+        """Compute ``result`` by the gated convolution."""
         name, num, size, tape, rows = f"{self.name}.convolution", self.tokens.num, self.size, layers.tape, self._rows
-        if self.num_slices > 1:  # it sees neighbors, so it takes all tokens, and passes on the rank's
+        if self.num_slices > 1:  # a convolution needs neighbors, so all tokens are gathered
             layers.tape.rename(f"{self.name}.norms.0/y", "slice")
             self.gather(layers, f"{self.name}.norms.0/y")
             layers.tape.free("slice")
@@ -365,7 +365,7 @@ class GroupBlock(_Block):
         layers.linear(f"{name}.down", num, size, size, result)
 
     def convolve_backward(self, layers: Layers, gradient: str, result: str, *frees: str) -> None:
-        """Make the gradient ``result`` of the input from ``gradient``."""
+        """Compute the gradient ``result`` of the input from ``gradient``."""
         name, num, size, tape, rows = f"{self.name}.convolution", self.tokens.num, self.size, layers.tape, self._rows
         layers.scratch("all gradients", num * size * (self.num_slices > 1))
         layers.linear_backward(f"{name}.down", num, size, size, gradient, "dsilu", f"{name}/silu")

@@ -1,11 +1,11 @@
-"""What devices can do and cost: peak rates, memory, bandwidths, links, a typical price.
+"""Properties of devices: peak rates, memory, bandwidths, links, typical prices.
 
-Rates of products are those of data sheets: dense, bf16 and fp16 summed in fp32, fp32 without TF32, which hornbook
-leaves off. Links are one-way, for one device to the others of its machine.
+Rates of products are those of data sheets: dense, bf16 and fp16 accumulated in fp32, fp32 without TF32, which hornbook
+disables. Links are one-way, from a device to the others of its machine.
 
-Prices are defaults only: what a cloud typically lists for one device without a contract, in US dollars an hour,
-rounded, each with its year and kind of provider (`Price`). They were written down from memory, not looked up, and
-differ by a factor of three between providers; ``--price`` overrides them.
+Prices are defaults: rounded list prices of clouds for one device on demand, in US dollars per hour, each with its year
+and kind of provider (`Price`). They are from memory, not looked up, and differ by a factor of three between providers;
+``--price`` overrides them.
 """
 
 from collections.abc import Mapping
@@ -25,36 +25,36 @@ class Price(NamedTuple):
     """A rounded list price of one device, on demand; see above."""
 
     dollars: float
-    """US dollars an hour."""
+    """US dollars per hour."""
     year: int
-    """When lists had about this price."""
+    """Year of the list price."""
     source: str
     """The kind of provider."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """A kind of device; sizes in bytes, rates a second."""
+    """A kind of device; sizes are in bytes, rates per second."""
 
     name: str
     label: str
     kind: Literal["cpu", "cuda"] = "cuda"
     memory: float
     flops: Mapping[Dtype, float]
-    """Of products, by dtype."""
+    """FLOP/s of matrix products, by dtype."""
     bandwidth: float
-    """Of its memory."""
+    """Bandwidth of its memory."""
     link: float
-    """To the other devices of its machine."""
+    """Bandwidth to the other devices of its machine."""
     host_link: float
-    """To the host's memory, in each direction."""
+    """Bandwidth to host memory, in each direction."""
     disk: float = 2e9
-    """Of files, reads and writes together; an NVMe disk."""
+    """Bandwidth of files, reads and writes together; that of an NVMe disk."""
     price: Price
 
     @property
     def auto_dtype(self) -> Dtype:
-        """What ``precision.compute = "auto"`` chooses: bf16 where products are faster in it."""
+        """The dtype of ``precision.compute = "auto"``: bf16 if products are faster in it."""
         return "bf16" if self.flops["bf16"] > self.flops["fp32"] else "fp32"
 
 
@@ -152,14 +152,14 @@ DEVICES: Final[Mapping[str, Device]] = {
         ),
     )
 }
-"""By the name that ``--device`` takes."""
+"""Devices by the names of ``--device``."""
 
 
 def device_of(name: str) -> Device:
     """Return a device by its name.
 
     Raises:
-        UserError: there is none of that name.
+        UserError: the name is unknown.
     """
     if name.lower() not in DEVICES:
         known = ", ".join(DEVICES)

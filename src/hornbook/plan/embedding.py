@@ -1,4 +1,4 @@
-"""Embeddings as they allocate and free memory: `hornbook.model.layers`, `hornbook.model.factorized` and BERT's.
+"""Memory of embeddings: `hornbook.model.layers`, `hornbook.model.factorized` and BERT's.
 
 ::
 
@@ -13,7 +13,7 @@ from hornbook.plan.layers import FP32, Layers
 
 
 def embed(layers: Layers, model: TransformerConfig, tokens: Tokens, num_rows: int, y: str) -> None:
-    """Make the hidden states ``y``: tables are looked up in fp32, that of the tokens has ``num_rows`` rows."""
+    """Compute the hidden states ``y``; tables are looked up in fp32, the token table has ``num_rows`` rows."""
     if isinstance(model, FactorizedGPTConfig):
         _embed_narrow(layers, model, tokens, num_rows, y)
         return
@@ -40,7 +40,7 @@ def embed(layers: Layers, model: TransformerConfig, tokens: Tokens, num_rows: in
 
 
 def embed_backward(layers: Layers, model: TransformerConfig, tokens: Tokens, num_rows: int) -> None:
-    """Turn ``gradient`` into those of the tables; that of the tokens has ``num_rows`` rows."""
+    """Compute the gradients of the tables from ``gradient``; the token table has ``num_rows`` rows."""
     num, size, tape = tokens.num, model.hidden_size, layers.tape
     if isinstance(model, FactorizedGPTConfig):
         size = _embed_narrow_backward(layers, model, tokens)
@@ -63,7 +63,7 @@ def embed_backward(layers: Layers, model: TransformerConfig, tokens: Tokens, num
 
 
 def _embed_narrow(layers: Layers, model: FactorizedGPTConfig, tokens: Tokens, num_rows: int, y: str) -> None:
-    """Make ``y`` by tables of E columns, three norms and a projection."""
+    """Compute ``y`` from tables of E columns, by three norms and a projection."""
     num, size, tape = tokens.num, model.embedding_size, layers.tape
     if layers.compute.weights != "fp32":
         layers.scratch("table", num_rows * size, FP32)
@@ -84,7 +84,7 @@ def _embed_narrow(layers: Layers, model: FactorizedGPTConfig, tokens: Tokens, nu
 
 
 def _embed_narrow_backward(layers: Layers, model: FactorizedGPTConfig, tokens: Tokens) -> int:
-    """Turn ``gradient`` into that of what the token table gives, and return the number of its columns."""
+    """Replace ``gradient`` by that of the looked-up tokens, and return its number of columns."""
     num, size, tape = tokens.num, model.embedding_size, layers.tape
     layers.linear_backward(
         "embedding.projection", num, size, model.hidden_size, "gradient", "dnorm", "embedding/normed"

@@ -1,14 +1,15 @@
-"""Heads as they allocate and free memory: `hornbook.model.head`, `hornbook.model.encoder_head` and their cross-entropy.
+"""Memory of heads: `hornbook.model.head`, `hornbook.model.encoder_head` and their cross-entropy.
 
 ::
 
-    x -> (places) -> (transform) -> logits of 512 tokens at a time -> losses, dX [P, D], dTable [V, D] fp32
+    x -> (gather) -> (transform) -> logits of 512 tokens at a time -> losses, dX [P, D], dTable [V, D] fp32
 """
 
 from dataclasses import dataclass
 
 from hornbook.config.factorized import FactorizedGPTConfig
 from hornbook.config.models import EncoderConfig, GroupBertConfig, LabelledConfig, TransformerConfig
+from hornbook.config.recipe import Recipe
 from hornbook.config.shapes import HEAD_TOKENS
 from hornbook.plan.attention import Tokens
 from hornbook.plan.layers import FP32, TABLE, Layers
@@ -21,11 +22,11 @@ class Head:
     """The head of a model.
 
     Args:
-        model: gives the sizes.
-        objective: what it is trained for.
+        model: determines the sizes.
+        objective: of the training.
         tokens: of the micro-batch.
-        num_rows: of the table that this rank holds, with padding.
-        chunks: parts of the vocabulary that are taken in turn.
+        num_rows: rows of this rank's part of the table, with padding.
+        chunks: number of vocabulary chunks.
     """
 
     model: TransformerConfig
@@ -34,6 +35,12 @@ class Head:
     num_rows: int
     chunks: int = 1
 
+    @classmethod
+    def of(cls, recipe: Recipe, tokens: Tokens, num_rows: int) -> "Head":
+        """Return the head of a recipe's model."""
+        chunks = recipe.memory.vocabulary_chunks
+        return cls(model=recipe.model, objective=recipe.objective, tokens=tokens, num_rows=num_rows, chunks=chunks)
+
     @property
     def size(self) -> int:
         """D."""
@@ -41,7 +48,7 @@ class Head:
 
     @property
     def width(self) -> int:
-        """Columns of the token table: D, or E where it is narrower."""
+        """Number of columns of the token table: D, or E for a factorized embedding."""
         return self.model.embedding_size if isinstance(self.model, FactorizedGPTConfig) else self.size
 
     @property
@@ -51,7 +58,7 @@ class Head:
 
     @property
     def has_pairs(self) -> bool:
-        """Whether it pools the first tokens of sequences."""
+        """Whether the head pools the first tokens of sequences."""
         return isinstance(self.model, EncoderConfig) and getattr(self.objective, "name", "") in (
             "mlm_nsp",
             "classification",
@@ -59,7 +66,7 @@ class Head:
 
     @property
     def is_causal_classifier(self) -> bool:
-        """Whether it looks at last tokens of sequences."""
+        """Whether the head classifies the last tokens of sequences."""
         return not isinstance(self.model, EncoderConfig) and not self.has_loss_of_tokens
 
     def forward(self, layers: Layers, x: str) -> None:
@@ -87,7 +94,7 @@ class Head:
             tape.free(x)
 
     def backward(self, layers: Layers, x: str) -> None:
-        """Make ``gradient``, that of ``x``, and those of the head's parameters."""
+        """Compute ``gradient``, that of ``x``, and those of the head's parameters."""
         num, size, tape, item = self.tokens.num_scored, self.size, layers.tape, layers.itemsize
         width = self.width
         if self.has_loss_of_tokens:
@@ -100,7 +107,7 @@ class Head:
             if layers.table_weights is not None:  # the dense gradient is copied once before its blocks are read
                 tape.use(numbers * FP32)
                 numbers, owner = layers.table_weights, TABLE
-            tape.free("head/dx", "head/dtable", "head/dbias")  # that of the table is scaled in place
+            tape.free("head/dx", "head/dtable", "head/dbias")  # the table's gradient is scaled in place
             layers.add_gradient(owner, numbers, FP32)
         if self.is_causal_classifier:
             sequences = self.tokens.num_sequences
@@ -159,7 +166,7 @@ class Head:
         tape.free("head.table/cast")
 
     def _by_parts(self, layers: Layers, tokens: int) -> None:
-        """Take the vocabulary in parts: see ``memory.vocabulary_chunks``."""
+        """Process the vocabulary in chunks: see ``memory.vocabulary_chunks``."""
         rows = min(self.num_rows, -(-self.num_rows // (self.chunks * _BLOCK)) * _BLOCK)
         item, size = layers.itemsize, self.width
         is_cast = layers.compute.weights != layers.compute.dtype
@@ -170,7 +177,7 @@ class Head:
         layers.tape.use(tokens * size * FP32 + 2 * casts + max(summing, products), "logits")
 
     def _narrow(self, layers: Layers) -> None:
-        """Map the normed tokens to the columns of a narrower table."""
+        """Project the normalized tokens to the columns of a factorized table."""
         num, width = self.tokens.num_scored, self.width
         layers.linear("head.projection", num, self.size, width, "head/dense")
         layers.activation("head/active", num * width)
@@ -185,7 +192,7 @@ class Head:
         tape.free("dactive")
 
     def _transform(self, layers: Layers) -> None:
-        """Gather the tokens that are scored, and map them before the table."""
+        """Gather the scored tokens, and apply the transform before the table."""
         num, size = self.tokens.num_scored, self.size
         layers.activation("head/places", num * size)
         last = "head/places"

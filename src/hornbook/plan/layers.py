@@ -1,12 +1,12 @@
-"""The layers of all models as they allocate and free memory, forward and backward: what `hornbook.ops` computes.
+"""Memory of the layers of all models, forward and backward, as computed by `hornbook.ops`.
 
 ::
 
     linear     y = x Wᵀ + b     keeps x, and a copy of W in the dtype of the activations    [n, in] -> [n, out]
     norm       keeps x, mean and deviation of each token in fp32
-    dropout    keeps nothing: its mask is a hash, computed again
+    dropout    keeps nothing: its mask is a hash, which is recomputed
 
-``tests/plan`` holds each against what PyTorch's allocator counts.
+``tests/plan`` compares each with the counts of PyTorch's allocator.
 """
 
 from collections.abc import Mapping
@@ -26,26 +26,26 @@ SUMMED = "/gradient that is summed"
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """Who computes, and in what."""
+    """The device, dtypes and operators of the computation."""
 
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Dtype = "fp32"
-    """Of the activations."""
+    """Dtype of the activations."""
     weights: Dtype = "fp32"
     gradients: Dtype = "fp32"
     is_native: bool = False
-    """Whether hornbook's own operators compute instead of PyTorch's."""
+    """Whether native operators are used instead of PyTorch's."""
     panel_bytes: int = 2
-    """Bytes of a number of a weight that a native operator has packed."""
+    """Bytes per element of weights that native operators have packed."""
 
     @property
     def has_native_layers(self) -> bool:
-        """Whether they compute more than attention: they take weights in fp32 alone."""
+        """Whether native operators compute more than attention, for which they need weights in fp32."""
         return self.is_native and self.weights == "fp32"
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an activation."""
+        """Bytes per element of activations."""
         return DTYPE_BYTES[self.dtype]
 
 
@@ -53,23 +53,23 @@ class Postponed(NamedTuple):
     """The gradient of a parameter that is computed after those of the inputs."""
 
     name: str
-    """Of the parameter."""
+    """Name of the parameter."""
     numbers: float
     itemsize: int
-    """Bytes of each as it comes."""
+    """Bytes per element of the new gradient."""
     frees: tuple[str, ...]
-    """What is not needed any more after that."""
+    """Tensors to free afterwards."""
 
 
 class Layers:
-    """Writes what layers allocate and free on a tape; names are those of the parameters.
+    """The recorder of the layers' allocations on a tape; names are those of the parameters.
 
     Args:
         tape: to write on.
-        compute: decides what is kept.
-        num_shards: ranks that keep a share of each gradient.
-        blocks: the weights of sparse linear maps and of a sparse table by name, which are used as they are.
-        num_parts: tensor-parallel ranks.
+        compute: determines which tensors are kept.
+        num_shards: number of ranks over which gradients are sharded.
+        blocks: number of weights of block-sparse layers and of a sparse token table by name, which are not copied.
+        num_parts: number of tensor-parallel ranks.
     """
 
     def __init__(
@@ -83,27 +83,27 @@ class Layers:
         self._num_shards, self._blocks, self._num_parts = num_shards, blocks or {}, num_parts
         self.tape, self.compute, self.itemsize = tape, compute, compute.itemsize
         self.postponed: list[Postponed] | None = None
-        """Where a backward pass computes the gradients of inputs alone: what those of weights will take."""
+        """In backward passes that compute only the gradients of inputs, the postponed gradients of weights."""
 
     def activation(self, name: str, numbers: float, itemsize: int | None = None) -> None:
-        """Allocate what the backward pass needs, or the next layer."""
+        """Allocate a tensor that the backward pass or the next layer needs."""
         self.tape.hold("activations", name, numbers * (itemsize or self.itemsize))
 
     def scratch(self, name: str, numbers: float, itemsize: int | None = None) -> None:
-        """Allocate what is neither: gradients of activations, above all."""
+        """Allocate other tensors, mainly gradients of activations."""
         self.tape.hold("workspace", name, numbers * (itemsize or self.itemsize))
 
     def is_cut(self, weight: str) -> bool:
-        """Tell whether tensor-parallel ranks hold a part of a weight each."""
+        """Return whether a weight is split over tensor-parallel ranks."""
         return self._num_parts > 1 and cut_dimension(weight) is not None
 
     @property
     def table_weights(self) -> int | None:
-        """The weights of a sparse token table; None where it is dense."""
+        """The number of weights of a sparse token table; None if it is dense."""
         return self._blocks.get(TABLE)
 
     def _is_native(self, name: str) -> bool:
-        """Tell whether a native operator computes a linear map: none multiplies by a weight that is cut."""
+        """Return whether a native operator computes a linear layer; there is none for split weights."""
         return self.compute.has_native_layers and not self.is_cut(f"{name}.weight")
 
     def linear(self, name: str, num_rows: float, num_in: int, num_out: int, result: str) -> None:
@@ -123,17 +123,17 @@ class Layers:
         *frees: str,
         bias: bool = True,
     ) -> None:
-        """Compute the gradient ``result`` ``[rows, in]`` and those of the parameters, then free what was needed.
+        """Compute the gradient ``result`` ``[rows, in]`` and those of the parameters, then free tensors.
 
         Args:
             name: of the layer.
-            num_rows: tokens.
+            num_rows: number of tokens.
             num_in: columns of the input.
             num_out: columns of the output.
-            gradient: that of the output, which stays.
+            gradient: gradient of the output, which is kept.
             result: the gradient to compute.
-            frees: tensors.
-            bias: whether there is one.
+            frees: tensors to free.
+            bias: whether the layer has a bias.
         """
         size = self._blocks.get(name, num_in * num_out)
         is_native = self._is_native(name)
@@ -161,14 +161,14 @@ class Layers:
         self.arrived(name, size + bias * num_out)
 
     def postpones(self, name: str, numbers: float, itemsize: int, gradient: str, *frees: str) -> bool:
-        """Keep what the gradient of a parameter takes if it is computed later, and tell whether it is.
+        """Return whether the gradient of a parameter is computed later, and keep the tensors that it needs.
 
         Args:
             name: of the parameter.
-            numbers: of its gradient.
-            itemsize: bytes of each as it comes.
-            gradient: that of the result.
-            frees: what is not needed any more after that.
+            numbers: number of its elements.
+            itemsize: bytes per element of the new gradient.
+            gradient: gradient of the result.
+            frees: tensors to free afterwards.
         """
         if self.postponed is None:
             return False
@@ -178,7 +178,7 @@ class Layers:
         return True
 
     def add_postponed(self, postponed: Postponed) -> None:
-        """Compute the gradient of a parameter and free what that took."""
+        """Compute a postponed gradient, and free the tensors that it needed."""
         self.add_gradient(postponed.name, postponed.numbers, postponed.itemsize)
         self.tape.free(*postponed.frees)
 
@@ -189,22 +189,22 @@ class Layers:
             self.activation(f"{name}/cast", size)
 
     def panels(self, name: str, size: int) -> None:
-        """Pack a weight, once: its memory stays for the next steps."""
+        """Pack a weight, once: its memory is kept for later steps."""
         if not self.tape.holds(name):
             self.scratch(name, size, self.compute.panel_bytes)
 
     def arrived(self, name: str, size: int) -> None:
-        """Keep or add the gradient ``name``/new, which has the dtype of the activations."""
+        """Store or accumulate the gradient ``name``/new, which has the dtype of the activations."""
         self.add_gradient(name, size, self.itemsize, new=f"{name}/new")
 
     def add_gradient(self, name: str, size: float, itemsize: int, new: str | None = None) -> None:
-        """Keep the first gradient of a parameter, or add one to it and free it.
+        """Store the first gradient of a parameter, or add a later one to it and free that.
 
         Args:
             name: of the parameter.
-            size: numbers.
-            itemsize: bytes of each as it comes; it is cast to the dtype of the weights, and of the gradients.
-            new: the tensor, if it is live.
+            size: number of elements.
+            itemsize: bytes per element of the new gradient, which is cast to the dtypes of weights and gradients.
+            new: name of the new gradient, if it is live.
         """
         kept, new = f"{name}/gradient", new or f"{name}/new"
         if self.postponed is not None:
@@ -223,12 +223,12 @@ class Layers:
             self.tape.hold("gradients", kept, size * itemsize / self._num_shards)
 
     def norm(self, name: str, num_rows: float, size: int, result: str) -> None:
-        """Compute ``result`` ``[rows, size]`` and keep two statistics of each row; the input must stay."""
+        """Compute ``result`` ``[rows, size]`` and keep two statistics of each row; the caller keeps the input."""
         self.activation(result, num_rows * size)
         self.activation(f"{name}/statistics", 2 * num_rows, FP32)
 
     def norm_backward(self, name: str, num_rows: float, size: int, gradient: str, result: str, *frees: str) -> None:
-        """Compute the gradient ``result`` of the input from that of the output, then free what was needed."""
+        """Compute the gradient ``result`` of the input from that of the output, then free tensors."""
         self.scratch(result, num_rows * size)
         is_mixed = self.compute.device == "cpu" and self.itemsize < FP32 and not self.compute.has_native_layers
         if is_mixed:
@@ -239,7 +239,7 @@ class Layers:
         self.tape.free(*frees, f"{name}/statistics")
 
     def dropout(self, num_rows: float, size: int, name: str, *, probability: float) -> None:
-        """Drop elements of ``name``, which becomes a new tensor; nothing is kept. Its gradient takes the same."""
+        """Replace ``name`` by a new tensor with dropped elements, keeping nothing; also used for its gradient."""
         if probability == 0.0:
             return
         numbers = num_rows * size

@@ -1,12 +1,12 @@
-"""The memory of a training on one rank, at its peak: weights, gradients, moments, activations, workspace.
+"""Predict the peak memory of a training on one rank: weights, gradients, moments, activations, workspace.
 
 ::
 
     memory_of(recipe, num_ranks=8, rank=0, compute=Compute(device="cuda", dtype="bf16"))
         -> Memory(weights=..., gradients=..., moments=..., activations={"embedding": ..., "blocks.0": ...}, ...)
 
-One step of two micro-batches is written on a tape (`hornbook.plan.tape`): the second one finds gradients of the first,
-and those after it repeat the second.
+A step of two micro-batches is written on a tape (`hornbook.plan.tape`): the second one accumulates gradients, and later
+ones repeat it.
 """
 
 from collections import Counter
@@ -27,40 +27,40 @@ from hornbook.plan.tape import Tape
 _BYTES_OF_ID = 8
 _IDS = {"gpt": 4}
 _IDS_OF_ENCODER = 5
-"""Tensors of ids with an entry for each token: tokens, positions, keys, targets; an encoder's segments."""
+"""Number of id tensors with an entry per token: tokens, positions, keys, targets; for encoders, segments."""
 _CUBLAS_WORKSPACE = 2 * (32 << 20)
-"""One for the forward and one for the backward thread, as PyTorch takes them for a GPU of compute capability 9."""
+"""Workspaces of the forward and the backward thread, as PyTorch allocates them for compute capability 9."""
 _STEPS_AHEAD = 3
-"""Batches of token ids in the host's memory: that of the step, and two made ahead."""
+"""Batches of token ids in host memory: that of the step, and two prepared in advance."""
 _BYTES_OF_POSITION = 3 * 4
-"""Row, column and age of a block of a sparse linear map, int32."""
+"""Bytes of the row, column and age of a block, int32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes on the device of one rank at the peak of a step, and what lies in its host's memory."""
+    """Bytes on the device of one rank at the peak of a step, and in its host memory."""
 
     weights: float
     gradients: float
     moments: float
     activations: Mapping[str, float]
-    """By layer: ``embedding``, ``blocks.0``, ..., ``head``."""
+    """Activations by layer: ``embedding``, ``blocks.0``, ..., ``head``."""
     workspace: float
     host: float
-    """Token ids that are made ahead, and what was moved off the device."""
+    """Host memory: token ids prepared in advance, and offloaded tensors."""
     offloaded: float
     """Bytes that a step moves between device and host."""
     transfer: Transfer | None = None
-    """Of phased execution."""
+    """Transfers of phased execution."""
 
     @property
     def peak(self) -> float:
-        """All of the device's."""
+        """Total on the device."""
         return self.weights + self.gradients + self.moments + sum(self.activations.values()) + self.workspace
 
 
 def full_tokens(recipe: Recipe) -> Tokens:
-    """Return a micro-batch of sequences as long as they may be; an encoder's usually are shorter."""
+    """Return the tokens of a micro-batch of maximum length; an encoder's sequences are usually shorter."""
     sequences, length = recipe.training.micro_batch_size, recipe.sequence_length
     num, objective = sequences * length, recipe.objective
     scored = num
@@ -80,10 +80,10 @@ def memory_of(
     """Return the memory of a rank.
 
     Args:
-        recipe: complete, with a vocabulary, and of a model that hornbook knows.
+        recipe: complete, with a vocabulary and one of hornbook's models.
         num_ranks: of the run.
         rank: from 0.
-        compute: who computes.
+        compute: device, dtypes and operators.
         tokens: of a micro-batch; None: full sequences.
     """
     tokens = tokens or full_tokens(recipe)
@@ -119,7 +119,7 @@ def memory_of(
 
 
 def _num_blocks(recipe: Recipe, part: RankPart) -> int:
-    """Return the blocks of the sparse linear maps that a rank holds."""
+    """Return the number of blocks of a rank's block-sparse layers."""
     linears = linears_of(recipe.model) or {}
     grids = recipe.sparsity.grids(linears) if recipe.sparsity.linears else {}
     held = (name for name in grids if f"{name}.weight" in part.shapes)

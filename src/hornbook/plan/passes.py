@@ -1,12 +1,12 @@
-"""The order in which a rank of a pipeline takes micro-batches through its stages, as PyTorch's schedules have it.
+"""The order of a pipeline rank's forward and backward passes, as in PyTorch's schedules.
 
 ::
 
     1f1b, first of 2 ranks      F0 F1 B0 F2 B1 F3 B2 B3
     zero-bubble, the second     F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3       I: gradients of inputs, W: of weights
 
-Each pass has a stage and a micro-batch, which the example leaves out and numbers. ``tests/plan/test_passes.py`` holds
-the orders against ``torch.distributed.pipelining``.
+Each pass has a stage, omitted in the example, and a micro-batch. ``tests/plan/test_passes.py`` compares the orders with
+``torch.distributed.pipelining``.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ class Pass(NamedTuple):
     kind: Kind
     stage: int
     number: int
-    """Of the micro-batch in its round."""
+    """Number of the micro-batch in its round."""
 
 
 def passes_of(schedule: PipelineSchedule, stages: Sequence[int], num_ranks: int, num_micro_batches: int) -> list[Pass]:
@@ -32,9 +32,9 @@ def passes_of(schedule: PipelineSchedule, stages: Sequence[int], num_ranks: int,
 
     Args:
         schedule: of the pipeline.
-        stages: that the rank holds, ascending.
+        stages: of the rank, ascending.
         num_ranks: of the pipeline.
-        num_micro_batches: of the round; whole groups of ``num_ranks`` where the schedule takes groups.
+        num_micro_batches: of the round; a multiple of ``num_ranks`` for schedules that process groups.
     """
     order = _there_and_back if schedule == "v-shaped" else _in_turn
     seen: Counter[tuple[Kind, int]] = Counter()
@@ -48,10 +48,10 @@ def passes_of(schedule: PipelineSchedule, stages: Sequence[int], num_ranks: int,
 def _in_turn(
     schedule: PipelineSchedule, stages: Sequence[int], num_ranks: int, num_micro_batches: int
 ) -> list[tuple[Kind, int]]:
-    """Return kinds and stages: forward passes alone at first, then a forward and a backward pass in turn."""
+    """Return kinds and stages: only forward passes at first, then alternating forward and backward passes."""
     place, total = stages[0], num_micro_batches * len(stages)
     splits = schedule not in SPLITS_NO_BACKWARD
-    later = num_ranks - 1 - place  # ranks behind this one
+    later = num_ranks - 1 - place  # ranks after this one
     ahead = (len(stages) - 1) * num_ranks + (2 * later if schedule == "interleaved" else later)
     num_alone = total if schedule == "gpipe" else min(total, ahead)
     turns = [number // num_ranks % len(stages) for number in range(total)]
@@ -70,7 +70,7 @@ def _in_turn(
 def _there_and_back(
     schedule: PipelineSchedule, stages: Sequence[int], num_ranks: int, num_micro_batches: int
 ) -> list[tuple[Kind, int]]:
-    """Return kinds and stages of a rank that holds one stage on the way there and one on the way back."""
+    """Return kinds and stages of a rank of the v-shaped schedule, with one stage on the way forth and one back."""
     place = stages[0]
     behind = num_ranks - place
     num = max(2 * num_ranks - 1, num_micro_batches)

@@ -1,12 +1,12 @@
-"""A step of phased execution on a tape, and what it moves: `hornbook.engine.executors.phased` and its home.
+"""Memory and transfers of a step of phased execution: `hornbook.engine.executors.phased` and its home.
 
 ::
 
     head, blocks, embedding     weights of a part and of the next, gradients of the part and of the last one
-    update                      a tensor, the next one on its way here, the last one on its way back
+    update                      a tensor, the next one being loaded, the last one being saved
 
-Forward passes without gradients come first and need less, and all blocks need the same. Transfers take no time here or
-all of it, whichever needs more memory: what is read is there when its read begins, and what is written goes when the
+Forward passes without gradients need less memory, and all blocks need the same. Transfers are assumed to take no time
+or as much as possible, whichever needs more memory: tensors are present when their read begins, and are freed when the
 next write begins.
 """
 
@@ -28,12 +28,12 @@ from hornbook.plan.layers import FP32, Compute, Layers
 from hornbook.plan.tape import Tape
 
 _ALIGNMENT: Final = 64
-"""Bytes at a multiple of which a tensor begins in a file."""
+"""Alignment of tensors in files, in bytes."""
 _TABLE: Final = "embedding.tokens"
 _ROUNDING: Final = 3 * 4
-"""Bytes of a number while it is rounded stochastically: random words and what is made of them."""
+"""Temporary bytes per element for stochastic rounding: random words and intermediate results."""
 _MOST_MICRO_BATCHES: Final = 3
-"""The first finds no gradients, the last none behind it."""
+"""The first one finds no gradients, the last one has no successor."""
 
 
 class Moved(NamedTuple):
@@ -45,24 +45,24 @@ class Moved(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """What a rank has outside of its device, and moves in a step."""
+    """A rank's storage outside of its device, and the transfers of a step."""
 
     size: float
-    """Bytes of the files, or of the host's memory."""
+    """Bytes of the files or of host memory."""
     passes: Moved
-    """While it computes losses and gradients."""
+    """Transfers of the forward and backward passes."""
     update: Moved
-    """While it updates weights and moments."""
+    """Transfers of the update."""
 
 
 def transfer_of(recipe: Recipe, part: RankPart, num_tokens: float, itemsize: int) -> Transfer:
-    """Return what a step moves.
+    """Return the transfers of a step.
 
     Args:
         recipe: of the run.
-        part: what the rank holds.
+        part: of the rank.
         num_tokens: of the rank and step, with padding.
-        itemsize: bytes of an activation.
+        itemsize: bytes per element of activations.
     """
     sizes = {name: shard_size(shape, part.sizes.shard) for name, shape in part.shapes.items()}
     weight, gradient, *moments = _stored_bytes(recipe)
@@ -82,14 +82,14 @@ def transfer_of(recipe: Recipe, part: RankPart, num_tokens: float, itemsize: int
 
 
 def _stored_bytes(recipe: Recipe) -> list[int]:
-    """Return the bytes of a number of a weight, a gradient and each moment, as they are stored."""
+    """Return the stored bytes per element of weights, gradients and each moment."""
     precision, names = recipe.precision, recipe.optimizer.state_names
     dtypes = [precision.weights, precision.gradients, *map(precision.dtype_of_state, names)]
     return [DTYPE_BYTES[dtype] for dtype in dtypes]
 
 
 def _is_tied(recipe: Recipe) -> bool:
-    """Tell whether the head has logits, which take the token table."""
+    """Return whether the head multiplies by the token table."""
     return not isinstance(recipe.objective, LabelledConfig)
 
 
@@ -98,7 +98,7 @@ def _aligned(size: float) -> float:
 
 
 class PhasedStep:
-    """Writes a step; arguments as of `hornbook.plan.step.Step`."""
+    """The recorder of a phased step on a tape; arguments as for `hornbook.plan.step.Step`."""
 
     offloaded = 0.0
 
@@ -113,7 +113,7 @@ class PhasedStep:
         self._weight, self._gradient, *self._moments = _stored_bytes(recipe)
 
     def write(self) -> None:
-        """Write it."""
+        """Write the step."""
         parts = ["head", *reversed(self._blocks), "embedding"]
         self._load("head")
         for name, following in zip(parts, [*parts[1:], None], strict=True):
@@ -126,18 +126,18 @@ class PhasedStep:
         self._update()
 
     def _load(self, name: str) -> None:
-        """Hold the weights of a part; a rank of several gathers them from its own and the others'."""
+        """Hold the weights of a part, gathered from all ranks if they are sharded."""
         numbers = sum(math.prod(shape) for key, shape in self.part.shapes.items() if key.startswith(f"{name}."))
         numbers += math.prod(self.part.table) * (name == "head" and _is_tied(self.recipe))
         self.tape.hold("weights", f"{name}/weights", numbers * self._weight)
 
     def _compute(self, name: str, number: int) -> None:
-        """Take a micro-batch through a part, forward and backward."""
+        """Run a micro-batch through a part, forward and backward."""
         tape, layers, has_gradient = self.tape, self.layers, name != "head"
         row = self.tokens.num * self.recipe.model.hidden_size
         num_read = (1 if name == "embedding" else 1 + has_gradient) * (1 + (number + 1 < self._num_micro_batches))
         layers.activation("rows", num_read * row)
-        layers.activation("x", 0)  # one of the rows, as is the gradient
+        layers.activation("x", 0)  # in a row, like the gradient
         layers.scratch("gradient", 0) if has_gradient else None
         if name == "head":
             self._head.forward(layers, "x")
@@ -180,7 +180,7 @@ class PhasedStep:
         for size, following in zip(sizes, [*sizes[1:], 0], strict=True):
             self._arrive(following, "next")
             tape.hold("workspace", "opened", opened * size)
-            tape.free(*["this gradient"] * (self._gradient < FP32))  # opened, it is not needed again
+            tape.free(*["this gradient"] * (self._gradient < FP32))  # not needed after its conversion
             tape.use(max(has_directions, rounding) * size, "directions, random words")
             tape.free("opened")
             for kind, name, count in self._state():
@@ -200,11 +200,4 @@ class PhasedStep:
 
     @property
     def _head(self) -> Head:
-        recipe = self.recipe
-        return Head(
-            model=recipe.model,
-            objective=recipe.objective,
-            tokens=self.tokens,
-            num_rows=self.part.table[0],
-            chunks=recipe.memory.vocabulary_chunks,
-        )
+        return Head.of(self.recipe, self.tokens, self.part.table[0])

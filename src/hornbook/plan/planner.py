@@ -1,4 +1,4 @@
-"""The plan of a run: what each stage needs, whether it fits, how long a step takes, and what to change.
+"""Plan a run: memory of each stage, whether it fits, duration of a step, and remedies.
 
 ::
 
@@ -27,36 +27,36 @@ PHASED: Final = {
     "offload_activations": False,
     "offload_optimizer": False,
 }
-"""Options of ``[memory]``."""
+"""Options of ``[memory]`` for phased execution."""
 RESIDENT: Final = {"execution": "resident", "scratch": None}
-"""The same."""
+"""Options of ``[memory]`` for resident execution."""
 _MOST_RANKS = 1 << 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a run is planned for."""
+    """The devices for which a run is planned."""
 
     device: Device
     num_ranks: int = 1
     memory: float | None = None
-    """Bytes of each device; None: what it has."""
+    """Bytes per device; None: the memory of the device."""
     efficiency: float | None = None
-    """Share of its peak that a device reaches; None: that of its kind."""
+    """Share of the peak rate that a device reaches; None: the default of its kind."""
     price: float | None = None
-    """US dollars an hour and device; None: the device's."""
+    """US dollars per hour and device; None: the default of the device."""
     kernels: Literal["auto", "torch", "native"] = "auto"
     can_grow: bool = True
-    """Whether more devices may be advised."""
+    """Whether to suggest more devices."""
 
     @property
     def hourly_price(self) -> float:
-        """US dollars an hour and device."""
+        """US dollars per hour and device."""
         return self.device.price.dollars if self.price is None else self.price
 
     @property
     def limit(self) -> float:
-        """Bytes that a rank may take."""
+        """Bytes that a rank may use."""
         return self.memory or self.device.memory
 
 
@@ -68,26 +68,26 @@ class Plan:
     machine: Machine
     compute: Compute
     stages: Mapping[int, Memory]
-    """By the first rank of each stage of the pipeline; ranks beside it need the same."""
+    """Memory of the first rank of each pipeline stage; the other ranks of the stage need the same."""
     speed: Speed
     largest_micro_batch: int | None
-    """That divides the rank's share of a global batch and fits; None: not even one sequence fits."""
+    """The largest one that fits and divides the rank's share of a global batch; None: not even one sequence fits."""
     advice: str | None
-    """What to change where it does not fit, as options; None where it fits, or nothing that is known would help."""
+    """Options with which the run fits; None if it fits already, or if no known change helps."""
 
     @property
     def peak(self) -> float:
-        """Bytes of the rank that needs most."""
+        """Bytes of the rank that needs the most."""
         return max(memory.peak for memory in self.stages.values())
 
     @property
     def fits(self) -> bool:
-        """Whether each rank's memory suffices."""
+        """Whether the memory of every rank suffices."""
         return self.peak <= self.machine.limit
 
     @property
     def num_steps(self) -> float | None:
-        """Of the run; None where its length is given in passes over data that are not known here."""
+        """Number of steps of the run; None if its length is in epochs, since the data are not known."""
         training = self.recipe.training
         if training.tokens is not None:
             return training.tokens / (training.global_batch_size * self.recipe.sequence_length)
@@ -95,7 +95,7 @@ class Plan:
 
     @property
     def step_price(self) -> float:
-        """US dollars a step."""
+        """US dollars per step."""
         return self.speed.seconds / 3600 * self.machine.hourly_price * self.machine.num_ranks
 
 
@@ -104,11 +104,11 @@ def make_plan(recipe: Recipe, machine: Machine, *, advises: bool = True) -> Plan
 
     Args:
         recipe: complete, with a vocabulary.
-        machine: what it is planned for.
-        advises: whether to look for the largest micro-batch and, where the run does not fit, for what to change.
+        machine: for which it is planned.
+        advises: whether to find the largest micro-batch and, if the run does not fit, a remedy.
 
     Raises:
-        UserError: the layout or the batch sizes do not fit the number of ranks, or the model is one's own.
+        UserError: the layout or the batch sizes do not match the number of ranks, or the model is a custom one.
     """
     refuse_unplannable(recipe, machine.num_ranks)
     compute = compute_of(recipe, machine)
@@ -129,10 +129,10 @@ def make_plan(recipe: Recipe, machine: Machine, *, advises: bool = True) -> Plan
 
 
 def refuse_unplannable(recipe: Recipe, num_ranks: int) -> None:
-    """Refuse what there are no formulas for, and batches that do not divide.
+    """Check that a recipe can be planned.
 
     Raises:
-        UserError: see above.
+        UserError: the model is a custom one, or the global batch size is not divisible.
     """
     if type(recipe.model) not in PLANNED_MODELS:
         raise UserError(
@@ -149,7 +149,7 @@ def refuse_unplannable(recipe: Recipe, num_ranks: int) -> None:
 
 
 def compute_of(recipe: Recipe, machine: Machine) -> Compute:
-    """Return who computes: on a CPU, ``auto`` means hornbook's own operators."""
+    """Return the device, dtypes and operators; on a CPU, ``auto`` means native operators."""
     precision, kind = recipe.precision, machine.device.kind
     dtype: Dtype = machine.device.auto_dtype if precision.compute == "auto" else precision.compute
     kernels = precision.kernels if machine.kernels == "auto" else machine.kernels
@@ -175,25 +175,25 @@ def _first_ranks(recipe: Recipe, machine: Machine) -> list[int]:
 
 
 def fits(recipe: Recipe, machine: Machine) -> bool:
-    """Tell whether a recipe can run and each rank's memory suffices."""
+    """Return whether a recipe can run and the memory of every rank suffices."""
     try:
         refuse_unplannable(recipe, machine.num_ranks)
         compute, num_ranks = compute_of(recipe, machine), machine.num_ranks
         peaks = (memory_of(recipe, num_ranks, rank, compute=compute).peak for rank in _first_ranks(recipe, machine))
         return all(peak <= machine.limit for peak in peaks)
-    except UserError:  # a layout that this number of ranks or of micro-batches does not allow
+    except UserError:  # the layout does not match the number of ranks or micro-batches
         return False
 
 
 def micro_batch_sizes(recipe: Recipe, num_ranks: int) -> list[int]:
-    """Return the sizes that divide a rank's share of the global batch, rising."""
+    """Return the sizes that divide a rank's share of the global batch, ascending."""
     sizes = recipe.parallel.sizes(num_ranks)
     share = recipe.training.global_batch_size // (sizes.replicate * sizes.shard)
     return [size for size in range(1, min(share, _MOST_RANKS) + 1) if share % size == 0]
 
 
 def largest_micro_batch(recipe: Recipe, machine: Machine) -> int | None:
-    """Return the largest micro-batch that fits, None if none does; more sequences never need less memory."""
+    """Return the largest micro-batch that fits, or None, by bisection: more sequences never need less memory."""
     sizes = micro_batch_sizes(recipe, machine.num_ranks)
     low, high = 0, len(sizes)
     while low < high:  # the first `low` fit, those from `high` on do not
@@ -212,7 +212,7 @@ def with_options(recipe: Recipe, **sections: Mapping[str, Any]) -> Recipe:
 
 
 def differing(recipe: Recipe, sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the options that the recipe does not have already."""
+    """Return the options that differ from the recipe's."""
     found = {
         section: {key: value for key, value in values.items() if value != getattr(getattr(recipe, section), key)}
         for section, values in sections.items()
@@ -221,7 +221,7 @@ def differing(recipe: Recipe, sections: Mapping[str, Mapping[str, Any]]) -> dict
 
 
 def written(sections: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return options as they are typed."""
+    """Return options as words of the command line."""
     return " ".join(
         f"--{section}.{key.replace('_', '-')} {_word(value)}"
         for section, values in sections.items()
@@ -235,7 +235,7 @@ def _word(value: object) -> str:
 
 
 def _advice(plan: Plan) -> str | None:
-    """Return the first change after which the run fits, the cheapest first."""
+    """Return the cheapest change with which the run fits."""
     for sections, devices in _changes(plan):
         recipe = with_options(plan.recipe, **sections)
         machine = replace(plan.machine, num_ranks=devices)
@@ -246,7 +246,7 @@ def _advice(plan: Plan) -> str | None:
 
 
 def _changes(plan: Plan) -> Iterator[tuple[dict[str, dict[str, Any]], int]]:
-    """Yield changes, those that cost least time first: options by section, and a number of ranks."""
+    """Yield changes, cheapest first: options by section, and a number of ranks."""
     recipe, devices = plan.recipe, plan.machine.num_ranks
     smaller = plan.largest_micro_batch
     if smaller is not None:

@@ -1,7 +1,7 @@
-"""A search for the layout with the quickest step: data x shard x tensor x pipeline x recomputation (or phased) x batch.
+"""Search for the fastest layout: data x shard x tensor x pipeline x recomputation (or phased) x micro-batch.
 
 Every layout that the recipe's sizes allow is planned with the largest micro-batch that fits, and ranked by the time
-that `hornbook.plan.speed` predicts. Pipelines are tried with ``1f1b`` and balanced stages.
+predicted by `hornbook.plan.speed`. Pipelines use ``1f1b`` and balanced stages.
 """
 
 from collections.abc import Iterator
@@ -23,9 +23,9 @@ from hornbook.plan.planner import (
 )
 
 _MOST_TENSOR_RANKS = 8
-"""As many devices as a machine usually has: tensor parallelism waits for its messages."""
+"""Usual number of devices of a machine, which limits tensor parallelism, since it waits for its messages."""
 _SMALLER = 4
-"""Micro-batches that are tried below the largest one: fewer tokens at a time fill a pipeline better."""
+"""Number of sizes to try below the largest micro-batch, since smaller ones fill a pipeline better."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,17 +33,17 @@ class Layout:
     """A layout that fits."""
 
     options: dict[str, dict[str, Any]]
-    """What differs from the recipe, by section."""
+    """Options that differ from the recipe, by section."""
     plan: Plan
 
     @property
     def words(self) -> str:
-        """The options as they are typed."""
+        """The options as words of the command line."""
         return written(self.options)
 
 
 def search_layouts(recipe: Recipe, machine: Machine) -> list[Layout]:
-    """Return the layouts that fit, the quickest step first."""
+    """Return the layouts that fit, fastest first."""
     found = []
     for options in _layouts(recipe, machine.num_ranks):
         changed = with_options(recipe, **options)

@@ -1,4 +1,4 @@
-"""A small recipe of the same parts as a large one, whose steps take a second."""
+"""Shrink a recipe to a small model with the same parts, whose steps take about a second."""
 
 from dataclasses import replace
 from typing import Any, Final
@@ -15,8 +15,8 @@ def shrunk(recipe: Recipe, num_ranks: int = 1) -> Recipe:
     """Return a recipe with narrow layers, as few as its pipeline needs, and short sequences.
 
     Args:
-        recipe: of a model that hornbook knows.
-        num_ranks: of the run; on one, its layout is that of one process.
+        recipe: of one of hornbook's models.
+        num_ranks: of the run; with one rank, the layout is that of a single process.
     """
     parallel = recipe.parallel if num_ranks > 1 else ParallelConfig()
     parallel = replace(parallel, layers_per_stage=())

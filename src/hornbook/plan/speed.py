@@ -1,15 +1,15 @@
-"""How long a step takes on a device, and what it costs: a model of a few terms, each of which is told.
+"""Predict the duration of a step by a model of a few terms, each of which is reported.
 
 ::
 
-    products        FLOPs of the rank / (peak · efficiency)          recomputation counts as work
+    products        FLOPs of the rank / (peak · efficiency)          including recomputation
     bubble          products · (stages - 1) / micro-batches of a round
-    communication   bytes by link; tensor parallel and stages wait, sums of gradients overlap with the backward pass
+    communication   bytes / link; tensor parallelism and stages wait, sums of gradients overlap with the backward pass
     update          bytes of weights, gradients and moments / bandwidth of the memory
-    offload         bytes / link to the host; of phased execution, what neither products nor update hide
+    offload         bytes / link to the host; for phased execution, time not hidden by products and update
 
-The efficiency is the share of its peak that a device reaches in a step, everything else within it left out. It is an
-assumption, not a measurement: `hornbook bench step` measures.
+The efficiency is the share of the peak rate that a device reaches in a step and accounts for everything else. It is an
+assumption; `hornbook bench step` measures.
 """
 
 from collections.abc import Mapping
@@ -26,44 +26,44 @@ from hornbook.plan.memory import Memory
 from hornbook.plan.phased import Moved
 
 EFFICIENCY: Final = {"cuda": 0.45, "cpu": 0.6}
-"""Share of the peak by kind of device, where none is given."""
+"""Default efficiency by kind of device."""
 _BACKWARD: Final = 2 / 3
-"""Share of a step in which sums of gradients can be hidden."""
+"""Share of a step with which sums of gradients can overlap."""
 _PASSES_OF_UPDATE: Final = 2.5
-"""Times that an update, a norm and clipping move the state between memory and device."""
+"""Number of passes over the state in memory of an update, including norm and clipping."""
 _EXPOSED: Final = ("send",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """What one step takes, in seconds."""
+    """The terms of the duration of a step, in seconds."""
 
     flops: float
-    """Of the model, over all ranks, recomputation apart."""
+    """FLOPs of the model over all ranks, without recomputation."""
     hardware_flops: float
-    """With recomputation."""
+    """The same with recomputation."""
     bytes_sent: Mapping[str, float]
-    """By operation, of the rank that sends most."""
+    """Bytes by operation of the rank that sends most."""
     products: float
     bubble: float
     communication: float
     update: float
     offload: float
     tokens: int
-    """Of the global batch."""
+    """Tokens of the global batch."""
 
     @property
     def seconds(self) -> float:
-        """Of the whole step."""
+        """Duration of the step."""
         return self.products + self.bubble + self.communication + self.update + self.offload
 
     @property
     def tokens_per_second(self) -> float:
-        """Over all ranks."""
+        """Tokens per second over all ranks."""
         return self.tokens / self.seconds
 
     def mfu(self, peak: float) -> float:
-        """Return the model's FLOP/s over ``peak``, that of all ranks."""
+        """Return the model FLOPs utilization, given the ``peak`` rate of all ranks."""
         return self.flops / self.seconds / peak
 
 
@@ -81,11 +81,11 @@ def speed_of(
     Args:
         recipe: complete.
         num_ranks: of the run, each with a device.
-        device: its rates.
-        compute: gives the dtype.
+        device: of each rank.
+        compute: determines the dtype.
         tokens: of a micro-batch.
-        memories: of some ranks, by number; the slowest of those counts.
-        efficiency: share of the peak that products reach.
+        memories: of some ranks, by number, the slowest of which counts.
+        efficiency: share of the peak rate that products reach.
     """
     training, sizes = recipe.training, recipe.parallel.sizes(num_ranks)
     num_tokens = training.global_batch_size * recipe.sequence_length
@@ -121,13 +121,13 @@ def speed_of(
 
 
 def _offload(recipe: Recipe, memory: Memory, device: Device, products: float, update: float) -> float:
-    """Return the seconds that a step waits for transfers; those of phased execution go on beside its work."""
+    """Return the seconds that a step waits for transfers; those of phased execution overlap with its computation."""
     if memory.transfer is None:
         return memory.offloaded / device.host_link
     has_files = device.kind == "cpu" or recipe.memory.scratch is not None
 
     def waits(moved: Moved, work: float) -> float:
-        """Return how much longer the transfers take than the work; a link has both directions at once."""
+        """Return how much longer transfers take than the computation; links transfer in both directions at once."""
         seconds = sum(moved) / device.disk if has_files else max(moved) / device.host_link
         return max(0.0, seconds - work)
 
@@ -135,7 +135,7 @@ def _offload(recipe: Recipe, memory: Memory, device: Device, products: float, up
 
 
 def _recomputed(recipe: Recipe) -> float:
-    """Return how much of a forward pass is computed a second time."""
+    """Return the share of a forward pass that is recomputed."""
     memory, model = recipe.memory, recipe.model
     if memory.execution == "phased":
         return 1.0
@@ -150,7 +150,7 @@ def _recomputed(recipe: Recipe) -> float:
 
 
 def _bubble(recipe: Recipe, num_ranks: int, num_micro_batches: int) -> float:
-    """Return the time in which a rank of a pipeline waits, over that in which it computes."""
+    """Return the time for which a pipeline rank waits, relative to the time for which it computes."""
     stages, schedule = recipe.parallel.sizes(num_ranks).pipeline, recipe.parallel.pipeline_schedule
     if stages == 1:
         return 0.0
@@ -162,7 +162,7 @@ def _bubble(recipe: Recipe, num_ranks: int, num_micro_batches: int) -> float:
 
 
 def _exposed(recipe: Recipe, num_ranks: int, sent: Mapping[str, float], device: Device, products: float) -> float:
-    """Return the seconds that are spent on communication alone."""
+    """Return the seconds of communication that does not overlap with computation."""
     waits = sum(size for operation, size in sent.items() if operation in _EXPOSED) / device.link
     others = sum(size for operation, size in sent.items() if operation not in _EXPOSED) / device.link
     if recipe.parallel.sizes(num_ranks).tensor > 1:

@@ -1,8 +1,8 @@
-"""A training step of one rank on a tape: micro-batches forward and backward, then the update.
+"""Memory of a training step of one rank: micro-batches forward and backward, then the update.
 
 ::
 
-    embedding, blocks, head  ->  head, blocks, embedding  ->  again, with gradients that exist  ->  update
+    embedding, blocks, head  ->  head, blocks, embedding  ->  again, accumulating gradients  ->  update
 """
 
 import math
@@ -28,21 +28,21 @@ from hornbook.plan.tape import Tape
 _MIB: Final = 1 << 20
 _ALL_TOKENS: Final = "head/all tokens"
 _SENT: Final = " sent"
-"""How the name of what was sent to another stage ends."""
+"""Suffix of the names of tensors that were sent to another stage."""
 _STAY: Final = ("/gradient", "/panels", "/panels of the gradient", "gathered weights", "wires", _SENT)
-"""How names end of what outlives a forward pass that keeps nothing else."""
+"""Suffixes of the names of tensors that remain after a forward pass without activations."""
 _ROUNDING: Final = 3 * 4
-"""Bytes of a number while it is rounded stochastically: random words and what is made of them."""
+"""Temporary bytes per element for stochastic rounding: random words and intermediate results."""
 
 
 class Step:
-    """Writes a step; see above.
+    """The recorder of a step on a tape.
 
     Args:
         recipe: of the run.
-        compute: who computes.
+        compute: device, dtypes and operators.
         tokens: of a micro-batch.
-        part: what the rank holds.
+        part: of the rank.
         num_micro_batches: of the rank and step.
         tape: to write on.
     """
@@ -58,18 +58,18 @@ class Step:
         self._own = replace(tokens, num=own_tokens(tokens, self.num_slices))
         self.num_micro_batches = num_micro_batches
         self.offloaded = 0.0
-        """Bytes of activations of a micro-batch that lie in the host's memory."""
+        """Bytes of offloaded activations of a micro-batch in host memory."""
         memory = recipe.memory
         again: dict[str, set[int]] = {"all": set(), "attention": set()}
         if memory.recompute:
             again[memory.recompute] = self._recomputing()
         self._again = self._computed_again = again["all"]
         self._postponed: dict[tuple[int, int], list[Postponed]] = {}
-        """By stage and micro-batch."""
+        """Postponed gradients by stage and micro-batch."""
         self._blocks = {layer: self._block(layer, mixes_again=layer in again["attention"]) for layer in part.blocks}
 
     def write(self) -> None:
-        """Write it, twice where a later step finds weights packed that this one packs after its peak."""
+        """Write the step, or two steps if the first one packs weights after its peak."""
         passes, is_pipeline = self._passes(), self.part.sizes.pipeline > 1
         if is_pipeline:
             self._wires(1 + max(each.number for each in passes))
@@ -82,7 +82,7 @@ class Step:
         self.update()
 
     def _passes(self) -> list[Pass]:
-        """Return the passes of so many micro-batches that gradients exist and all that can be are in flight."""
+        """Return the passes of enough micro-batches to accumulate gradients and have the maximum in flight."""
         part, schedule = self.part, self.recipe.parallel.pipeline_schedule
         ranks, stages = part.sizes.pipeline, part.own_stages
         if ranks == 1:
@@ -95,10 +95,10 @@ class Step:
         return [each for size in sizes for each in passes_of(schedule, stages, ranks, size)]
 
     def _write_pass(self, each: Pass) -> None:
-        """Write a pass; what it leaves for the next one of its micro-batch is set aside."""
+        """Write a pass; set aside the tensors for the next pass of its micro-batch."""
         kind, stage, number = each
         tape, layers, key = self.tape, self.layers, (stage, number)
-        if kind == "I" and stage == 0:  # PyTorch computes all gradients of the first stage with those of its weights
+        if kind == "I" and stage == 0:  # PyTorch computes all gradients of the first stage in its W pass
             return
         if kind != "F":
             tape.take_back(key)
@@ -123,7 +123,7 @@ class Step:
             tape.free(*_of_micro_batch(tape))
 
     def forward(self, stage: int) -> None:
-        """Compute the loss, or the hidden states that go to the next stage."""
+        """Compute the loss, or the hidden states for the next stage."""
         part, tape, x = self.part, self.tape, _input(stage)
         if stage == 0:
             self._look_up()
@@ -144,7 +144,7 @@ class Step:
         tape.free("gathered weights")
 
     def backward(self, stage: int, number: int) -> None:
-        """Compute the gradients of all that was written by `forward`."""
+        """Compute the gradients of the tensors of `forward`."""
         part, tape = self.part, self.tape
         results = [_input(stage), *(f"blocks.{layer}/result" for layer in part.blocks_of_stage[stage])]
         if self._ends_with_head(stage):
@@ -173,7 +173,7 @@ class Step:
         tape.free("gradient", _input(stage), "gathered weights", "gradients that are summed")
 
     def _send(self, name: str, stage: int, to: int, number: int) -> None:
-        """Keep what goes to another stage, which PyTorch's schedules of several stages keep until a round ends."""
+        """Keep a tensor that is sent to another stage, if the schedule keeps it until the round ends."""
         if self.recipe.parallel.pipeline_schedule in KEEPS_SENT and (to < stage or to not in self.part.own_stages):
             self.tape.rename(name, f"{stage}.{number}.{to}{_SENT}")
 
@@ -217,21 +217,14 @@ class Step:
 
     @property
     def _head(self) -> Head:
-        recipe = self.recipe
-        return Head(
-            model=recipe.model,
-            objective=recipe.objective,
-            tokens=self.tokens,
-            num_rows=self.part.table[0],
-            chunks=recipe.memory.vocabulary_chunks,
-        )
+        return Head.of(self.recipe, self.tokens, self.part.table[0])
 
     def _block(self, layer: int, *, mixes_again: bool = False) -> Block:
         sizes = self.part.sizes.tensor, self.num_slices
         return block_of(self.recipe.model, layer, self.tokens, *sizes, mixes_again=mixes_again)
 
     def _recomputing(self) -> set[int]:
-        """Return the blocks that compute again what ``memory.recompute`` names."""
+        """Return the blocks that recompute activations according to ``memory.recompute``."""
         memory, layers = self.recipe.memory, self.part.blocks
         if memory.recompute_layers:
             return set(layers) & set(memory.recompute_layers)
@@ -241,7 +234,7 @@ class Step:
         return set(layers[int(memory.recompute_budget * _MIB // kept) :])
 
     def kept_by_block(self, *, of_attention: bool = False) -> float:
-        """Return the bytes that a block keeps for the backward pass beside its input and result."""
+        """Return the bytes that a block keeps for the backward pass, besides its input and result."""
         tape = Tape()
         layers = Layers(tape, self.layers.compute, blocks=_blocks_of(self.recipe))
         layers.activation("x", 0)
@@ -251,10 +244,10 @@ class Step:
         return sum(map(tape.size, inner if of_attention else names))
 
     def _wires(self, num_written: int) -> None:
-        """Hold the buffers of a schedule, one for each micro-batch of a round and neighbor, and what was sent.
+        """Hold the buffers of a schedule, one for each micro-batch of a round and adjacent stage, and sent tensors.
 
         Args:
-            num_written: micro-batches of the round that are written; what the others sent is there already.
+            num_written: number of micro-batches on the tape; the round's other ones have sent their tensors.
         """
         recipe, part = self.recipe, self.part
         ranks, schedule = part.sizes.pipeline, recipe.parallel.pipeline_schedule
@@ -266,37 +259,37 @@ class Step:
         self.tape.hold("workspace", "wires", num_wires * (size + others) * wire)
 
     def _gather(self, *names: str) -> None:
-        """Hold the whole weights of a part of the model as they come and as they are used, where ranks hold shards."""
+        """Hold the unsharded weights of a part of the model, as received and as used, if weights are sharded."""
         if self.part.sizes.shard > 1:
             self.tape.free("gathered weights")
             self.tape.hold("workspace", "gathered weights", 2 * self._whole_bytes(names))
 
     def _scatter(self, *names: str) -> None:
-        """Hold a copy of the gradients of a part of the model, to be summed, until those of the next part are."""
+        """Hold a copy of unsharded gradients of a part of the model while they are summed, until the next part's."""
         if self.part.sizes.shard > 1:
             self.tape.free("gradients that are summed")
             self.tape.hold("workspace", "gradients that are summed", self._whole_bytes(names))
             self.tape.free(*(name for name in self.tape.names() if name.endswith(SUMMED)))
 
     def _whole_bytes(self, names: tuple[str, ...]) -> int:
-        """Return the bytes of the whole weights whose names begin so; a head has a table of its own."""
+        """Return the bytes of the unsharded weights with these name prefixes; a head has a copy of the table."""
         numbers = sum(math.prod(shape) for name, shape in self.part.shapes.items() if name.startswith(names))
         numbers += math.prod(self.part.table) * ("head." in names)
         return DTYPE_BYTES[self.recipe.precision.weights] * numbers
 
 
 def _input(stage: int) -> str:
-    """Return the name of what the first block of a stage takes; a later one finds it in a buffer."""
+    """Return the name of the input of a stage's first block; later stages find it in a buffer."""
     return f"stages.{stage}/input" if stage else "embedding/result"
 
 
 def _of_micro_batch(tape: Tape) -> list[str]:
-    """Return what is live of the micro-batch that was computed last."""
+    """Return the live tensors of the last micro-batch."""
     return [name for name in tape.names() if not name.endswith(_STAY)]
 
 
 def _blocks_of(recipe: Recipe) -> dict[str, int]:
-    """Return how many weights each sparse linear map has, and a sparse token table."""
+    """Return the number of weights of each block-sparse layer, and of a sparse token table."""
     absent = recipe.sparsity.num_absent(recipe.model) if recipe.sparsity.is_sparse else {}
     linears = linears_of(recipe.model) or {}
     dense = {name: size.num_out * size.num_in for name, size in linears.items()}
@@ -307,5 +300,5 @@ def _blocks_of(recipe: Recipe) -> dict[str, int]:
 
 
 def _forgettable(tape: Tape, staying: set[str]) -> Sequence[str]:
-    """Return what a block drops that is computed again: all but its input, its result, and gradients."""
+    """Return the tensors that a recomputing block frees: all except its input, its result, and gradients."""
     return [name for name in tape.names() if name not in staying and not name.endswith(_STAY)]

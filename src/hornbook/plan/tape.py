@@ -1,4 +1,4 @@
-"""A tape of what is allocated and freed in the order of time, whose peak is the memory that a step needs.
+"""A tape of allocations and releases in the order of time, whose peak is the memory of a step.
 
 ::
 
@@ -6,7 +6,7 @@
     tape.use(2 * unit)                                    peak  6, live 4: a temporary tensor
     tape.free("blocks.0/up")                              live  0
 
-The layers of a model write it (`hornbook.plan.layers`), so that a peak is found and not guessed. Sizes are in bytes.
+The layers of a model write it (`hornbook.plan.layers`), so that the peak is not an estimate. Sizes are in bytes.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from typing import Final, Literal
 Kind = Literal["weights", "gradients", "moments", "activations", "workspace"]
 
 IN_FLIGHT: Final = "in flight"
-"""The name of all that is set aside."""
+"""The name of all tensors that are set aside."""
 
 
 class Tape:
@@ -24,17 +24,17 @@ class Tape:
 
     def __init__(self) -> None:
         self.peak = 0.0
-        """The most bytes that were live at once."""
+        """Peak of the live bytes."""
         self.live = 0.0
         self._held: dict[str, tuple[Kind, float]] = {}
         self._moves: list[tuple[Kind, str, float]] = []
         self._num_at_peak = 0
         self.keeps_activations = False
-        """Whether activations stay live when they are freed: the gradients of weights are computed later."""
+        """Whether freed activations stay live, since the gradients of weights are computed later."""
         self._aside: dict[Hashable, dict[str, tuple[Kind, float]]] = {}
 
     def hold(self, kind: Kind, name: str, size: float) -> None:
-        """Allocate a tensor; one of the same name that is live is replaced once the new one is there."""
+        """Allocate a tensor; a live tensor of the same name is freed afterwards."""
         self._move(kind, name, size)
         if name in self._held:
             old_kind, old_size = self._held[name]
@@ -42,36 +42,36 @@ class Tape:
         self._held[name] = (kind, size)
 
     def free(self, *names: str) -> None:
-        """Free tensors; those that are not live are passed over."""
+        """Free tensors; those that are not live are ignored."""
         for name in names:
             if name in self._held and not (self.keeps_activations and self._held[name][0] == "activations"):
                 kind, size = self._held.pop(name)
                 self._move(kind, name, -size)
 
     def use(self, size: float, name: str = "temporary") -> None:
-        """Allocate and free a tensor."""
+        """Allocate a tensor and free it immediately."""
         self._move("workspace", name, size)
         self._move("workspace", name, -size)
 
     def rename(self, name: str, new: str) -> None:
-        """Give a tensor another name; one that is not live is passed over."""
+        """Rename a tensor; one that is not live is ignored."""
         if name in self._held:
             kind, size = self._held[new] = self._held.pop(name)
             self._moves += [(kind, name, -size), (kind, new, size)]
 
     def set_aside(self, key: Hashable, names: Iterable[str]) -> None:
-        """Put live tensors away under ``key``, where they stay live as activations in flight and free their names."""
+        """Set live tensors aside under ``key``: they stay live as activations in flight, but their names are free."""
         self._aside[key] = {name: self._held.pop(name) for name in names}
         self._count(self._aside[key], in_flight=True)
 
     def take_back(self, key: Hashable) -> None:
-        """Give tensors that were set aside their names."""
+        """Restore the names of tensors that were set aside under ``key``."""
         found = self._aside.pop(key)
         self._count(found, in_flight=False)
         self._held |= found
 
     def holds(self, name: str) -> bool:
-        """Tell whether a tensor is live."""
+        """Return whether a tensor is live."""
         return name in self._held
 
     def size(self, name: str) -> float:
@@ -79,11 +79,11 @@ class Tape:
         return self._held[name][1]
 
     def names(self) -> list[str]:
-        """Return the live tensors, the oldest first."""
+        """Return the names of the live tensors, oldest first."""
         return list(self._held)
 
     def at_peak(self) -> Counter[tuple[Kind, str]]:
-        """Return what is live at the peak: bytes by kind and name."""
+        """Return the live bytes at the peak by kind and name."""
         live: Counter[tuple[Kind, str]] = Counter()
         for kind, name, size in self._moves[: self._num_at_peak]:
             live[kind, name] += size  # type: ignore[assignment]

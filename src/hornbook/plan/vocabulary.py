@@ -1,4 +1,4 @@
-"""The vocabulary of a recipe that leaves it to its data, for a plan that looks at no data."""
+"""Default vocabularies for plans, which do not read the data."""
 
 from dataclasses import replace
 from typing import Any, Final
@@ -6,12 +6,12 @@ from typing import Any, Final
 from hornbook.config.recipe import Recipe
 
 _USUAL: Final = {"gpt": 50257, "bert": 30522, "roberta": 50265, "groupbert": 30522}
-"""Tokens of the published models, by family."""
+"""Vocabulary sizes of the published models, by family."""
 _USUAL_LABELS: Final = 2
 
 
 def with_vocabulary(recipe: Recipe) -> Recipe:
-    """Return the recipe with the vocabulary of its family's published model, and two classes, where it has none."""
+    """Return the recipe with the defaults of its published model: its vocabulary, and two classes."""
     model: Any = recipe.model
     changes: dict[str, object] = {}
     if model.family in _USUAL and model.vocab_size is None:

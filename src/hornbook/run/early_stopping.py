@@ -1,13 +1,13 @@
-"""Early stopping: a run ends when what its best checkpoint is chosen by has stopped improving.
+"""Early stopping: end a run when the metric that selects its best checkpoint stops improving.
 
     checkpoint.best_by "validation", patience 2, min delta 0.1
 
     step          10     20     30     40
     loss          3.0    2.5    2.45   2.6
-    stale         0      0      1      2 -> the run ends after step 40; its best checkpoint stays
+    stale         0      0      1      2 -> the run ends after step 40; its best checkpoint is kept
 
 After Prechelt, "Early stopping - but when?" (1998), with the patience of Keras and transformers. The counters are part
-of the run's progress, so a run that was resumed stops where an uninterrupted one does.
+of the run's progress, so a resumed run stops at the same step as an uninterrupted one.
 """
 
 import math
@@ -18,13 +18,13 @@ from hornbook.wording import counted
 
 
 def note_measurement(progress: Progress, config: EvaluationConfig, measure: str, value: float, *, higher: bool) -> None:
-    """Count a measurement, in place.
+    """Update the counters in ``progress`` with a measurement.
 
     Args:
-        progress: of the run.
-        config: says which change counts as an improvement.
-        measure: what was measured; values of different ones are not compared.
-        value: that of the current step; one that is not finite is no improvement.
+        progress: the run's progress, modified in place.
+        config: defines which change counts as an improvement.
+        measure: name of the metric; values of different metrics are not compared.
+        value: the current step's value; a non-finite one is not an improvement.
         higher: whether higher values are better.
     """
     before = progress.stopping_value if progress.stopping_by == measure else None
@@ -35,7 +35,7 @@ def note_measurement(progress: Progress, config: EvaluationConfig, measure: str,
 
 
 def why_stopped(progress: Progress, config: EvaluationConfig) -> str | None:
-    """Say why the run has ended before its last step; None where it has not."""
+    """Return a message that says why the run ended before its last step; None if it did not."""
     patience = config.early_stopping_patience
     if patience is None or progress.stale_measurements < patience:
         return None

@@ -1,13 +1,13 @@
-"""What `hornbook train` would refuse, found without training: the same checks, all of them instead of the first.
+"""Find everything that `hornbook train` would reject, without training: the same checks, but all rather than the first.
 
 ::
 
     device -> data -> batches -> memory -> lengths -> folder -> weights -> checkpoints -> tasks
-                |        a check that fails is a finding, and the next one goes on with what there is
+                |        a check that fails is a finding, and the next check uses what is available
                 +-> unreadable: each store is opened alone, so that each has its own finding
 
-Nothing is written, and the model is built on the meta device. What a training finds out later, or at a price, is left
-to it: every byte of a checkpoint, all samples but those of one micro-batch, the memory of activations.
+Nothing is written, and the model is built on the meta device. Costly checks are left to the training: every byte of a
+checkpoint, all samples except those of one micro-batch, the memory of activations.
 """
 
 from collections.abc import Callable
@@ -58,12 +58,12 @@ R = TypeVar("R")
 
 @dataclass
 class Findings:
-    """What was found so far."""
+    """The findings so far."""
 
     found: list[Finding] = field(default_factory=list)
 
     def check(self, about: str, call: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> R | None:
-        """Return what a call returns; if it raises a HornbookError, that is a finding, and None is returned."""
+        """Return the result of a call; if it raises a HornbookError, add a finding and return None."""
         try:
             return call(*arguments, **options)
         except HornbookError as error:
@@ -72,7 +72,7 @@ class Findings:
             return None
 
     def warn(self, about: str, message: str | None) -> None:
-        """Add a warning, unless there is none."""
+        """Add a warning unless ``message`` is None."""
         if message is not None:
             self._add(Finding("warning", about, message))
 
@@ -82,12 +82,12 @@ class Findings:
 
 
 def choose_devices(name: str, processes: int, findings: Findings) -> torch.device:
-    """Return the first process's device, the CPU if the machine lacks it; each process takes one of its own.
+    """Return the first process's device, or the CPU if the machine lacks it; each process needs its own.
 
     Args:
-        name: as `choose_device`.
-        processes: on this machine.
-        findings: get an error for a device that the machine lacks.
+        name: see `choose_device`.
+        processes: processes on this machine.
+        findings: receive an error for a missing device.
     """
     device = findings.check("device", choose_device, name) or torch.device("cpu")
     if device.type == "cuda" and processes > 1:
@@ -104,15 +104,15 @@ def examine(
     *,
     allow_rate_change: bool = False,
 ) -> list[Finding]:
-    """Return what would keep the recipe from training, or what in it looks like a slip.
+    """Return the errors that would prevent training, and warnings about likely mistakes.
 
     Args:
-        recipe: as loaded; what its data know is filled in here.
+        recipe: the loaded recipe; values from its data are added here.
         output: the run's folder.
-        device: of the first process.
-        processes: that share each global batch.
-        init_from: the weights that a new run is to start from.
-        allow_rate_change: as of `hornbook.run.launch.train`.
+        device: the first process's device.
+        processes: processes that share each global batch.
+        init_from: initial weights of a new run.
+        allow_rate_change: see `hornbook.run.launch.train`.
     """
     findings, folder = Findings(), RunFolder(path=output)
     world = _world(recipe, processes, device)
@@ -133,7 +133,7 @@ def examine(
 
 
 def _world(recipe: Recipe, processes: int, device: torch.device) -> World:
-    """Return the first rank's view of the run, connected to nobody; one process if its layout is refused."""
+    """Return the first rank's world without connections; that of a single process if the layout is rejected."""
     sizes = Findings().check("ranks", recipe.parallel.sizes, processes)
     if sizes is None:
         return World(device=device)
@@ -149,9 +149,9 @@ def _world(recipe: Recipe, processes: int, device: torch.device) -> World:
 def _open(
     recipe: Recipe, folder: RunFolder, init_from: InitFrom | None, findings: Findings
 ) -> tuple[Recipe, Sources] | None:
-    """Open the data; if that fails, open each store alone, since the first bad one hides the others.
+    """Open the data; if that fails, open each store alone, since the first error hides the others.
 
-    If it fails since the vocabulary of the recipe is too small, that of the data stands in for it.
+    If the recipe's vocabulary is too small, continue with the data's.
     """
     together, alone = Findings(), Findings()
     opened = together.check("data", open_data, recipe, folder, init_from)
@@ -164,7 +164,7 @@ def _open(
         for path in recipe.data.train:
             data = replace(recipe.data, train=(path,), validation=None, weights=())
             alone.check("data", open_data, replace(recipe, data=data), folder, init_from)
-        if recipe.data.validation and not recipe.data.tokenizer:  # else it is no store
+        if recipe.data.validation and not recipe.data.tokenizer:  # else it is not a store
             alone.check("data", open_store, recipe.data.validation, split="validation")
         findings.found += alone.found or together.found
     return opened
@@ -186,7 +186,7 @@ def _examine_run(
     allow_rate_change: bool,
     findings: Findings,
 ) -> None:
-    """Check what needs the data."""
+    """Make the checks that need the data."""
     if recipe.tracking.sample_every_steps is not None and sources.tokenizer is not None:
         findings.check("tokenizer", sources.tokenizer.require_end_of_text)
     samples = findings.check("data", build_samples, recipe, sources, on_cpu=world.device.type == "cpu")
@@ -216,10 +216,10 @@ def _examine_run(
 
 
 def _read_one(recipe: Recipe, samples: Samples) -> None:
-    """Make a micro-batch, which refuses tokens that the model does not know.
+    """Read a micro-batch, which raises an error for tokens outside the vocabulary.
 
     Raises:
-        DataError: such tokens, or samples that cannot be read.
+        DataError: there are such tokens, or samples that cannot be read.
     """
     size = recipe.training.micro_batch_size
     with Loader(
@@ -236,10 +236,10 @@ def _read_one(recipe: Recipe, samples: Samples) -> None:
 
 
 def _resume(folder: RunFolder, state: TrainState, findings: Findings) -> None:
-    """Read the progress of the newest checkpoint that fits, without its tensors.
+    """Read the progress of the newest checkpoint with a valid one, without tensors.
 
     Raises:
-        CheckpointError: there are checkpoints, and none fits.
+        CheckpointError: there are checkpoints, but none can be read.
     """
     own = state.home.tensors()
     steps = checkpoint.steps_in(folder.checkpoints)
@@ -269,7 +269,7 @@ def _refuse_changed_rate(folder: RunFolder, recipe: Recipe, samples: Samples, st
 
 
 def _scarce_space(recipe: Recipe, state: TrainState, output: Path) -> str | None:
-    """Say that the checkpoints to keep, and one that is written, are more than the free space."""
+    """Return a warning if the checkpoints to keep and one being written need more than the free space."""
     keep = recipe.checkpoint
     count = keep.keep_last + keep.keep_best + 1 - len(checkpoint.steps_in(output / "checkpoints"))
     free = free_bytes(output)

@@ -1,4 +1,4 @@
-"""The files of phased execution: where a run has them, how large they become, and who removes them."""
+"""The scratch files of phased execution: their location, size and removal."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,18 +15,18 @@ from hornbook.storage.scratch import remove_leftovers, scratch_folder, scratch_p
 
 @contextmanager
 def held_scratch(recipe: Recipe, output: Path, world: World) -> Iterator[Path | None]:
-    """Give each rank a folder of its own for the files of phased execution, None where there are none.
+    """Yield this rank's folder for the files of phased execution, None for other executions.
 
-    The folder is removed on leaving. What a run left that was killed is removed first, whether there are files or not.
+    The folder is removed on exit. Files of a killed run are removed first, in any case.
 
     Args:
         recipe: complete, with a vocabulary.
         output: the run's folder, for a recipe without ``memory.scratch``.
-        world: of the run.
+        world: the run's ranks.
 
     Raises:
         UserError: another process holds the folder.
-        StorageError: the disk has too little room.
+        StorageError: the disk has too little free space.
     """
     base = scratch_base(recipe, output)
     if world.is_first:
@@ -34,24 +34,24 @@ def held_scratch(recipe: Recipe, output: Path, world: World) -> Iterator[Path | 
     if not needs_files(recipe, world.device):
         yield None
         return
-    world.barrier()  # the first rank would remove what others make
+    world.barrier()  # before it, the first rank would remove the others' folders
     with scratch_folder(scratch_path(base, world.rank), bytes_of_scratch(recipe, world)) as folder:
         yield folder
 
 
 def scratch_base(recipe: Recipe, output: Path) -> Path:
-    """Return the folder that holds the scratch folder of each rank; ``output`` is the run's own."""
+    """Return the parent of all ranks' scratch folders; ``output`` is the run's folder."""
     return Path(recipe.memory.scratch or output)
 
 
 def bytes_of_scratch(recipe: Recipe, world: World) -> int:
-    """Return the bytes that phased execution keeps off the device on each rank, as long as a batch has no padding.
+    """Return the bytes that phased execution keeps off the device on each rank, for batches without padding.
 
-    That is the state, a tied table's second gradient, and the hidden states between layers of all micro-batches.
+    These are the state, a tied table's second gradient, and the hidden states between layers of all micro-batches.
 
     Args:
-        recipe: complete, with a vocabulary; what a model of one's own does not tell does not count.
-        world: of the run.
+        recipe: complete, with a vocabulary; sizes that a custom model does not state do not count.
+        world: the run's ranks.
     """
     model, precision = recipe.model, recipe.precision
     hidden_size, num_layers = (getattr(model, name, 0) for name in ("hidden_size", "num_layers"))

@@ -1,11 +1,11 @@
-"""Histograms of weights and gradients for the trackers, equal on any number of ranks.
+"""Histograms of weights and gradients for the trackers, identical on any number of ranks.
 
 ::
 
-    slots of home, part by part ─► least and greatest value of each tensor ─► over all ranks ─► 64 bins each
-    slots of home, part by part ─► counts in these bins ────────────────────► sums over ranks
+    slots of home, in parts ─► minimum and maximum of each tensor ─► over all ranks ─► 64 bins each
+    slots of home, in parts ─► counts in these bins ───────────────► sums over ranks
 
-Of a tensor that several ranks hold, one counts; padding does not.
+Of copies on several ranks only one counts; padding does not count.
 """
 
 import math
@@ -21,11 +21,11 @@ from hornbook.track.trackers.tracker import Histogram
 
 NUM_BINS = 64
 _EXACT = 1 << 22
-"""Values at a time: ``histc`` counts in fp32."""
+"""Values per call: ``histc`` counts in fp32."""
 
 
 def send_histograms_if_due(run: TrainingRun, every_steps: int, count: int) -> None:
-    """Send the histograms of the step that is being made to the trackers, before its update ``count``."""
+    """Send the current step's histograms to the trackers, before its update ``count``."""
     step = run.state.progress.step + 1
     if step % every_steps and step != run.num_steps:
         return
@@ -38,11 +38,11 @@ def send_histograms_if_due(run: TrainingRun, every_steps: int, count: int) -> No
 def measure_histograms(home: Home, world: World, count: int) -> dict[str, Histogram]:
     """Return a histogram of each trained weight, ``weight/NAME``, and of its gradient, ``gradient/NAME``.
 
-    All ranks call this together and get the same. A tensor with a value that is not finite has none.
+    All ranks call this together and get the same result. A tensor with a non-finite value has no histogram.
 
     Args:
-        home: has gradients.
-        world: its ranks.
+        home: weights with gradients.
+        world: the ranks that hold them.
         count: the number of the update, from 1.
     """
     names = [f"{kind}/{name}" for name in home.tensors()["model"] for kind in ("weight", "gradient")]

@@ -1,17 +1,16 @@
-"""Starting a run from given weights: whether they fit, what is remembered of them, and how they get in.
+"""Start a run from given weights: check that they fit, record them, and load them.
 
 ::
 
     --init-from runs/small --init-optimizer keep
-      inspect(asked, recipe, tokenizer) -> Origin(source, path, keep_optimizer, digest)  -> run.json, before all else
-      load_origin(origin, state, recipe) -> weights, perhaps moments; steps and samples count from 0
+      inspect(asked, recipe, tokenizer) -> Origin(source, path, keep_optimizer, digest)  -> run.json, first of all
+      load_origin(origin, state, recipe) -> weights and, if kept, moments; steps and samples start at 0
 
-A fine-tuning has a head of its own: what the source's head has no part for is drawn from the seed, what nobody has use
-for is left out, and both are reported. For all other runs each weight has to be there, and no other.
+A fine-tuning has a new head: weights that the source lacks are drawn from the seed, and weights without a use are left
+out; both are reported. In all other runs the names of the weights must match exactly.
 
-Once the run has a checkpoint of its own it needs the source no more. The source is read twice at the start: so a start
-that is refused leaves nothing behind, and every rank proves by the digest that it has the same weights. That is the
-price, too.
+Once the run has a checkpoint, it no longer needs the source. The price: the source is read twice at the start, so that
+a rejected start leaves nothing behind, and every rank verifies by the digest that it has the same weights.
 """
 
 import logging
@@ -40,15 +39,15 @@ from hornbook.text.tokenizer import Tokenizer
 _logger = logging.getLogger("hornbook.engine")
 
 _MUST_AGREE = ("model.family", "model.num_heads", "model.activation", "model.layer_norm_epsilon")
-"""What a model computes beyond the shapes of its weights."""
+"""Options that change what a model computes but not the shapes of its weights."""
 
 FREE = ("embedding_dropout", "residual_dropout", "attention_dropout", "initializer_std", "head", "num_labels")
-"""Options of a model that change neither its weights nor what they compute, beyond a head that may be another one."""
+"""Options that change neither a model's weights nor its computation, except for the head."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InitFrom:
-    """What a user asks for: a run, a checkpoint or a Hugging Face folder, and whether its moments come along."""
+    """The user's request: a run, a checkpoint or a Hugging Face folder, and whether to keep its moments."""
 
     source: str
     keep_optimizer: bool = False
@@ -56,24 +55,24 @@ class InitFrom:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What a run started from, as its ``run.json`` remembers it."""
+    """The origin of a run's weights, as recorded in its ``run.json``."""
 
     source: str
     """As the user named it."""
     path: str
-    """The checkpoint or folder that it stood for."""
+    """The checkpoint or folder that ``source`` resolved to."""
     keep_optimizer: bool
     digest: str
     """SHA-256 of the weights as one safetensors file."""
 
 
 def inspect(asked: InitFrom, recipe: Recipe, tokenizer: Tokenizer | None) -> Origin:
-    """Read a source and return what is remembered of it; ``tokenizer`` is that of the training data, if known.
+    """Read a source and return the record of it; ``tokenizer`` is that of the training data, if known.
 
     Raises:
-        UserError: a fine-tuning is to keep the moments of a pre-training.
-        CheckpointError: nothing sound is there, its model or tokenizer is not that of the run, or it has no moments to
-            keep; all that disagrees in one line.
+        UserError: the moments of a pre-training are to be kept in a fine-tuning.
+        CheckpointError: the source is missing or damaged, differs from the run in model or tokenizer, or has no moments
+            to keep; the message lists all differences.
     """
     if asked.keep_optimizer and isinstance(recipe.objective, LabelledConfig):
         raise UserError(
@@ -89,18 +88,18 @@ def inspect(asked: InitFrom, recipe: Recipe, tokenizer: Tokenizer | None) -> Ori
 
 
 def agree(asked: InitFrom, recorded: Origin | None, recipe: Recipe, tokenizer: Tokenizer | None) -> Origin:
-    """Return what an existing run started from, given that its start is asked for again.
+    """Return the origin of an existing run that is started again with the same request.
 
-    A source that is gone is fine, since the run goes on from its own checkpoints. Raises UserError if the run started
-    from something else, or the source has changed since.
+    The source may be gone, since the run resumes from its own checkpoints. Raises UserError if the run started from
+    another source, or the source has changed.
     """
     if recorded is None:
-        raise UserError(f"the run did not start from {asked.source}: remove --init-from, or choose another --output")
+        raise UserError(f"the run was not started from {asked.source}: remove --init-from, or choose another --output")
     is_gone = asked.source == recorded.source and not Path(asked.source).exists()
     digest_now = recorded.digest if is_gone else inspect(asked, recipe, tokenizer).digest
     if (digest_now, asked.keep_optimizer) != (recorded.digest, recorded.keep_optimizer):
         raise UserError(
-            f"the run started from {recorded.path} ({_short(recorded.digest, recorded.keep_optimizer)}), and "
+            f"the run started from {recorded.path} ({_short(recorded.digest, recorded.keep_optimizer)}), but "
             f"--init-from is now {asked.source} ({_short(digest_now, asked.keep_optimizer)}): remove --init-from to "
             "resume the run, or choose another --output"
         )
@@ -108,20 +107,20 @@ def agree(asked: InitFrom, recorded: Origin | None, recipe: Recipe, tokenizer: T
 
 
 def outline(recipe: Recipe) -> TrainState:
-    """Return the state of a run on the meta device: names and shapes, and no memory for them."""
+    """Return the state of a run on the meta device: names and shapes without memory."""
     with torch.device("meta"):
         model = model_of(recipe, torch.float32)
         return TrainState(model=model, home=home_of(model, build_update(recipe.optimizer), recipe, World()))
 
 
 def load_origin(origin: Origin, state: TrainState, recipe: Recipe) -> str | None:
-    """Copy the weights of a run's origin into its fresh state, and its moments if they are kept.
+    """Copy the weights of a run's origin and, if kept, its moments into a new state.
 
     Returns:
-        What of the head is new and what was left out, in a line; None where all is as it was.
+        A line about new and unused weights of the head; None if all weights were loaded.
 
     Raises:
-        CheckpointError: the origin is gone, damaged, or not what it was.
+        CheckpointError: the origin is gone, damaged or has changed.
     """
     path, contents = _read(origin.path, origin.keep_optimizer, lambda _: None)  # `inspect` has warned
     if digest(contents.tensors["model"]) != origin.digest:
@@ -138,7 +137,7 @@ def load_origin(origin: Origin, state: TrainState, recipe: Recipe) -> str | None
         state.progress.inherited_updates = progress.num_updates + progress.inherited_updates
     else:
         for layer in sparse_layers(state.model).values():
-            layer.grown_at.zero_()  # moments begin anew, and so do the ages of blocks
+            layer.grown_at.zero_()  # ages of blocks restart with the moments
     if not new and not unused:
         return None
     return f"{path}: loaded except {_modules(unused)}; initialized from the seed: {_modules(new)}"
@@ -151,12 +150,12 @@ def _read(source: str, keep_optimizer: bool, warn: Callable[[str], None]) -> tup
         refuse_unknown_parts(contents.documents.get("recipe"), source, ("optimizer",))
     if groups - contents.tensors.keys():
         raise CheckpointError(f"{path} has no optimizer state: use --init-optimizer fresh")
-    recipe_of(contents, path)  # all that follows may count on it
+    recipe_of(contents, path)  # raises if the recipe is missing
     return path, contents
 
 
 def _other_moments(contents: Contents, recipe: Recipe) -> list[str]:
-    """Say that the moments of a source, if they were read, are not those that the recipe's optimizer keeps."""
+    """Return an error message if the source's moments, if read, are not those of the recipe's optimizer."""
     if "optimizer" not in contents.tensors:
         return []
     there, here = _state_names(recipe_from_dict(contents.documents["recipe"])), _state_names(recipe)
@@ -171,9 +170,9 @@ def _state_names(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _other_model(contents: Contents, recipe: Recipe) -> list[str]:
-    """List what of a source's model is not as the recipe has it: options, or tensors if the options say nothing.
+    """List the differences between a source's model and the recipe's: options or, if they agree, tensors.
 
-    Shapes are asked of a model without memory.
+    Shapes come from a model on the meta device.
     """
     there = recipe_from_dict(contents.documents["recipe"])
     has_moments = "optimizer" in contents.tensors and _state_names(there) == _state_names(recipe)
@@ -191,7 +190,7 @@ def _other_model(contents: Contents, recipe: Recipe) -> list[str]:
 
 
 def _other_options(there: Recipe, here: Recipe, *, shapes_differ: bool) -> str:
-    """Name the model's options that differ and matter, as in ``hidden_size 64 there and 128 here``."""
+    """Describe the relevant options that differ, as in ``hidden_size 64 there and 128 here``."""
     told = {
         change.key: f"{change.key.removeprefix('model.')} {show(change.old)} there and {show(change.new)} here"
         for change in changed_keys(there, here)
@@ -208,9 +207,9 @@ def _is_architecture(key: str) -> bool:
 
 
 def _other_head(contents: Contents, recipe: Recipe, own: Collection[str]) -> tuple[set[str], set[str]]:
-    """Return the weights of a fine-tuning's head that its source does not have, and those that only the source has.
+    """Return the weights of a fine-tuning's head that its source lacks, and the head's weights only in the source.
 
-    The layer of the classes counts as another one unless the classes are the same.
+    The class layer counts as new unless the classes are the same.
     """
     if not isinstance(recipe.objective, LabelledConfig):
         return set(), set()
@@ -223,7 +222,7 @@ def _other_head(contents: Contents, recipe: Recipe, own: Collection[str]) -> tup
 
 
 def _modules(names: Collection[str]) -> str:
-    """Name the layers of a head: ``head.pooler`` for its weight and its bias."""
+    """List the layers of a head's weights: ``head.pooler`` for its weight and bias."""
     layers = {name if name.count(".") == 1 else name.rpartition(".")[0] for name in names}
     return ", ".join(sorted(layers)) or "nothing"
 

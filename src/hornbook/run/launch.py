@@ -1,4 +1,4 @@
-"""Starting a run, or going on with one: everything that happens once, before the loop and after it."""
+"""Start or resume a run: everything that happens once, before and after the loop."""
 
 import io
 from collections.abc import Iterator
@@ -12,12 +12,11 @@ from hornbook.config import LabelledConfig, Recipe, Resolved, recipe_to_dict
 from hornbook.config.recipe import flatten
 from hornbook.config.recipe_files import run_of
 from hornbook.engine.build_training import build_samples, build_training, num_steps
-from hornbook.engine.state import Progress
 from hornbook.errors import DivergedError, HornbookError, UserError
 from hornbook.model.sparse_layers import describe_blocks
 from hornbook.ops.native.kernels import in_use
 from hornbook.parallel.device import choose_device, dtype_name, prepare, synchronize
-from hornbook.parallel.launched import num_ranks, told_once
+from hornbook.parallel.launched import num_ranks, report_once
 from hornbook.parallel.world import World
 from hornbook.run.held_scratch import held_scratch
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect
@@ -35,7 +34,7 @@ from hornbook.run.run_folder import RunFolder
 from hornbook.run.scheduled_tasks import check_tasks_of
 from hornbook.run.training_run import TrainingRun
 from hornbook.run.utilization import measure_utilization
-from hornbook.samples.batches import Samples, refuse_misfit
+from hornbook.samples.batches import refuse_misfit
 from hornbook.samples.labelled_samples import open_labelled
 from hornbook.samples.sources import Sources, complete, open_sources
 from hornbook.storage import lock_folder
@@ -59,25 +58,25 @@ def train(
     init_from: InitFrom | None = None,
     allow_rate_change: bool = False,
 ) -> dict[str, Any]:
-    """Train what ``resolved`` describes to its end, from the start or from where its folder says it stopped.
+    """Train a recipe to its end, from the start or, if its folder has a checkpoint, from there.
 
     Args:
-        resolved: the recipe.
+        resolved: the recipe and the sources of its values.
         output: the run's folder; None for the recipe's own.
         device: auto, cpu, cuda or mps.
-        threads: of this process on a CPU; None for ``OMP_NUM_THREADS``, or its share of the cores.
-        init_from: weights to start a new run from; None draws them from the seed.
-        allow_rate_change: resume although the length of the run, and with it the learning rate, was changed.
+        threads: threads of this process on a CPU; None for ``OMP_NUM_THREADS``, or its share of the cores.
+        init_from: weights to start a new run from; None for random ones from the seed.
+        allow_rate_change: resume although the length of the run, and so the learning rate, was changed.
 
     Returns:
         A summary: run, step, last and best losses, tokens, seconds.
 
     Raises:
-        HornbookError: see `hornbook.errors` for what ends a run, and `hornbook.run.loop`.
+        HornbookError: see `hornbook.errors` and `hornbook.run.loop`.
     """
     folder = output or resolved.output
     init_from = init_from or not_yet_loaded(resolved, folder)
-    with told_once():
+    with report_once():
         chosen = choose_device(device)
         prepare(chosen, threads)
         refuse_misfit(resolved.recipe, num_ranks())
@@ -93,7 +92,7 @@ def train(
                 f"{run.folder.path} is finished: {counted(run.state.progress.step, 'step')}; nothing to do"
             )
             if run.world.is_first:
-                run.prune()  # a process that was killed in its last prune left that to us
+                run.prune()  # the last process may have been killed while pruning
         else:
             try:
                 train_until_done(run)
@@ -105,7 +104,7 @@ def train(
 
 
 def not_yet_loaded(resolved: Resolved, folder: Path) -> InitFrom | None:
-    """Return the weights that the run in its own folder still has to load, if it names itself as the recipe."""
+    """Return the initial weights that a run still has to load, if its folder was named as the recipe."""
     return RunFolder(path=folder).not_yet_loaded if run_of(resolved.path) == folder else None
 
 
@@ -113,9 +112,9 @@ def not_yet_loaded(resolved: Resolved, folder: Path) -> InitFrom | None:
 def open_run(
     recipe: Recipe, output: Path, world: World, init_from: InitFrom | None = None, *, allow_rate_change: bool = False
 ) -> Iterator[TrainingRun]:
-    """Put a run together, resumed from its newest sound checkpoint if it has one; its folder is locked meanwhile.
+    """Create a run, resumed from its newest intact checkpoint if it has one; its folder is locked meanwhile.
 
-    A start that is refused leaves the disk as it was.
+    A start that is rejected leaves the disk unchanged.
     """
     folder = RunFolder(path=output)
     recipe, sources = open_data(recipe, folder, init_from)
@@ -132,13 +131,14 @@ def open_run(
         if first:
             accepted.callback(folder.enter(recipe, sources.fingerprints, origin_of(folder, init_from, recipe, sources)))
         steps = num_steps(recipe, samples)
-        has_scratch = recipe.memory.execution == "phased" or any(output.glob("scratch-*"))  # of a run that was killed
+        has_scratch = recipe.memory.execution == "phased" or any(output.glob("scratch-*"))  # left by a killed run
         scratch = stack.enter_context(held_scratch(recipe, output, world)) if has_scratch else None
         state, step_config = build_training(recipe, steps, world, folder.forms, scratch)
         if world.from_first(first and folder.has_begun) or folder.origin:
             restore(state, recipe, folder, world, console)
-        if not allow_rate_change:
-            _refuse_changed_rate(before, recipe, samples, state.progress, world)
+        problem = None if before is None or allow_rate_change else changed_rate(before, recipe, samples, state.progress)
+        if world.any(problem is not None):  # the first rank alone knows
+            raise UserError(problem or "rank 0 rejected this start; see its error")
         if first and state.progress.step < steps:
             require_space(output, 2 * state.home.num_bytes)
         run = TrainingRun(
@@ -167,19 +167,19 @@ def open_run(
 
 
 def _open_logs(run: TrainingRun, stack: ExitStack) -> None:
-    """Record this start, and open the logs without the rows that will be written again, and the trackers.
+    """Record this start, truncate and open the logs, and open the trackers; for the rank that writes.
 
-    Those rows are of later steps, or of what a signal cut off. For the rank that writes.
+    Rows of later steps, or of a measurement that a signal interrupted, are removed: they will be written again.
 
     Args:
-        run: gets its logs and trackers.
+        run: receives its logs and trackers.
         stack: closes them.
     """
     folder, progress = run.folder, run.state.progress
     try:
         kernels = {"forms": in_use().record, "why": in_use().why}
         record_session(folder.environment, progress.step, run.num_steps, {"kernels": kernels})
-    except HornbookError as error:  # the file is damaged or cannot be written; a run does without
+    except HornbookError as error:  # the file is damaged or not writable; not needed to train
         run.console.warn(f"cannot record this start: {error}")
     measured = {"validation": progress.validated_step, "task": progress.evaluated_step}
     for path, step in ((folder.metrics, progress.step), (folder.samples, progress.sampled_step)):
@@ -206,19 +206,19 @@ def _opened_trackers(run: TrainingRun) -> Trackers:
 
 
 def _announce(run: TrainingRun, sources: Sources) -> None:
-    """Say what is trained, and what in the recipe may be a slip."""
+    """Print the facts of the run, and warnings about likely mistakes in the recipe."""
     run.console.start(run.recipe.name, facts(run))
     if run.is_finished:
         return
     for slip in slips(run.recipe, run.samples, sources, run.num_steps):
         run.console.warn(slip)
-    is_new = run.state.progress.step == 0 and run.folder.origin is None  # with weights, the vocabulary is given
+    is_new = run.state.progress.step == 0 and run.folder.origin is None  # with --init-from, the vocabulary is given
     if is_new and (note := large_vocabulary(run.recipe, sources)):
         run.console.note(note)
 
 
 def facts(run: TrainingRun) -> dict[str, str]:
-    """Return what a reader wants to know before the first step."""
+    """Return the facts to print before the first step."""
     recipe, model, origin = run.recipe, run.state.model, run.folder.origin
     batch, noun = recipe.training.global_batch_size, run.samples.noun
     tokens = batch * run.samples.tokens_per_sample
@@ -238,19 +238,19 @@ def facts(run: TrainingRun) -> dict[str, str]:
 
 
 def open_data(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) -> tuple[Recipe, Sources]:
-    """Open what the recipe names, and complete it with what only the data know; see `open_sources` for the errors."""
+    """Open the recipe's data, and complete the recipe from it; see `open_sources` for the errors."""
     sources: Sources
     if isinstance(recipe.objective, LabelledConfig):
         recipe, sources = open_labelled(recipe, find_tokenizer(recipe, folder, init_from))
     else:
         sources = open_sources(recipe)
     if recipe.tracking.sample_every_steps is not None and sources.tokenizer is not None:
-        sources.tokenizer.require_end_of_text()  # a sample begins with it; better said now than at the first one
+        sources.tokenizer.require_end_of_text()  # samples start with it; fail now rather than at the first one
     return complete(recipe, sources), sources
 
 
 def _note_end(run: TrainingRun, ended: Literal["finished", "diverged"]) -> None:
-    """Record how the run ended, for `hornbook runs list`; a file that cannot be written is a warning."""
+    """Record how the run ended, for `hornbook runs list`; warn if that fails."""
     if run.world.is_first:
         try:
             record_end(run.folder.environment, ended)
@@ -259,19 +259,10 @@ def _note_end(run: TrainingRun, ended: Literal["finished", "diverged"]) -> None:
 
 
 def origin_of(folder: RunFolder, asked: InitFrom | None, recipe: Recipe, sources: Sources) -> Origin | None:
-    """Return what the run starts from or, if it is there already, started from; see `inspect` for the errors."""
+    """Return the origin of the weights, from the run's folder if it has started; see `inspect` for the errors."""
     if folder.has_begun:
         return agree(asked, folder.origin, recipe, sources.tokenizer) if asked else folder.origin
     return inspect(asked, recipe, sources.tokenizer) if asked else None
-
-
-def _refuse_changed_rate(
-    before: Recipe | None, recipe: Recipe, samples: Samples, progress: Progress, world: World
-) -> None:
-    """Raise UserError, on all ranks, if the first one finds another learning rate than that of the last start."""
-    problem = changed_rate(before, recipe, samples, progress) if before is not None else None
-    if world.any(problem is not None):
-        raise UserError(problem or "rank 0 rejected this start; see its error")
 
 
 def _device(run: TrainingRun) -> str:
@@ -309,7 +300,7 @@ def _finish(run: TrainingRun) -> dict[str, Any]:
 
 
 def _losses(run: TrainingRun) -> dict[str, Any]:
-    """Return the last and the best losses of the log, None where nothing was measured.
+    """Return the last and the best losses in the log, None if not measured.
 
     Raises:
         HornbookError: the log, or another file of the run, is malformed or cannot be read.

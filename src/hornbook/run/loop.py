@@ -1,12 +1,12 @@
-"""The training loop: take a batch, make a step, record it; now and then look, keep, or stop.
+"""The training loop: run steps and record them; when due, validate, save and stop.
 
-Everything that the loop touches is a function of (seed, step, sample), so stopping after any step and going on later is
-the same run.
+All inputs of the loop are functions of (seed, step, sample), so a run that stops after any step and resumes is the same
+run.
 
-A run of one process obeys a signal between two micro-batches: it drops the unfinished step and saves the state after
-the last finished one. Several ranks vote at the end of each step and stop after the same one. A rank that left a step
-on its own would leave the others waiting for its gradients, and with a vote for each micro-batch all ranks would wait
-for each other as often.
+A single process reacts to a signal between two micro-batches: it drops the unfinished step and saves the state after
+the last finished one. Several ranks vote at the end of each step and stop after the same one: a rank that left in
+mid-step would leave the others waiting for its gradients, and a vote for each micro-batch would make all ranks wait for
+each other each time.
 """
 
 import math
@@ -28,22 +28,22 @@ MAX_SKIPPED_IN_A_ROW = 20
 
 
 def train_until_done(run: TrainingRun, stop_after: int | None = None) -> None:
-    """Train ``run`` to its last step, or to the one with which early stopping ends it.
+    """Train ``run`` to its last step, or until early stopping.
 
     Args:
-        run: is changed.
-        stop_after: stop after this step as if a signal had come.
+        run: the run, modified in place.
+        stop_after: stop after this step, as on a signal.
 
     Raises:
-        StoppedBySignal: a signal came; the state after the last finished step is saved.
-        DivergedError: too many steps in a row were not finite, or the last ones of the run.
-        StorageError: checkpoints could not be written several times in a row, or at the end.
+        StoppedBySignal: on a signal; the state after the last finished step is saved.
+        DivergedError: the losses of too many steps in a row, or of the last ones, were not finite.
+        StorageError: several saves in a row, or the last one, failed.
     """
     with listen(run.console.interject) as signals, run.batches() as batches, run.world.explained(), run.saving():
         if run.recipe.sparsity.is_sparse and not run.state.progress.step:
             run.log_patterns(patterns(run.state.model, run.world))
         _measure(run)
-        if run.why_stopped:  # by a measurement that a signal had cut off
+        if run.why_stopped:  # by a measurement that a signal had interrupted
             return
         every_steps = run.recipe.tracking.histogram_every_steps
         look = [] if every_steps is None else [partial(send_histograms_if_due, run, every_steps)]
@@ -51,14 +51,14 @@ def train_until_done(run: TrainingRun, stop_after: int | None = None) -> None:
             begin = partial(_begin, run, signals, len(micro_batches))
             try:
                 run.record(train_step(run.state, micro_batches, run.step_config, begin, *look))
-            except StoppedBySignal:  # in the middle of the step
+            except StoppedBySignal:  # in mid-step
                 run.state.home.drop_gradients()
                 stopping = True
             else:
                 if run.state.progress.skipped_in_a_row:
                     _refuse_smallest_scale(run)
                     _refuse_divergence(run)
-                # all ranks stop after the same step; what ends a run is measured, since no resume would make up for it
+                # all ranks stop after the same step; a finished run is still measured, since it cannot resume
                 is_saved = run.saver.pending is not None and run.saver.pending.done()
                 num_signals, num_saved = run.world.everyone.sum_integers([signals.name is not None, is_saved])
                 stopping = (num_signals > 0 or run.state.progress.step == stop_after) and not run.is_finished
@@ -72,11 +72,11 @@ def train_until_done(run: TrainingRun, stop_after: int | None = None) -> None:
                 return
             if stopping:
                 told = f"stopped by {signals.name or 'a signal to another rank'}; {run.how_to_go_on()}"
-                raise run.world.told_by(0, StoppedBySignal(told))
+                raise run.world.reported_by(0, StoppedBySignal(told))
 
 
 def _begin(run: TrainingRun, signals: Received, num_micro_batches: int, number: int) -> None:
-    """Show that a micro-batch begins, or drop the step if a signal came and there is no other rank."""
+    """Show the start of a micro-batch; on a signal, drop the step if there is no other rank."""
     if signals.name is not None and run.world.size == 1:
         raise StoppedBySignal(signals.name)
     if run.console.is_live and run.console.is_due():
@@ -84,7 +84,7 @@ def _begin(run: TrainingRun, signals: Received, num_micro_batches: int, number: 
 
 
 def _show(run: TrainingRun, number: int, num_micro_batches: int) -> None:
-    """Draw the live display: numbers of the last step, the mean speed of the last ones, and what is computed now."""
+    """Draw the live display: the last step's metrics, the mean speed of the last steps, and the current micro-batch."""
     progress, result = run.state.progress, run.last_result
     row: dict[str, Any] = {"step": progress.step, "memory": memory_in_use(run.device)}
     if result is not None:
@@ -94,7 +94,7 @@ def _show(run: TrainingRun, number: int, num_micro_batches: int) -> None:
 
 
 def _measure(run: TrainingRun) -> None:
-    """Measure and show what is due after the current step; what a signal cut off is made up for after the resume."""
+    """Make the measurements due after the current step; interrupted ones are repeated after the resume."""
     evaluation, saving, progress = run.recipe.evaluation, run.recipe.checkpoint, run.state.progress
     if progress.validated_step < progress.step and run.is_due(evaluation.every_steps, saving.every_steps):
         run.validate()
@@ -108,7 +108,7 @@ def _measure(run: TrainingRun) -> None:
 
 
 def _refuse_smallest_scale(run: TrainingRun) -> None:
-    """Raise DivergedError if gradients overflow with a loss scale that cannot become smaller."""
+    """Raise DivergedError if gradients overflow with a loss scale that is already the smallest."""
     progress, result = run.state.progress, run.last_result
     is_smallest = progress.loss_scale is not None and progress.loss_scale <= SMALLEST
     if is_smallest and result is not None and result.loss is not None and math.isfinite(result.loss):
@@ -118,7 +118,7 @@ def _refuse_smallest_scale(run: TrainingRun) -> None:
             f"overflow; {run.folder.what_is_saved()}: lower optimizer.learning_rate, or set precision.compute to bf16, "
             "and start a new run"
         )
-        raise run.world.told_by(0, error)
+        raise run.world.reported_by(0, error)
 
 
 def _refuse_divergence(run: TrainingRun) -> None:
@@ -134,6 +134,6 @@ def _refuse_divergence(run: TrainingRun) -> None:
         mend = 'lower precision.loss_scale or set precision.loss_scaling to "dynamic"'
     error = DivergedError(
         f"the loss or its gradients were not finite in {counted(skipped, 'step')} in a row up to step {progress.step}, "
-        f"so none of them is saved; {run.folder.what_is_saved()}: {mend}, and start a new run"
+        f"so none was saved; {run.folder.what_is_saved()}: {mend}, and start a new run"
     )
-    raise run.world.told_by(0, error)
+    raise run.world.reported_by(0, error)

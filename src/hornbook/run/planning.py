@@ -1,4 +1,4 @@
-"""The plan of a run on this machine: who computes here, and how much memory there is."""
+"""The plan of a run on this machine: the device's rates, and the available memory."""
 
 from dataclasses import replace
 from typing import Literal, cast
@@ -18,11 +18,11 @@ from hornbook.storage.system import format_bytes
 from hornbook.track.environment import available_memory_bytes, cpu_model, memory_bytes
 
 _UNKNOWN_GPU = "h100"
-"""Whose rates stand for those of a GPU that is not in the table."""
+"""The GPU whose rates are used for one that is not in the table."""
 
 
 def compute_on(recipe: Recipe, device: torch.device) -> Compute:
-    """Return who computes a recipe on a device: PyTorch's operators, or hornbook's own."""
+    """Return the operators that compute a recipe on a device: PyTorch's, or hornbook's own."""
     dtype = compute_dtype(recipe.precision.compute, device)
     forms = choose(recipe.precision.kernels, device, dtype).forms
     return Compute(
@@ -40,9 +40,9 @@ def plan_here(recipe: Recipe, num_ranks: int, device: torch.device, memory: floa
 
     Args:
         recipe: complete, with a vocabulary.
-        num_ranks: of the run.
-        device: of a rank.
-        memory: bytes that a rank may take; None: all that its device has, of a CPU its share.
+        num_ranks: number of ranks.
+        device: a rank's device.
+        memory: bytes available to a rank; None for all of its device's memory, or its share of the host's.
 
     Raises:
         UserError: see `hornbook.plan.planner.make_plan`.
@@ -62,7 +62,7 @@ def plan_here(recipe: Recipe, num_ranks: int, device: torch.device, memory: floa
 def _device(recipe: Recipe, device: torch.device) -> Device:
     """Return the entry of the table that is nearest to this device, under its own name.
 
-    Of a CPU, products of the feed-forward's shape are timed, those by which a run reports its MFU.
+    On a CPU, products of the feed-forward's shape are timed, the same that a run's MFU is based on.
     """
     if device.type != "cuda":
         tokens = recipe.training.micro_batch_size * recipe.sequence_length
@@ -76,12 +76,12 @@ def _device(recipe: Recipe, device: torch.device) -> Device:
 
 
 def scarce_memory(recipe: Recipe, num_ranks: int, device: torch.device) -> str | None:
-    """Say that a run is predicted to need more memory than there is now, and what to change; None where it does not.
+    """Return a warning with advice if a run is predicted to need more memory than is free now, else None.
 
     Args:
-        recipe: of the run; without a vocabulary, or of a model of one's own, nothing is predicted.
+        recipe: the run's recipe; without a vocabulary, or with a custom model, nothing is predicted.
         num_ranks: processes, all on this machine.
-        device: of the first.
+        device: the first rank's device.
 
     Raises:
         UserError: see `hornbook.plan.planner.make_plan`.

@@ -1,4 +1,4 @@
-"""Checks before the first step: what cannot run is refused, what may be a slip in the recipe is a line.
+"""Checks before the first step: errors for recipes that cannot run, warnings about likely mistakes.
 
     train gpt2-small --data.train corpora/mine --training.steps 20
         -> schedule.warmup_steps is 2000, the run has 20 steps: the rate only reaches 6e-06 of 0.0006; ...
@@ -6,8 +6,8 @@
         -> the documents of corpora/old have no end-of-text tokens, unlike the others: ...
         -> model.vocab_size is 50,257, the data has 4,096 tokens; --model.vocab-size none uses the data's
 
-The bounds of memory are lower ones, since activations, logits and batches that are made ahead come on top of them: what
-is refused could not have run, and what passes may still be too large.
+The memory checks use lower bounds, without activations, logits and prefetched batches: a rejected run could not have
+worked, but one that passes may still be too large.
 """
 
 import math
@@ -34,17 +34,17 @@ from hornbook.wording import counted
 
 _BYTES_OF_ID = 8
 _MAX_PADDING = 128
-"""The rows of a table are padded to a multiple of at most so many, for speed."""
+"""Largest multiple to which tables are padded for speed."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found: an error keeps a training from its start, a warning does not.
+    """The result of a check: an error prevents the start of a training, a warning does not.
 
     Attributes:
-        level: which of the two.
-        about: a word for what was checked, as ``"data"``.
-        message: one line that says what is wrong and how to mend it.
+        level: "error" or "warning".
+        about: name of the checked part, such as ``"data"``.
+        message: one line that says what is wrong and how to fix it.
     """
 
     level: Literal["error", "warning"]
@@ -53,14 +53,14 @@ class Finding:
 
 
 def refuse_large_model(recipe: Recipe, world: World) -> None:
-    """Refuse a model that is larger than the memory of this rank's device, with gradients and optimizer state.
+    """Raise UserError if the model, gradients and optimizer state exceed the memory of this rank's device.
 
     Args:
-        recipe: without a vocabulary, its token table does not count.
-        world: of the run; gives the device, and the ranks that share one copy of the weights.
+        recipe: the recipe; without a vocabulary, the token table does not count.
+        world: the run's ranks: the device, and the ranks that shard the weights.
 
     Raises:
-        UserError: it is larger.
+        UserError: they exceed it.
     """
     on_gpu = world.device.type == "cuda"
     device = torch.cuda.get_device_properties(world.device).total_memory if on_gpu else memory_bytes()
@@ -68,15 +68,15 @@ def refuse_large_model(recipe: Recipe, world: World) -> None:
     if device is not None and needed > device:
         raise UserError(
             f"a model of {recipe.num_parameters():,} parameters takes {format_bytes(needed)} with its gradients and "
-            f"optimizer state, and {world.device.type} has {format_bytes(device)}: check the sizes in [model]"
+            f"optimizer state, but {world.device.type} has {format_bytes(device)}: check the sizes in [model]"
         )
 
 
 def bytes_of_training(recipe: Recipe) -> int:
     """Return the bytes of weights, gradients and optimizer state on the device.
 
-    0 for a model of one's own that does not count its parameters. In phased execution, that is the largest tensor with
-    its gradient and the gradient of a micro-batch.
+    0 for a custom model that does not count its parameters. In phased execution, these are the largest tensor with its
+    gradient and the gradient of a micro-batch.
     """
     if recipe.memory.execution == "phased":
         shapes = recipe.model.shapes() if hasattr(recipe.model, "shapes") else ()
@@ -87,15 +87,15 @@ def bytes_of_training(recipe: Recipe) -> int:
 
 
 def refuse_large_batch(recipe: Recipe, samples: Samples, world: World) -> None:
-    """Refuse a batch whose share of token ids is larger than the memory of this rank's machine.
+    """Raise UserError if a rank's token ids of one step exceed the memory of its machine.
 
     Args:
         recipe: complete, with a vocabulary.
-        samples: of the run; they tell the tokens of a batch.
-        world: of the run; gives the number of ranks.
+        samples: the run's samples, for the tokens per batch.
+        world: the run's ranks.
 
     Raises:
-        UserError: it is larger.
+        UserError: they exceed it.
     """
     host = memory_bytes()
     batch = recipe.training.global_batch_size
@@ -103,31 +103,31 @@ def refuse_large_batch(recipe: Recipe, samples: Samples, world: World) -> None:
     if host is not None and ids > host:
         raise UserError(
             f"training.global_batch_size = {batch:,}: the token ids of one step take {format_bytes(ids)} on each "
-            f"rank, and this machine has {format_bytes(host)}: lower it"
+            f"rank, but this machine has {format_bytes(host)}: lower it"
         )
 
 
 def refuse_blind_stopping(recipe: Recipe, samples: Samples) -> None:
-    """Refuse early stopping by a validation loss that the run has no data for."""
+    """Raise UserError for early stopping by a validation loss without validation data."""
     evaluation = recipe.evaluation
     by_validation = evaluation.early_stopping_patience is not None and recipe.checkpoint.best_by == "validation"
     if by_validation and samples.held_out is None:
         raise UserError(
-            "early stopping needs the validation loss, and the run has no validation data: set "
+            "early stopping needs the validation loss, but the run has no validation data: set "
             "data.validation, or a task in checkpoint.best_by"
         )
 
 
 def changed_rate(before: Recipe, recipe: Recipe, samples: Samples, progress: Progress) -> str | None:
-    """Say that the learning rate would jump, as a decay does whose length was changed; None where it does not.
+    """Return an error message if the learning rate would jump, as in a decay of another length; else None.
 
-    The next rate may lie between the last one and the one that the run would have had next: that is no jump.
+    A next rate between the last one and the one originally next is not a jump.
 
     Args:
         before: the recipe of the last start.
-        recipe: of this one.
-        samples: of the run.
-        progress: of the checkpoint.
+        recipe: the recipe of this start.
+        samples: the run's samples.
+        progress: the checkpoint's progress.
     """
     (was, old_length), (now, length) = (
         (build_schedule(each.schedule, steps), steps)
@@ -145,19 +145,19 @@ def changed_rate(before: Recipe, recipe: Recipe, samples: Samples, progress: Pro
     return (
         f"the learning rate was {peak * last:.3g} at step {progress.step} of {old_length} and would be "
         f"{peak * following:.3g} at step {progress.step + 1} of {length}, since the {name} schedule spans the run: "
-        "keep the length, or accept the jump with --allow-learning-rate-change (a run that is to be extended needs a "
+        "keep the length, or accept the jump with --allow-learning-rate-change (to extend a run later, give it a "
         "constant schedule, or schedule.decay_end from the start)"
     )
 
 
 def slips(recipe: Recipe, samples: Samples, sources: Sources, num_steps: int) -> Iterator[str]:
-    """Yield warnings about a recipe, now that its data and its length are known."""
+    """Yield warnings about a recipe whose data and length are known."""
     batch = large_batch(recipe, samples.num_samples, samples.noun)
     return filter(None, (long_warmup(recipe, num_steps), batch, differing_ends(recipe, sources)))
 
 
 def long_warmup(recipe: Recipe, num_steps: int) -> str | None:
-    """Say that the run ends before its warm-up does, and how far the learning rate comes; None where it does not."""
+    """Return a warning if the run ends during its warm-up, with the learning rate reached; else None."""
     schedule, peak = recipe.schedule, recipe.optimizer.learning_rate
     if not isinstance(schedule, ScheduleConfig) or warmup_steps_of(schedule, num_steps) <= num_steps:
         return None
@@ -170,7 +170,7 @@ def long_warmup(recipe: Recipe, num_steps: int) -> str | None:
 
 
 def large_batch(recipe: Recipe, num_samples: int, noun: str) -> str | None:
-    """Say that a batch goes through all samples more than once; None where it does not."""
+    """Return a warning if a batch repeats samples; else None."""
     size = recipe.training.global_batch_size
     if size <= num_samples:
         return None
@@ -181,7 +181,7 @@ def large_batch(recipe: Recipe, num_samples: int, noun: str) -> str | None:
 
 
 def large_vocabulary(recipe: Recipe, sources: Sources) -> str | None:
-    """Say that the model has more tokens than its data, by more than padding explains; None where it has not."""
+    """Return a warning if the model's vocabulary is larger than the data's, beyond padding; else None."""
     own, theirs = recipe.model.vocab_size, sources.vocab_size
     if own is None or theirs is None or own <= -(-theirs // _MAX_PADDING) * _MAX_PADDING:
         return None
@@ -192,7 +192,7 @@ def large_vocabulary(recipe: Recipe, sources: Sources) -> str | None:
 
 
 def differing_ends(recipe: Recipe, sources: Sources) -> str | None:
-    """Say that a decoder is to learn where texts end from some of its stores only; None where that is not so."""
+    """Return a warning if only some of a decoder's stores have end-of-text tokens; else None."""
     if not isinstance(recipe.objective, CausalLMConfig):
         return None
     ends = {path: source.end_of_text for path, source in zip(recipe.data.train, sources.train, strict=False)}

@@ -1,4 +1,4 @@
-"""``--processes N``: this process starts N ranks of its own command on this machine and answers with their exit code.
+"""``--processes N``: start N ranks of this command on this machine, and return their exit code.
 
 ::
 
@@ -6,10 +6,10 @@
       |- hornbook train demo     RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_PORT=...
       `- hornbook train demo     RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 MASTER_PORT=...
 
-The ranks find in their environment what ``torchrun`` would put there, and PyTorch's store of the start lies in this
-process, as in ``torchrun``'s. So the runs are the same. Three things differ: the exit code is that of the rank that
-failed, where ``torchrun`` makes 1 of all; a signal, SIGUSR1 included, reaches every rank, which then has the time that
-it needs to save; and only what a retry may mend is restarted, from the newest sound checkpoint.
+The ranks get the environment variables that ``torchrun`` would set, and this process hosts PyTorch's rendezvous store,
+as ``torchrun`` does. So the runs are the same, with three differences: the exit code is that of the rank that failed,
+while ``torchrun`` always returns 1; a signal, SIGUSR1 included, reaches every rank, which gets the time that it needs
+to save; and ranks restart, from the newest intact checkpoint, only after failures that a retry may fix.
 """
 
 import os
@@ -27,34 +27,34 @@ from torch._C._distributed_c10d import TCPStore
 from hornbook.errors import HornbookError, StoppedBySignal, UserError
 from hornbook.parallel.device import default_threads
 from hornbook.parallel.launched import signals_to
-from hornbook.parallel.meeting import LAUNCHER, start_of, tell
+from hornbook.parallel.rendezvous import LAUNCHER, report, start_of
 from hornbook.parallel.watch import REMEDY
 
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 20.0
-"""For the other ranks to leave by themselves once one has failed; a stopped one never does."""
+"""Time for the other ranks to exit by themselves after one has failed; a hanging one never does."""
 
 
 def run_ranks(words: Sequence[str], processes: int, *, device: str = "auto", max_restarts: int = 0) -> int:
-    """Run ``hornbook`` with ``words`` as ``processes`` ranks, restarted as often as that is asked for and may help.
+    """Run ``hornbook`` with ``words`` as ``processes`` ranks, restarted up to ``max_restarts`` times if that may help.
 
     Args:
-        words: of the command line, without ``--processes`` and ``--max-restarts``.
-        processes: how many.
-        device: as ``--device`` says; GPUs are counted before anything is started.
-        max_restarts: how often all ranks are started again after one was lost or failed with exit code 1.
+        words: the command line, without ``--processes`` and ``--max-restarts``.
+        processes: number of ranks.
+        device: value of ``--device``; GPUs are counted before the start.
+        max_restarts: how often to restart all ranks after one was killed or failed with exit code 1.
 
     Returns:
-        0, or the exit code of the rank that failed, which has said why.
+        0, or the exit code of the rank that failed, which has printed the reason.
 
     Raises:
         UserError: the machine has fewer GPUs.
         RankError: a rank was killed.
-        StoppedBySignal: a signal ended the ranks before they could answer it.
+        StoppedBySignal: a signal ended the ranks before they could handle it.
     """
     num_gpus = torch.cuda.device_count() if device in ("auto", "cuda") else 0
     if 0 < num_gpus < processes:
-        raise UserError(f"--processes {processes} needs as many GPUs, and there are {num_gpus}; lower it")
+        raise UserError(f"--processes {processes} needs {processes} GPUs, but there are {num_gpus}; lower it")
     for restart in range(max_restarts + 1):
         ranks = _Ranks(words, processes, restart)
         code = ranks.wait()
@@ -68,7 +68,7 @@ def run_ranks(words: Sequence[str], processes: int, *, device: str = "auto", max
 
 
 def _program(words: Sequence[str]) -> list[str]:
-    """Return what Python runs as a rank: the script of one's own parts that runs with ``words`` now, or hornbook."""
+    """Return Python's arguments for a rank: the running script with custom parts, or hornbook."""
     main = sys.modules["__main__"]
     file = getattr(main, "__file__", None) or ""
     is_script = main.__spec__ is None and file.endswith(".py")
@@ -77,16 +77,16 @@ def _program(words: Sequence[str]) -> list[str]:
 
 
 class _Ranks:
-    """The processes of one start."""
+    """The rank processes of one start."""
 
     def __init__(self, words: Sequence[str], size: int, restart: int) -> None:
         self.signal: int | None = None
         self.error: HornbookError | None = None
-        """What no rank says itself."""
+        """An error that no rank has printed itself."""
         self._size, self._restart = size, restart
         self._server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=1))
         command = [sys.executable, *_program(words), *words]
-        # in sessions of their own, so that Ctrl-C on the terminal reaches them once, through this process
+        # in separate sessions, so that Ctrl-C reaches them only once, through this process
         self._processes = [
             subprocess.Popen(command, env=self._environment(rank), start_new_session=True) for rank in range(size)
         ]
@@ -107,7 +107,7 @@ class _Ranks:
         return code or (self._answer(*failed[0]) if failed else 0)
 
     def _answer(self, rank: int, status: int) -> int:
-        """Return the exit code for a rank's ``status``; what killed it is told to the others."""
+        """Return the exit code for a rank's ``status``, and stop the others if it was killed."""
         if status > 0:
             return status
         name = signal.Signals(-status).name
@@ -117,8 +117,8 @@ class _Ranks:
             )
             return self.error.exit_code
         line = f"lost rank {rank} of {self._size}: killed by {name}; {REMEDY}"
-        error = tell(start_of(self._server, str(self._restart)), LAUNCHER, line, HornbookError.exit_code)
-        if not error.is_told:
+        error = report(start_of(self._server, str(self._restart)), LAUNCHER, line, HornbookError.exit_code)
+        if not error.is_reported:
             self.error = error
         return HornbookError.exit_code
 

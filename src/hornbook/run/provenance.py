@@ -1,13 +1,13 @@
-"""What a step was trained on, down to the documents and the files that they came from.
+"""Trace the samples of a step back to documents and their source files.
 
     runs/mine/run.json         recipe, fingerprint of the data
     the stores that it names   step 3 of batches of 8: samples 16 .. 23
                                  -> sample 16: corpora/wiki, tokens 0 .. 56 of document 12, a.txt at byte 0, the text
 
-An encoder's sample is a sequence: of a pair both texts are traced, and it is shown with its masks, [MASK→word].
+A sample of an encoder is a sequence: both texts of a pair are traced, and masks are shown as [MASK→word].
 
-Nothing is logged for it while a run trains: the order is a function of the seed, so recipe and stores tell. The price:
-the stores have to be there as they were. A step that is still to come can be looked at, too.
+Nothing is logged for this during training: the order is a function of the seed, so recipe and stores suffice. The
+price: the stores must still exist unchanged. Future steps can be traced, too.
 """
 
 from collections.abc import Iterable, Iterator
@@ -41,11 +41,11 @@ class TracedPiece:
     """Tokens ``start .. start + num_tokens - 1`` of a document.
 
     Attributes:
-        document: its number in the store.
-        file, offset: where its text is from, and the bytes or rows before it there; None if not known.
-        unit: what the offset counts, ``"byte"`` or ``"row"``.
-        tokens: the ids.
-        text: of these tokens; None where no tokenizer is known.
+        document: number in the store.
+        file, offset: source file of its text, and the offset in it; None if unknown.
+        unit: unit of the offset, ``"byte"`` or ``"row"``.
+        tokens: token ids.
+        text: text of these tokens; None without a tokenizer.
     """
 
     document: int
@@ -60,14 +60,14 @@ class TracedPiece:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedSample:
-    """A sample and what it is made of.
+    """A sample and its source texts.
 
     Attributes:
-        sample: its number, counted since the run began.
-        store: the path of the store, or the file of an instance.
-        epoch: of that store, from 0.
-        pieces: in the order in which the model reads them; an end-of-text token that readers insert is in none, nor
-            are [CLS] and [SEP]. Of an instance that was masked when it was made, none is known.
+        sample: sample number, counted from the start of the run.
+        store: path of the store, or of an instance's file.
+        epoch: the store's epoch, from 0.
+        pieces: its parts of documents, in reading order; inserted end-of-text tokens, [CLS] and [SEP] belong to none.
+            Empty for an instance that was masked when it was built.
     """
 
     sample: int
@@ -78,15 +78,15 @@ class TracedSample:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedSequence(TracedSample):
-    """A sequence that an encoder learns from.
+    """A training sequence of an encoder.
 
     Attributes:
         record: number of the instance in its file, from 0; None for sequences of stores.
-        pair_label: 0, the second text follows the first; 1, it is another document's; None, it is no pair.
-        tokens: as the model sees them: masked, with [CLS] and [SEP].
-        positions: where a token is to be predicted.
-        labels: the ids to be predicted there.
-        text: of the tokens, with ``[MASK→word]`` where a token is to be predicted; None where no tokenizer is known.
+        pair_label: 0 if the second text follows the first, 1 if it is from another document, None for a single text.
+        tokens: the model's input: masked, with [CLS] and [SEP].
+        positions: positions of the predicted tokens.
+        labels: the original ids at these positions.
+        text: text of the tokens, with ``[MASK→word]`` for predicted ones; None without a tokenizer.
     """
 
     record: int | None
@@ -98,16 +98,16 @@ class TracedSequence(TracedSample):
 
 
 def trace_step(run: Path, step: int, sample: int | None = None) -> Iterator[TracedSample]:
-    """Return the samples of a step, made one by one as they are asked for.
+    """Yield the samples of a step, computed one by one.
 
     Args:
         run: the run's folder.
         step: counted from 1, as in ``metrics.jsonl``.
-        sample: the number of one of its samples, to have that one alone.
+        sample: number of a single sample to trace; None for all.
 
     Raises:
-        UserError: there is no such run, step or sample, or the run learns from labels or synthetic tokens.
-        DataError: a store is gone, damaged, or not the one that the run was trained on.
+        UserError: there is no such run, step or sample, or the run trains on labels or synthetic tokens.
+        DataError: a store is gone, damaged, or differs from the one that the run was trained on.
     """
     recipe, fingerprint = _read_identity(run)
     if recipe.data.synthetic:
@@ -129,8 +129,8 @@ def trace_step(run: Path, step: int, sample: int | None = None) -> Iterator[Trac
 
 @singledispatch
 def _trace(maker: object, samples: Iterable[int], recipe: Recipe, sources: Sources) -> Iterator[TracedSample]:
-    """Trace samples, by what makes batches of them."""
-    raise UserError(f"what {type(maker).__name__} makes, by {recipe.objective.name}, cannot be traced to a document")
+    """Trace samples, dispatched on the type of the batch maker."""
+    raise UserError(f"batches of {type(maker).__name__}, by {recipe.objective.name}, cannot be traced to documents")
 
 
 @_trace.register
@@ -171,10 +171,10 @@ def _trace_sequences(
 
 
 def _places(provenance: Provenance, recipe: Recipe, sources: Sources) -> dict[str, Any]:
-    """Store, epoch and pieces of a sample."""
+    """Return store, epoch and pieces of a sample."""
     number, epoch, pieces = provenance
     store = sources.train[number]
-    assert isinstance(store, TokenStore), "synthetic tokens were refused"
+    assert isinstance(store, TokenStore), "synthetic tokens were rejected"
     traced = [_traced(piece, store, sources.tokenizer) for piece in pieces]
     return {"store": recipe.data.train[number], "epoch": epoch, "pieces": traced}
 
@@ -193,7 +193,7 @@ def _traced(piece: Piece, store: TokenStore, tokenizer: Tokenizer | None) -> Tra
 
 
 def _marked(sequence: TokenSequence, tokenizer: Tokenizer) -> str:
-    """The text of a masked sequence: ``[CLS] the [[MASK]→cat] sat [SEP]``."""
+    """Return the text of a masked sequence: ``[CLS] the [[MASK]→cat] sat [SEP]``."""
     assert sequence.positions is not None and sequence.labels is not None, "it is masked"
     parts, start = [], 0
     for position, label in zip(sequence.positions.tolist(), sequence.labels.tolist(), strict=True):
@@ -206,14 +206,14 @@ def _marked(sequence: TokenSequence, tokenizer: Tokenizer) -> str:
 
 
 def _read_identity(run: Path) -> tuple[Recipe, str | None]:
-    """The recipe of a run and the fingerprint of its training data."""
+    """Return the recipe of a run and the fingerprint of its training data."""
     path = run / "run.json"
     if not path.is_file():
         raise UserError(
             f"no run in {run}{did_you_mean_path(run)}; expected a folder with a run.json, as `hornbook train` leaves"
         )
     identity = read_identity(path)
-    refuse_unknown_parts(identity["recipe"], str(run), ("model", "objective"))  # these decide the samples
+    refuse_unknown_parts(identity["recipe"], str(run), ("model", "objective"))  # they determine the samples
     return stored_recipe(identity["recipe"], str(path)), identity["data"].get("train")
 
 

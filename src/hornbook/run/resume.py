@@ -1,8 +1,8 @@
-"""What a run goes on from: its own newest sound checkpoint, or else the weights that it was given to start from.
+"""Resume a run from its newest intact checkpoint, or else start from the given weights.
 
 ::
 
-    step-00000300  damaged: a warning       step-00000200  sound on every rank: goes on from here
+    step-00000300  damaged: a warning       step-00000200  intact on every rank: resumes here
 """
 
 from pathlib import Path
@@ -23,10 +23,10 @@ from hornbook.wording import counted
 
 
 def restore(state: TrainState, recipe: Recipe, folder: RunFolder, world: World, console: Console) -> None:
-    """Load the newest sound checkpoint, or else the weights to start from, if any.
+    """Load the newest intact checkpoint, or else the weights to start from, if any.
 
     Raises:
-        CheckpointError: there are checkpoints, none of them sound: to begin anew would overwrite what can be restored.
+        CheckpointError: there are checkpoints but none is intact: a new start could overwrite restorable files.
     """
     step = _newest_sound(folder.checkpoints, world, console)
     if not step:
@@ -41,14 +41,14 @@ def restore(state: TrainState, recipe: Recipe, folder: RunFolder, world: World, 
     state.load_tensors(contents.tensors)
     state.progress = Progress.from_json(contents.documents.get("state"), f"{path}/state.json")
     if state.progress.step != step:
-        raise CheckpointError(f"{path}/state.json is of step {state.progress.step}; take another checkpoint")
+        raise CheckpointError(f"{path}/state.json has step {state.progress.step}; use another checkpoint")
 
 
 def _newest_sound(checkpoints: Path, world: World, console: Console) -> int | None:
-    """Return the step of the newest checkpoint that verifies, the same on all ranks; each rank reads its share of it.
+    """Return the step of the newest intact checkpoint, the same on all ranks; each rank verifies a share of it.
 
-    The first rank chooses what is tried. What it finds sound itself may still be damaged as another rank sees it.
-    Raises CheckpointError if there are checkpoints, none of them sound.
+    The first rank chooses the candidates. A checkpoint that is intact for it may be damaged as seen by another rank.
+    Raises CheckpointError if there are checkpoints but none is intact.
     """
     steps = checkpoint.steps_in(checkpoints) if world.is_first else []
     num_steps = world.from_first(len(steps))
@@ -56,7 +56,7 @@ def _newest_sound(checkpoints: Path, world: World, console: Console) -> int | No
         step = world.from_first(steps[number] if world.is_first else 0)
         path = checkpoint.folder_of(checkpoints, step)
         problems = checkpoint.verify(path, share=(world.rank, world.size))
-        world.barrier()  # to read all of a checkpoint takes its time
+        world.barrier()  # reading a whole checkpoint takes time
         ranks = world.ranks_where(bool(problems))
         if not ranks:
             return step
@@ -72,17 +72,17 @@ def _newest_sound(checkpoints: Path, world: World, console: Console) -> int | No
 
 
 def find_tokenizer(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) -> Tokenizer:
-    """Return the tokenizer of a fine-tuning: the one that is named, or that of the weights that it begins with.
+    """Return the tokenizer of a fine-tuning: the named one, or that of the initial weights.
 
     Args:
         recipe: may name one.
-        folder: of the run; if it has a checkpoint, that is asked first, so that the source may be gone.
-        init_from: the source of a new run.
+        folder: the run's folder; its checkpoint, if any, comes first, since the source may be gone.
+        init_from: source of a new run's weights.
 
     Raises:
-        UserError: none is named, and the run starts from nothing.
-        CheckpointError: the source has none, or is not sound.
-        DataError: what is named is no tokenizer.
+        UserError: none is named, and the run starts from random weights.
+        CheckpointError: the source has no tokenizer, or is damaged.
+        DataError: the named file is not a tokenizer.
     """
     if recipe.data.tokenizer is not None:
         return Tokenizer.load(recipe.data.tokenizer)

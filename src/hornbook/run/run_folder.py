@@ -1,11 +1,11 @@
-"""The folder of a run: what is where, and whether a run that is already there is the same run.
+"""The folder of a run: its paths, and the check that a run in it is the same run.
 
 ::
 
     runs/demo/  run.json  recipe.toml  environment.json  metrics.jsonl  samples.jsonl  checkpoints/  report.html
 
-``hornbook train FOLDER``, or the same command again, goes on with it. ``run.json`` holds the identity of the run: the
-recipe of its last start, the fingerprints of its data, and the weights that it started from, if it was given any.
+``hornbook train FOLDER``, or the same command again, resumes it. ``run.json`` holds the identity of the run: the recipe
+of its last start, the fingerprints of its data, and the origin of its initial weights, if any.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,9 +26,9 @@ from hornbook.track.environment import sessions
 _FORMAT = 1
 _MAY_CHANGE = (
     "name",
-    "data.train",  # where the data lies; what it is, the fingerprints say
+    "data.train",  # paths; the fingerprints identify the content
     "data.validation",
-    "data.tokenizer",  # as well
+    "data.tokenizer",  # also a path
     "data.layout",
     "training.steps",
     "training.epochs",
@@ -56,61 +56,61 @@ class RunFolder:
 
     @property
     def metrics(self) -> Path:
-        """The log of numbers, one JSON object a line."""
+        """The log of metrics, one JSON object per line."""
         return self.path / "metrics.jsonl"
 
     @property
     def samples(self) -> Path:
-        """The log of sampled texts, one JSON object a line."""
+        """The log of sampled texts, one JSON object per line."""
         return self.path / "samples.jsonl"
 
     @property
     def environment(self) -> Path:
-        """What the run ran on, session by session."""
+        """The record of each session's environment."""
         return self.path / "environment.json"
 
     @property
     def forms(self) -> dict[str, str] | None:
-        """The forms of native kernels in the last session of the run here; None if there is no run, or none is told."""
+        """The forms of native kernels in the run's last session; None if there is no run or they are not recorded."""
         if not self.has_begun:
             return None
         try:
             told = [session.get("kernels", {"forms": {}}) for session in sessions(self.environment)]
-        except HornbookError:  # a damaged record does not stop a run
+        except HornbookError:  # a damaged record must not stop a run
             return None
         forms = told[-1].get("forms") if told and isinstance(told[-1], dict) else None
         return forms if isinstance(forms, dict) else None
 
     @property
     def identity(self) -> Path:
-        """What makes the run this run."""
+        """The identity of the run."""
         return self.path / "run.json"
 
     @property
     def has_begun(self) -> bool:
-        """Whether a run has left anything here that another could destroy: a step in its log, or a checkpoint."""
+        """Whether the folder has results of a run to protect: a logged step, or a checkpoint."""
         has_checkpoint = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
         return has_checkpoint or (self.metrics.exists() and self.metrics.stat().st_size > 0)
 
     @property
     def origin(self) -> Origin | None:
-        """The weights that the run here was started from; None if it began with its own, or there is no run."""
+        """The origin of the run's weights; None for random weights, or without a run."""
         recorded = read_identity(self.identity)["init_from"] if self.identity.exists() else None
         return Origin(**recorded) if recorded else None
 
     @property
     def not_yet_loaded(self) -> InitFrom | None:
-        """The weights that the run here was to start from when it was stopped before its first step."""
+        """The requested initial weights of a run that was stopped before its first step."""
         if self.has_begun or (origin := self.origin) is None:
             return None
         return InitFrom(source=origin.path, keep_optimizer=origin.keep_optimizer)
 
     @property
     def last_recipe(self) -> Recipe | None:
-        """The recipe of the last start of the run here; None if no run has begun.
+        """The recipe of the run's last start; None if no run has begun.
 
         Raises:
-            RecipeError: it names a part that is not registered.
+            RecipeError: it names an unregistered part.
             CheckpointError, DataError: it is malformed.
         """
         if not (self.has_begun and self.identity.exists()):
@@ -120,7 +120,7 @@ class RunFolder:
         return stored_recipe(document, str(self.identity))
 
     def what_is_saved(self) -> str:
-        """Name the newest checkpoint on the disk, from which the run would go on."""
+        """Describe the newest checkpoint on disk, from which the run would resume."""
         steps = checkpoint.steps_in(self.checkpoints)
         if not steps:
             return f"{self.path} has no checkpoint"
@@ -129,18 +129,18 @@ class RunFolder:
     def enter(
         self, recipe: Recipe, fingerprints: dict[str, str | None], origin: Origin | None = None
     ) -> Callable[[], None]:
-        """Write the recipe of this start, or refuse a folder that holds another run, unless that never made a step.
+        """Write the recipe of this start; reject a folder with another run that has made a step.
 
         Args:
             recipe: complete.
-            fingerprints: of the data, by split.
-            origin: the weights that the run starts, or started, from; None for its own.
+            fingerprints: fingerprints of the data by split.
+            origin: the origin of the run's weights; None for random ones.
 
         Returns:
-            A function that puts the files back as they were, for a start that is refused later.
+            A function that restores the files, for a start that is rejected later.
 
         Raises:
-            UserError: the folder holds a run with another model, data, seed, batch or optimization.
+            UserError: the folder has a run with another model, data, seed, batch or optimization.
         """
         self.refuse_other_run(recipe, fingerprints)
         identity = {"format": _FORMAT, "recipe": recipe_to_dict(recipe), "data": fingerprints}
@@ -158,7 +158,7 @@ class RunFolder:
         return put_back
 
     def refuse_other_run(self, recipe: Recipe, fingerprints: dict[str, str | None]) -> None:
-        """Refuse a folder that holds another run, unless that never made a step; arguments and errors as `enter`."""
+        """Raise UserError for a folder with another run that has made a step; see `enter`."""
         if (old := self.last_recipe) is None:
             if self.has_begun:
                 raise UserError(f"{self.path} contains a run without its run.json: choose another --output")
@@ -172,9 +172,9 @@ class RunFolder:
 
 
 def read_identity(path: Path) -> dict[str, Any]:
-    """Return what a ``run.json`` holds: ``recipe``, still a document, ``data`` and ``init_from``.
+    """Return the content of a ``run.json``: ``recipe``, as a document, ``data`` and ``init_from``.
 
-    Raises DataError if it is malformed, or of another version.
+    Raises DataError if it is malformed, or has another version.
     """
     identity = read_json(path, "run identity")
     if not isinstance(identity, dict) or identity.get("format") != _FORMAT:
@@ -192,7 +192,7 @@ def read_identity(path: Path) -> dict[str, Any]:
 def differences(
     old: Recipe, data: Mapping[str, str | None], recipe: Recipe, fingerprints: Mapping[str, str | None]
 ) -> list[str]:
-    """Return what of ``recipe`` and the fingerprints of its data differs from those of the run, and may not."""
+    """Return the differences of recipe and data fingerprints from those of the run that are not allowed."""
     changes = [
         f"{key} was {before!r} and is now {after!r}"
         for key, before, after in changed_keys(old, recipe)

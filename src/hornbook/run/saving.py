@@ -1,14 +1,14 @@
-"""Writing checkpoints, in front of the training or behind it.
+"""Save checkpoints in the foreground, or in the background of the training.
 
 ::
 
-    in front   step | write ............ | step
-    behind     step | copy | step   step   step | collect        the loop asks all ranks after each step
-                      `--- write ............ '
+    foreground   step | write ............ | step
+    background   step | copy | step   step   step | collect        the loop asks all ranks after each step
+                         `--- write ............ '
 
-Behind the training a thread writes a copy in the host's memory, so a step waits no longer than the copy takes. One
-thread at a time: the next save waits for the last one, and so does the end of the run. All ranks take part in a save,
-over connections of their own (``world.aside``), and agree in it on whether it failed.
+In the background, a thread writes a copy in host memory, so a step waits only for the copy. There is one thread at a
+time: the next save and the end of the run wait for the previous save. All ranks take part in a save, over connections
+of their own (``world.aside``), in which they also agree on whether it failed.
 """
 
 import os
@@ -27,28 +27,28 @@ from hornbook.parallel.world import World
 Shards = dict[str, dict[str, checkpoint.Shard]]
 Best = tuple[str, float | None, int | None]
 _NOTHING_TO_SAVE = 0
-"""In place of the number of the process that saves."""
+"""Sent instead of the saving process's id on failure."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What a rank saves, and what pruning keeps then; the run may go on meanwhile if the tensors are copies."""
+    """A rank's part of a checkpoint, and the checkpoints to keep; if its tensors are copies, training may continue."""
 
     contents: checkpoint.Contents
     held: Shards
-    """Boxes of tensors that this rank is the first to hold."""
+    """Boxes of tensors of which this is the first rank."""
     best_before: Best
-    """``best_by``, ``best_value`` and ``best_step`` if this checkpoint turns out not to be saved."""
+    """``best_by``, ``best_value`` and ``best_step`` if this save fails."""
     keep_last: int
     keep: tuple[int, ...]
 
 
 class Saved(NamedTuple):
-    """What became of a save; ``failed`` is the same on all ranks."""
+    """The result of a save; ``failed`` is the same on all ranks."""
 
     snapshot: Snapshot
     path: Path | None = None
-    """Where it is, on the first rank."""
+    """The checkpoint's path, on the first rank."""
     error: HornbookError | None = None
     """Why this rank failed."""
     failed: list[int] = []
@@ -57,19 +57,19 @@ class Saved(NamedTuple):
 
 @dataclass(kw_only=True)
 class Saver:
-    """Saves checkpoints of a run into ``folder``, one after the other."""
+    """Saves the checkpoints of a run into ``folder``, one at a time."""
 
     world: World
     folder: Path
     require_folder: Callable[[], None]
     pending: "Future[Saved] | None" = field(default=None, init=False)
-    """The save that was started last, until ``finish`` collects it."""
+    """The last started save, until ``finish`` collects it."""
 
     def start(self, snapshot: Snapshot, *, behind: bool) -> None:
-        """Save ``snapshot``; ``finish`` must have been called since the last time.
+        """Save ``snapshot``; ``finish`` must have collected the previous save.
 
         Args:
-            snapshot: of this step.
+            snapshot: the state after the current step.
             behind: return once the tensors are copied, and write in a thread.
         """
         assert self.pending is None, "two checkpoints at once"
@@ -80,17 +80,17 @@ class Saver:
                 for group, shards in snapshot.held.items()
             }
             copy = replace(snapshot, held=held)
-            # a daemon: whoever ends the process at once does not wait, and a commit is one rename
+            # a daemon thread, so that an immediate exit does not wait; a commit is a single rename
             Thread(target=self._settle, args=(pending, copy), name="hornbook-checkpoint", daemon=True).start()
         else:
             self._settle(pending, snapshot)
         self.pending = pending
 
     def finish(self) -> Saved | None:
-        """Wait for the save that was started and return what became of it; None if there is none.
+        """Wait for the pending save and return its result; None if there is none.
 
         Raises:
-            Exception: whatever is no error of hornbook's.
+            Exception: any error that is not a HornbookError.
         """
         if self.pending is None:
             return None
@@ -117,14 +117,14 @@ class Saver:
         return saved._replace(failed=self.world.aside.ranks_where(saved.error is not None))
 
     def _commit(self, snapshot: Snapshot) -> Path:
-        """Write the checkpoint, while the other ranks write what they alone hold."""
+        """Write the checkpoint while the other ranks write their boxes."""
         asked: list[Path] = []
         ranks = self.world.aside
 
         @contextmanager
         def others(temporary: Path) -> Iterator[None]:
             asked.append(temporary)
-            ranks.from_first(os.getpid())  # a part of the folder's name
+            ranks.from_first(os.getpid())  # it is in the folder's name
             try:
                 yield
             finally:
@@ -141,7 +141,7 @@ class Saver:
                 ranks.from_first(_NOTHING_TO_SAVE)
 
     def _save_share(self, snapshot: Snapshot) -> None:
-        """Write what this rank alone holds into the checkpoint that the first one makes."""
+        """Write this rank's boxes into the first rank's checkpoint."""
         ranks, step = self.world.aside, snapshot.contents.step
         process = ranks.from_first(0)
         if process == _NOTHING_TO_SAVE:
@@ -165,5 +165,5 @@ class Saver:
 
 
 def _copied(shard: checkpoint.Shard) -> checkpoint.Shard:
-    """Return a shard whose values are a copy in the host's memory."""
+    """Return a shard whose values are a copy in host memory."""
     return replace(shard, values=shard.values.to("cpu", copy=True))

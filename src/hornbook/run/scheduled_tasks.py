@@ -1,4 +1,4 @@
-"""Evaluation tasks in the course of a training: what ``hornbook evaluate`` does, every so many steps.
+"""Run evaluation tasks during training, every given number of steps.
 
 ::
 
@@ -6,11 +6,12 @@
                                   -> measure_tasks -> rows of kind "task" in metrics.jsonl -> the report
                                                    -> the best checkpoint, if checkpoint.best_by names one of them
 
-Windows do not overlap here, as in the validation loss: quick, and a little worse than what ``hornbook evaluate`` says.
+Windows do not overlap here, as in the validation loss: faster, and slightly worse than the result of `hornbook
+evaluate`.
 
-A training outlives a task that fails, say because its data are gone. Several ranks compute a task together, so one that
-failed alone would leave the others waiting: they agree first that its data are there, at the price of reading them
-twice. What fails after that ends the run.
+Training continues if a task fails, for example because its data is gone. Several ranks compute a task together, and one
+that failed alone would leave the others waiting, so they first agree that all can read the data, at the price of
+reading it twice. A later failure ends the run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,10 +27,10 @@ from hornbook.run.training_run import TrainingRun
 
 
 def check_tasks_of(run: TrainingRun) -> None:
-    """Refuse tasks that could not be run, on whichever rank, before any time is spent on training.
+    """Raise an error, before training, for tasks that cannot be run on some rank.
 
     Raises:
-        UserError, DataError: a task or the metric that decides is unknown, or a task's data are missing or malformed.
+        UserError, DataError: a task or the ``best_by`` metric is unknown, or a task's data is missing or malformed.
     """
     refuse_unknown_metric(run.recipe)
     error, failed = _checked(run, run.recipe.evaluation.tasks, _input(run), _data(run))
@@ -38,17 +39,17 @@ def check_tasks_of(run: TrainingRun) -> None:
 
 
 def refuse_unknown_metric(recipe: Recipe) -> None:
-    """Refuse a ``checkpoint.best_by`` that no task measures, by UserError."""
+    """Raise UserError if no task measures ``checkpoint.best_by``."""
     task, _, metric = recipe.checkpoint.best_by.partition("/")
     if metric:
         tasks.higher_is_better(task, metric)
 
 
 def measure_tasks(run: TrainingRun) -> None:
-    """Run all tasks after the current step and log their rows; one that cannot be run is a warning.
+    """Run all tasks after the current step and log their rows; warn of those that cannot be run.
 
     Raises:
-        HornbookError: a task failed on one of several ranks although all of them could read its data.
+        HornbookError: a task failed on one of several ranks although all could read its data.
     """
     run.state.progress.evaluated_step = run.state.progress.step
     given, data = _input(run), _data(run)
@@ -76,7 +77,7 @@ def _measure_together(run: TrainingRun, name: str, given: TaskInput) -> None:
 def _checked(
     run: TrainingRun, names: Sequence[str], given: TaskInput, data: Mapping[str, str]
 ) -> tuple[HornbookError | None, list[int]]:
-    """Return what keeps this rank from running tasks, if anything, and the ranks that something keeps."""
+    """Return the error that prevents this rank from running tasks, if any, and the ranks that have one."""
     found = None
     try:
         tasks.check_tasks(names, given, data)

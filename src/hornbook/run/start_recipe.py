@@ -1,12 +1,12 @@
-"""The architecture of a run that starts from given weights: theirs, in place of the recipe's ``[model]``.
+"""Replace a recipe's ``[model]`` by the architecture of the weights that a run starts from.
 
     train my.toml --init-from runs/small
         [model] of runs/small        num_layers = 2, hidden_size = 48, ...   (but not head and num_labels)
         [model] of my.toml           num_layers = 12                         replaced, with a note
-                                     residual_dropout = 0.1                  kept: dropout is the recipe's to choose
-        --model.num-layers 12                                                refused
+                                     residual_dropout = 0.1                  kept: the recipe sets dropout
+        --model.num-layers 12                                                an error
 
-A run that has begun has its architecture in its ``run.json``, so a resume does not need the source.
+A run that has begun has its architecture in its ``run.json``, so resuming does not need the source.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,19 +35,19 @@ def start_recipe(
     init_from: InitFrom | None = None,
     require_data: bool = True,
 ) -> Resolved:
-    """Return the recipe of a start: ``load_recipe``, with the architecture of the weights that the run starts from.
+    """Return the recipe of a start: that of ``load_recipe``, with the architecture of the initial weights.
 
     Args:
         reference: the name of a bundled recipe, a recipe file, or the folder of a run.
-        overrides: as of ``load_recipe``.
+        overrides: see ``load_recipe``.
         output: the run's folder; None for the recipe's own.
-        init_from: the weights that a new run starts from, or that the run in its folder started from.
-        require_data: refuse a recipe without training data.
+        init_from: initial weights of a new run, or those of the run in the folder.
+        require_data: whether a recipe without training data is an error.
 
     Raises:
         RecipeError: see ``load_recipe``.
         UserError: an option of the command line contradicts the architecture.
-        CheckpointError: nothing sound is at the source.
+        CheckpointError: the source is missing or damaged.
     """
     draft = read_draft(reference, overrides)
     if init_from is not None:
@@ -57,7 +57,7 @@ def start_recipe(
 
 
 def _model_of(folder: RunFolder, source: str) -> tuple[TransformerConfig, Path]:
-    """Return the model of the run in the folder, if it started from given weights, else that of the source."""
+    """Return the model of the run in the folder if it started from given weights, else the source's."""
     if folder.has_begun and folder.origin is not None:
         document = read_identity(folder.identity)["recipe"]
         refuse_unknown_parts(document, str(folder.path))
@@ -67,15 +67,15 @@ def _model_of(folder: RunFolder, source: str) -> tuple[TransformerConfig, Path]:
 
 
 def adopt(draft: Draft, model: TransformerConfig, source: object) -> Draft:
-    """Lay the architecture of given weights over the recipe file.
+    """Override the recipe file with the architecture of given weights.
 
     Args:
         draft: file and command line.
-        model: of the weights.
-        source: where they are.
+        model: the model of the weights.
+        source: path of the weights.
 
     Raises:
-        UserError: the command line contradicts the architecture; one line with all contradictions.
+        UserError: the command line contradicts the architecture; the message lists all contradictions.
     """
     theirs: Tree = {
         ("model", key): Leaf(value=getattr(model, key), source=f"--init-from, {source}")
@@ -83,8 +83,8 @@ def adopt(draft: Draft, model: TransformerConfig, source: object) -> Draft:
         if key not in _OF_THE_OBJECTIVE and not (key in FREE and ("model", key) in draft.file)
     }
     if said := list(_apart(draft.overrides, theirs, model)):
-        told = ", ".join(f"--model.{key.replace('_', '-')} {show(new)} (there {show(old)})" for key, new, old in said)
-        raise UserError(f"the architecture of {source} is another than {told}: remove this, or --init-from")
+        told = ", ".join(f"--model.{key.replace('_', '-')} {show(new)} (there: {show(old)})" for key, new, old in said)
+        raise UserError(f"the architecture of {source} differs from {told}: remove these options, or --init-from")
     unset = {key for key in theirs.keys() & draft.overrides.keys() if str(draft.overrides[key].value).lower() == "none"}
     file = {key: leaf for key, leaf in draft.file.items() if key not in draft.overrides}
     replaced = [f"{key} {show(old)} instead of {show(new)}" for key, new, old in _apart(file, theirs, model)]
@@ -98,13 +98,13 @@ def adopt(draft: Draft, model: TransformerConfig, source: object) -> Draft:
 
 
 def _apart(tree: Tree, theirs: Tree, model: TransformerConfig) -> Iterator[tuple[str, object, object]]:
-    """Yield what a tree sets otherwise than the weights have it: key, its value, and theirs."""
+    """Yield the values in a tree that differ from the weights' model: key, value, and the model's value."""
     options = describe(type(model))
     for section_and_key, leaf in tree.items():
         key = section_and_key[1]
         if section_and_key not in theirs or key in FREE:
             continue
-        with suppress(Mistake):  # reported with all others
+        with suppress(Mistake):  # reported with all other mistakes
             value = convert_leaf(leaf, options[key])
             if value is not None and value not in (getattr(model, key), getattr(model, f"effective_{key}", None)):
                 yield key, value, getattr(model, key)

@@ -1,6 +1,6 @@
-"""A run: the state of a training, everything that it reads and writes, and what the loop asks of it.
+"""A run: the state of a training, the files that it reads and writes, and the operations of the loop.
 
-`hornbook.run.launch` puts it together, and `hornbook.run.loop` drives it.
+`hornbook.run.launch` creates it, and `hornbook.run.loop` drives it.
 """
 
 import math
@@ -39,7 +39,7 @@ MAX_FAILED_SAVES = 3
 
 @dataclass(kw_only=True)
 class TrainingRun:
-    """One training run on one rank; only the first rank writes and speaks."""
+    """One training run on one rank; only the first rank writes and prints."""
 
     recipe: Recipe
     num_steps: int
@@ -52,51 +52,51 @@ class TrainingRun:
     tokenizer: Tokenizer | None
     console: Console
     utilization: Utilization | None = None
-    """Turns tokens a second into FLOP/s and MFU; None for a model of one's own without a formula."""
+    """Converts tokens/s into FLOP/s and MFU; None for a custom model without a formula."""
     metrics: MetricsLog | None = None
     samples_log: MetricsLog | None = None
     trackers: Trackers | None = None
-    """Rows of both logs reach them by themselves."""
+    """They get the rows of both logs automatically."""
     require_folder: Callable[[], None] = lambda: None
-    """Raises StorageError if the run's folder is not where it was."""
+    """Raises StorageError if the run's folder is gone."""
     best_before: tuple[str, float | None, int | None] = ("validation", None, None)
     """``best_by``, ``best_value`` and ``best_step`` as they were before the last best step."""
     failed_saves: int = 0
     why_stopped: str | None = None
-    """Why early stopping has ended the run; None where it has not."""
+    """Why early stopping has ended the run; None if it has not."""
     _counted_until: float = field(default=0.0, init=False)
-    """Time of ``time.perf_counter`` up to which ``progress.seconds`` counts; moved on by what is left out."""
+    """Value of ``time.perf_counter`` up to which ``progress.seconds`` counts; pauses are added to it."""
     _logged: tuple[float, int] = field(default=(0.0, 0), init=False)
     """``seconds`` and ``tokens`` of the progress when it was last logged."""
     recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=20), init=False)
     """``seconds`` and ``tokens`` of the progress after each of the last steps, for the live display."""
     last_result: StepResult | None = field(default=None, init=False)
-    """Of the last step of this process."""
+    """Result of this process's last step."""
 
     def __post_init__(self) -> None:
         self.saver = Saver(world=self.world, folder=self.folder.checkpoints, require_folder=self.require_folder)
-        if self.state.progress.stale_measurements:  # a resumed run may have ended early already
+        if self.state.progress.stale_measurements:  # a resumed run may already have stopped early
             self.why_stopped = why_stopped(self.state.progress, self.recipe.evaluation)
 
     @property
     def is_finished(self) -> bool:
-        """True after the last step, or after the one with which early stopping has ended the run."""
+        """Whether the last step is done, or early stopping has ended the run."""
         return self.state.progress.step >= self.num_steps or self.why_stopped is not None
 
     def is_due(self, *every_steps: int | None) -> bool:
-        """Tell whether something that happens every so many steps, and at the end, happens after this one."""
+        """Return whether an action that is due every ``every_steps`` steps and at the end is due now."""
         intervals = [steps for steps in every_steps if steps is not None]
         return any(self.state.progress.step % steps == 0 or self.is_finished for steps in intervals)
 
     @property
     def ends_with_checkpoint(self) -> bool:
-        """Whether the current step is due to be saved; a skipped one never is, since its weights may be ruined."""
+        """Whether the current step is due to be saved; a skipped step never is, since its weights may be damaged."""
         return self.is_due(self.recipe.checkpoint.every_steps) and not self.state.progress.skipped_in_a_row
 
     def how_to_go_on(self) -> str:
-        """Say where the state is and how to resume."""
+        """Return a message that says what is saved and how to resume."""
         progress, folder = self.state.progress, str(self.folder.path)
-        folder = folder if "/" in folder else f"./{folder}"  # a bare name may be that of a bundled recipe
+        folder = folder if "/" in folder else f"./{folder}"  # a bare name could be a bundled recipe
         again = f"resume with `hornbook train {shlex.quote(folder)}`"
         if not progress.step:
             return "no step was finished, so nothing is saved; run the same command again"
@@ -106,7 +106,7 @@ class TrainingRun:
 
     @contextmanager
     def batches(self) -> Iterator[Iterator[list[Batch]]]:
-        """Give this rank's micro-batches, step by step from where the run is, in the host's memory."""
+        """Yield the micro-batches of each step from the current one on, in host memory."""
         start, num_ids = self.state.progress.samples, self.state.model.num_ids
         with build_loader(self.recipe, self.samples, self.world, start_sample=start, vocab_size=num_ids) as loader:
             progress, self._counted_until = self.state.progress, time.perf_counter()
@@ -115,7 +115,7 @@ class TrainingRun:
             yield loader
 
     def record(self, result: StepResult) -> None:
-        """Count a step's time and losses and add it, when it is due, to the log and the screen."""
+        """Add a step to the progress and, when due, to the log and the screen."""
         progress, now = self.state.progress, time.perf_counter()
         progress.seconds += now - self._counted_until
         self._counted_until = now
@@ -140,14 +140,14 @@ class TrainingRun:
             self.log_patterns(result.rewired)
 
     def log_patterns(self, rows: Iterable[Mapping[str, object]]) -> None:
-        """Add what is known of block-sparse patterns after the current step to the log."""
+        """Log the state of the block-sparse patterns after the current step."""
         if self.metrics is not None:
             for row in rows:
                 self.metrics.append({"kind": "topology", "step": self.state.progress.step, **row})
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the time of the block out of the time spent in training."""
+        """Exclude the time of the block from the training time."""
         before = time.perf_counter()
         yield
         self._counted_until += time.perf_counter() - before
@@ -185,9 +185,9 @@ class TrainingRun:
         )
 
     def note_best(self, measure: str, value: float, *, higher: bool = False) -> None:
-        """Count a measurement of what decides for early stopping, and remember the best of the steps that are saved.
+        """Record a measurement of ``best_by`` for early stopping, and the best of the saved steps.
 
-        That of the current step counts until its checkpoint turns out not to be saved.
+        The current step counts as saved until its save fails.
         """
         progress, by = self.state.progress, self.recipe.checkpoint.best_by
         if measure != by:
@@ -203,9 +203,9 @@ class TrainingRun:
             progress.best_by, progress.best_value, progress.best_step = by, value, progress.step
 
     def sample(self) -> None:
-        """Let the model write a text, for the screen and the report.
+        """Generate a sample text for the screen and the report.
 
-        All ranks write the same one, since each may hold a part of the model alone; the first one keeps it.
+        All ranks generate the same text, since each may hold only a part of the model; the first one records it.
         """
         tokenizer, step = self.tokenizer, self.state.progress.step
         self.state.progress.sampled_step = step
@@ -226,14 +226,14 @@ class TrainingRun:
             self.console.sample(step, text)
 
     def save(self, *, must_succeed: bool) -> None:
-        """Commit a checkpoint and prune old ones, or begin to, if ``checkpoint.background`` says so.
+        """Save a checkpoint and prune old ones, or start doing so with ``checkpoint.background``.
 
-        While steps are being skipped nothing is saved. A save that fails leaves the older checkpoints as they are and
-        the run alive, unless it must succeed or several failed in a row. All ranks go on, or none does.
+        Nothing is saved while steps are skipped. A failed save leaves the older checkpoints intact and training
+        continues, unless the save must succeed or several failed in a row. Either all ranks continue or none.
 
         Raises:
             DivergedError: the weights are not finite; nothing is saved.
-            StorageError: see above.
+            StorageError: the save failed and training cannot continue.
         """
         self.finish_saving()
         if self.state.progress.skipped_in_a_row:
@@ -250,7 +250,7 @@ class TrainingRun:
             self.finish_saving(must_succeed=must_succeed)
 
     def finish_saving(self, *, must_succeed: bool = False) -> None:
-        """Wait for the save that was begun, if any, and answer for it; see ``save``. All ranks call this together."""
+        """Wait for the pending save, if any, and handle its result as in ``save``. All ranks call this together."""
         with self.paused():
             saved = self.saver.finish()
         if saved is None:
@@ -265,15 +265,15 @@ class TrainingRun:
         if progress.best_step == saved.snapshot.contents.step:
             progress.best_by, progress.best_value, progress.best_step = saved.snapshot.best_before
         self.failed_saves += 1
-        teller = saved.failed[-1]  # a rank that fails lets the first one fail as well
+        teller = saved.failed[-1]  # if any rank fails, so does the first
         error = saved.error or StorageError(f"rank {teller} could not save a checkpoint; see its error")
         if must_succeed or self.failed_saves >= MAX_FAILED_SAVES or not isinstance(error, StorageError):
-            raise self.world.told_by(teller, error)
+            raise self.world.reported_by(teller, error)
         self.console.warn(f"checkpoint not saved, training continues: {error}")
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Leave no save half done: wait for it on leaving the block, but for a second signal, which ends at once."""
+        """Wait for a pending save at the end of the block; a second signal ends at once."""
         try:
             yield
         except KeyboardInterrupt:
@@ -290,8 +290,8 @@ class TrainingRun:
             group: {name: shard for name, shard in shards.items() if not shard.is_copy and shard.values.numel()}
             for group, shards in self.state.home.tensors().items()
         }
-        # The last update may have ruined the weights of this checkpoint. Unless their validation loss was finite, the
-        # one before stays as well. That one is good: a finite step followed it, since no skipped step is ever saved.
+        # The last update may have damaged the weights of this checkpoint. Unless their validation loss is finite, the
+        # previous checkpoint stays, too. That one is good: a finite step followed it, since no skipped step is saved.
         return Snapshot(
             contents=self._contents(),
             held=held,
@@ -301,7 +301,7 @@ class TrainingRun:
         )
 
     def prune(self) -> None:
-        """Remove the checkpoints that are not to be kept; one that cannot be removed is a warning."""
+        """Remove the checkpoints that need not be kept; warn if one cannot be removed."""
         snapshot = self._snapshot()
         try:
             checkpoint.prune(self.folder.checkpoints, keep_last=snapshot.keep_last, keep=snapshot.keep)
@@ -309,7 +309,7 @@ class TrainingRun:
             self.console.warn(f"old checkpoints could not be removed: {error}")
 
     def set_aside(self, step: int) -> None:
-        """Rename the checkpoint of ``step``, if there is one, since training diverged from its weights."""
+        """Rename the checkpoint of ``step``, if any, since training diverged from its weights."""
         if self.world.is_first:
             try:
                 path = checkpoint.set_aside(self.folder.checkpoints, step)
@@ -330,7 +330,7 @@ class TrainingRun:
                 f"weights are not finite after step {self.state.progress.step}, so it is not saved; "
                 f"{self.folder.what_is_saved()}: lower optimizer.learning_rate and start a new run"
             )
-            raise self.world.told_by(0, error)
+            raise self.world.reported_by(0, error)
 
     def _contents(self) -> checkpoint.Contents:
         return checkpoint.Contents(
@@ -341,9 +341,9 @@ class TrainingRun:
         )
 
     def _train_row(self, result: StepResult) -> dict[str, Any]:
-        """Return the row of the log: loss and terms are means over what was scored since the last row.
+        """Return the log row: loss and terms are means over all scored tokens since the last row.
 
-        Skipped steps do not count, unless there was no other step.
+        Skipped steps do not count unless all were skipped.
         """
         progress = self.state.progress
         sums, counts = progress.unlogged_sums or result.sums, progress.unlogged_counts or result.counts
@@ -356,7 +356,7 @@ class TrainingRun:
     def row(
         self, result: StepResult, loss: float | None, terms: Mapping[str, float | None], speed: float
     ) -> dict[str, Any]:
-        """Return the row of a step, with the loss and terms of that step or of several, at ``speed`` tokens/s."""
+        """Return a step's row, with the loss and terms of one or several steps and ``speed`` in tokens/s."""
         progress, executor, size = self.state.progress, self.step_config.executor, result.size
         idle = executor.idle if isinstance(executor, Pipeline) else ()
         return {

@@ -1,13 +1,12 @@
-"""How much of the machine a run uses: its model's FLOP/s over the rate that the device reaches at best (MFU).
+"""Hardware utilization of a run: its model FLOP/s as a share of the device's peak rate (MFU).
 
 ::
 
-    tokens a second · flops_per_token of the recipe's model = tflops · 10¹²         tflops / peak = mfu
+    tokens per second · flops_per_token of the recipe's model = tflops · 10¹²         tflops / peak = mfu
 
-The peak of a known GPU is its data sheet's for dense bf16 products. That of other GPUs, of CPUs, and of runs in fp32 is
-measured once at the start: the product of the feed-forward's shape, in the dtype and with the threads of the run; on a
-CPU also in fp32, and the faster of the two counts.
-Nothing here is saved in a checkpoint or draws random numbers.
+The peak of a known GPU is the data sheet's for dense bf16 products. For other GPUs, CPUs and fp32 runs it is measured
+once at the start: a product of the feed-forward's shape, in the run's dtype and threads; on a CPU also in fp32, and the
+faster of the two counts. Nothing here is saved in checkpoints or draws random numbers.
 """
 
 import math
@@ -46,49 +45,49 @@ _PEAKS = (
     ("RTX 3090 Ti", None),
     ("RTX 3090", 71),
 )
-"""Part of the name that NVIDIA's driver gives a card, and its TFLOP/s: bf16, dense, summed in fp32, by the data sheets.
+"""Part of the name that NVIDIA's driver reports, and TFLOP/s by the data sheet: dense bf16 with fp32 accumulation.
 
-The first part that fits counts. None: a card of another speed whose name begins like the next one."""
+The first match counts. None: a slower card whose name begins like the next one."""
 
 _FLOPS_OF_A_TIMING = 4e8
-"""On a CPU: a few milliseconds."""
+"""FLOPs of a timed product on a CPU: a few milliseconds."""
 _MOST_REPEATS = 100
-"""Of a product on a CPU; the time of tiny ones is that of the calls, of which 100 are enough for a clock."""
+"""Calls per timing on a CPU; tiny products are dominated by call overhead, and 100 calls are enough to time it."""
 _MOST_FLOPS = 2e9
-"""Of a product on a CPU; longer ones lose rows, which changes their rate little."""
+"""Rows of a product on a CPU; larger ones are cut, which hardly changes their rate."""
 _FEWEST_ROWS = 64
 _LONGEST_SIDE = 8192
-"""Of a weight matrix on a CPU, so that a model that no memory holds is timed, too."""
+"""Elements of a weight matrix on a CPU, so that models larger than memory can be timed."""
 _FEWEST_ROUNDS = 6  # the first one warms up
 
 
 @dataclass(frozen=True, kw_only=True)
 class Utilization:
-    """What turns the speed of a run into FLOP/s and MFU."""
+    """The conversion of a run's speed into FLOP/s and MFU."""
 
     flops_per_token: float
-    """Of the model's training step; see ``flops_per_token`` of the recipe's model."""
+    """FLOPs of a training step per token; see ``flops_per_token`` of the recipe's model."""
     peak: float
-    """FLOP/s of all ranks together."""
+    """Peak FLOP/s of all ranks together."""
     source: str
-    """Where the peak comes from."""
+    """Origin of the peak."""
 
     def at(self, tokens_per_second: float) -> dict[str, float]:
-        """Return ``tflops``, in 10¹² FLOP/s of all ranks, and ``mfu``, their share of the peak."""
+        """Return ``tflops``, in 10¹² FLOP/s of all ranks, and ``mfu``, as a share of the peak."""
         rate = self.flops_per_token * tokens_per_second
         return {"tflops": rate / _TERA, "mfu": rate / self.peak}
 
     def describe(self) -> str:
-        """Return the peak in words."""
+        """Return a description of the peak."""
         rate = f"{self.peak / _TERA:.3g} T" if self.peak >= _TERA else f"{self.peak / 1e9:.3g} G"
         return f"{rate}FLOP/s, {self.source}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """A plain matrix product of the shape of a model's feed-forward: ``[rows, hidden] · [hidden, inner]``.
+    """A matrix product of the shape of a model's feed-forward: ``[rows, hidden] · [hidden, inner]``.
 
-    It is computed a few times in a row, so that it takes long enough to be timed.
+    A call computes it several times, so that it takes long enough to be timed.
     """
 
     left: torch.Tensor
@@ -97,7 +96,7 @@ class Product:
 
     @classmethod
     def of(cls, recipe: Recipe, tokens: float, dtype: torch.dtype, device: torch.device) -> "Product":
-        """Return the product for a micro-batch of ``tokens`` tokens; on a CPU for part of it if it is large."""
+        """Return the product for a micro-batch of ``tokens`` tokens; on a CPU, of part of them if it is large."""
         hidden, inner = recipe.model.hidden_size, recipe.model.effective_feed_forward_size
         rows, repeats = max(1, round(tokens)), 10
         if device.type == "cpu":
@@ -110,7 +109,7 @@ class Product:
     def of_shape(
         cls, rows: int, inner: int, columns: int, dtype: torch.dtype, device: torch.device, repeats: int = 1
     ) -> "Product":
-        """Return the product ``[rows, inner] · [inner, columns]``; no random number is drawn."""
+        """Return the product ``[rows, inner] · [inner, columns]``; draws no random numbers."""
         left, right = (
             torch.arange(shape[0] * shape[1], dtype=torch.float32, device=device).sin().view(shape).to(dtype)
             for shape in ((rows, inner), (inner, columns))
@@ -123,20 +122,20 @@ class Product:
         return 2.0 * self.repeats * self.left.numel() * self.right.shape[1]
 
     def __call__(self) -> int:
-        """Compute it, and return the number of tokens that this trained on."""
+        """Compute the product, and return 0, the number of trained tokens."""
         for _ in range(self.repeats):
             torch.mm(self.left, self.right)
         return 0
 
 
 def measure_utilization(recipe: Recipe, samples: Samples, world: World, dtype: torch.dtype) -> Utilization | None:
-    """Return the utilization of a run; None for a model of one's own that has no ``flops_per_token``.
+    """Return the utilization of a run; None for a custom model without ``flops_per_token``.
 
     Args:
         recipe: complete, with a vocabulary.
-        samples: tell the mean length of a sequence.
-        world: its device is measured, by all ranks at once, and counts as often as there are ranks.
-        dtype: of the activations.
+        samples: samples, for the mean length of a sequence.
+        world: its device is measured on all ranks at once, and multiplied by the number of ranks.
+        dtype: dtype of the activations.
     """
     flops = recipe.flops_per_token(samples.tokens_per_sample)
     if flops is None:
@@ -156,9 +155,9 @@ def measure_utilization(recipe: Recipe, samples: Samples, world: World, dtype: t
 
 
 def peak_of(name: str, dtype: torch.dtype) -> float | None:
-    """Return the FLOP/s of a card's dense products by its name, None if it or the dtype is not in the table.
+    """Return the FLOP/s of a GPU's dense products by its name; None if it or the dtype is not in the table.
 
-    Part of a card (MIG) has the card's name and part of its speed, so it is not in the table either.
+    A MIG slice has the GPU's name but only part of its speed, so it is not in the table either.
     """
     if dtype not in (torch.bfloat16, torch.float16) or "MIG" in name:
         return None

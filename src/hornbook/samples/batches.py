@@ -1,18 +1,18 @@
-"""From samples to batches of tensors, and to what each rank computes at each step.
+"""Turn samples into batches of tensors and distribute them over the ranks.
 
     global_batch_size 8, micro_batch_size 2, 2 ranks          step 0     samples    0 1 | 2 3 | 4 5 | 6 7
                                                               rank             0     1     0     1
     rank 0 gets [{samples 0 1}, {samples 4 5}], rank 1 gets [{2 3}, {6 7}]; the next step begins at sample 8
 
-A ``BatchMaker`` maps sample numbers and a ``HeldOut`` window numbers to batches, both without a state, and samples are
-counted over the global batch, never over ranks. So a ``Loader``'s state is one integer, ``next_sample``, and any number
-of ranks, any prefetch depth and any resume point see the same samples in the same order. Every rank needs access to the
-whole store.
+A ``BatchMaker`` maps sample numbers to batches and a ``HeldOut`` maps window numbers to batches; both are stateless.
+Samples are numbered over the global batch, not per rank, so a ``Loader``'s state is one integer, ``next_sample``, and
+the samples and their order do not depend on the number of ranks, the prefetch depth or the step at which a run resumes.
+Every rank must be able to read the whole store.
 
-A batch is a dict of int64 tensors, batch-first. Of windows it holds ``tokens``, ``targets`` (-100: not scored),
-``positions`` and ``keys`` (32 random bits a token, the source of dropout), each [B, T]; and ``documents`` where
-attention is to stay within documents. Positions run from 0 to T - 1 across documents, as in GPT-2: documents mask
-attention, nothing else. `hornbook.samples.encoder_batches` says what batches of an encoder hold.
+A batch is a dict of batch-first int64 tensors. A batch of windows holds ``tokens``, ``targets`` (-100: not scored),
+``positions`` and ``keys`` (32 random bits per token, from which dropout is drawn), each [B, T], and ``documents`` if
+attention is restricted to documents. Positions run from 0 to T - 1 across document boundaries, as in GPT-2: documents
+mask attention, nothing else. `hornbook.samples.encoder_batches` describes the batches of encoders.
 """
 
 from collections import deque
@@ -42,9 +42,10 @@ _SHAPING: Final = ("firsts", "lengths")
 
 
 class Size(NamedTuple):
-    """What goes by with a batch: samples, tokens that count, and places that hold padding.
+    """The number of samples, counted tokens and padding tokens of a batch.
 
-    The tokens are those in which speed and length of a run are counted: a decoder's scored targets, all of an encoder.
+    Throughput and the length of a run are measured in counted tokens: a decoder's scored targets, all of an encoder's
+    tokens.
     """
 
     samples: int
@@ -53,21 +54,21 @@ class Size(NamedTuple):
 
 
 class BatchMaker(Protocol):
-    """Turns sample numbers into what a rank computes."""
+    """Makes the micro-batches of given sample numbers."""
 
     def batches(self, samples: Int64s, /) -> list[Batch]:
-        """The micro-batches of ``samples``, int64[num_micro_batches, micro_batch_size]: one a row."""
+        """Return one micro-batch per row of ``samples``, int64[num_micro_batches, micro_batch_size]."""
 
 
 class HeldOut(Protocol):
-    """Windows or sequences to be scored, each once."""
+    """Windows or sequences of an evaluation, each scored once."""
 
     @property
     def num_items(self) -> int:
         """How many there are."""
 
     def batch(self, numbers: Int64s, /) -> Batch:
-        """The windows of these numbers; past the last one nothing is scored, so that ranks may run in step."""
+        """Return the windows ``numbers``; past the last one nothing is scored, so that ranks may run in step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,18 +77,18 @@ class Samples:
 
     maker: BatchMaker
     num_samples: int
-    """Samples of an epoch."""
+    """Samples per epoch."""
     tokens_per_sample: float
-    """Mean of the tokens that count in a sample: its targets, or an encoder's tokens without padding."""
+    """Mean number of counted tokens (see ``Size``) per sample."""
     held_out: HeldOut | None
     held_out_bytes: int | None = None
-    """Bytes of its text, where all of its tokens are scored."""
+    """UTF-8 bytes of the held-out text if all of its tokens are scored."""
     held_out_stores: Mapping[str, HeldOut] = field(default_factory=dict)
-    """What is held out of each store of a mixture, by its name; empty unless several have some."""
+    """The held-out windows of each store of a mixture, by name; empty unless several stores have some."""
     shows_padding: bool = False
     noun: str = "window"
     facts: Mapping[str, str] = field(default_factory=dict)
-    """What a reader wants to know of them before the first step."""
+    """Properties to print before the first step, by name."""
 
 
 class WindowBatches:
@@ -95,9 +96,9 @@ class WindowBatches:
 
     Args:
         windows: the samples.
-        seed: of the keys.
-        document_mask: whether batches hold ``documents``.
-        num_unscored: first targets of a window that are not scored.
+        seed: seed of the keys.
+        document_mask: whether to add ``documents`` to the batches.
+        num_unscored: number of targets at the start of a window that are not scored.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class WindowBatches:
         self._num_unscored = num_unscored
 
     def batches(self, samples: Int64s, /) -> list[Batch]:
-        """All windows are read at once, then cut into micro-batches; see ``BatchMaker``."""
+        """Read all windows at once, then split them into micro-batches; see ``BatchMaker``."""
         window = self._windows.batch(samples.reshape(-1))
         whole = _as_batch(
             tokens=window.tokens[:, :-1],
@@ -166,13 +167,13 @@ def _as_batch(*, tokens: Int64s, targets: Int64s, keys: Int64s, documents: Int64
 
 
 def token_keys(seed: int, samples: Integers, sequence_length: int) -> Int64s:
-    """int64[B, T] in [0, 2**32): a hash of (seed, sample, position), all the randomness that a token brings along."""
+    """Return the keys of tokens, int64[B, T] in [0, 2**32): hashes of (seed, sample, position)."""
     keys = mix64(seed, Purpose.KEYS, samples[:, None], np.arange(sequence_length)) >> np.uint64(32)
     return keys.astype(np.int64)
 
 
 def size_of(batch: Batch) -> Size:
-    """Return what goes by with a batch."""
+    """Return the ``Size`` of a batch."""
     if "lengths" in batch:
         num_tokens = int(batch["lengths"].sum())
         return Size(len(batch["lengths"]), num_tokens, batch["tokens"].numel() - num_tokens)
@@ -180,9 +181,10 @@ def size_of(batch: Batch) -> Size:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Return a batch on a device; from page-locked memory the copy overlaps with the device's work.
+    """Return a batch on a device; from page-locked memory, the copy overlaps with computation on the device.
 
-    ``firsts`` and ``lengths`` stay in the host's memory: shapes follow from them, and it would have to wait for those.
+    ``firsts`` and ``lengths`` stay in host memory: shapes depend on them, and reading them from the device would
+    synchronize with it.
     """
     return {
         name: tensor if name in _SHAPING else tensor.to(device, non_blocking=True) for name, tensor in batch.items()
@@ -190,24 +192,25 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def refuse_unknown_tokens(batch: Batch, vocab_size: int) -> None:
-    """Raise DataError if ``batch`` holds a token that a model of ``vocab_size`` does not have.
+    """Raise DataError if ``batch`` has a token outside the vocabulary of a model.
 
-    Stores made elsewhere need not say how large their vocabulary is, so this is seen when the tokens are.
+    Stores built by other tools need not state their vocabulary size, so the check has to look at the tokens.
     """
     tokens, targets = batch["tokens"], batch["targets"]
     for held in (tokens, targets[targets != NOT_SCORED]):
         unknown = held[(held < 0) | (held >= vocab_size)]
         if unknown.numel():
             raise DataError(
-                f"the data hold token {int(unknown[0])}, but model.vocab_size is {vocab_size}, so tokens are 0 to "
-                f"{vocab_size - 1}: set it to the vocabulary of the tokenizer that made the data, or mend the data"
+                f"the data contain token {int(unknown[0])}, but model.vocab_size {vocab_size} allows only 0 to "
+                f"{vocab_size - 1}: set model.vocab_size to the vocabulary size of the tokenizer that made the data, "
+                "or rebuild the data"
             )
 
 
 def micro_batch_offsets(*, global_batch_size: int, micro_batch_size: int, rank: int, world_size: int) -> Int64s:
-    """This rank's samples of a step, counted from its first one: int64[num_micro_batches, micro_batch_size].
+    """Return this rank's samples of a step, relative to its first: int64[num_micro_batches, micro_batch_size].
 
-    Micro-batches are dealt round robin: number ``j * world_size + rank`` of the global batch is this rank's j-th.
+    Micro-batches are assigned round robin: number ``j * world_size + rank`` of the global batch is this rank's j-th.
 
     Raises:
         UserError: the global batch does not divide into whole micro-batches for every rank.
@@ -218,7 +221,7 @@ def micro_batch_offsets(*, global_batch_size: int, micro_batch_size: int, rank: 
 
 
 def refuse_uneven(global_batch_size: int, micro_batch_size: int, world_size: int) -> None:
-    """Refuse a global batch that does not divide into whole micro-batches for every rank, by UserError."""
+    """Raise UserError if a global batch does not divide into whole micro-batches for every rank."""
     if global_batch_size < 1 or global_batch_size % (micro_batch_size * world_size):
         raise UserError(
             f"global_batch_size {global_batch_size} does not divide into micro-batches of {micro_batch_size} on "
@@ -227,7 +230,7 @@ def refuse_uneven(global_batch_size: int, micro_batch_size: int, world_size: int
 
 
 def refuse_misfit(recipe: Recipe, num_ranks: int) -> None:
-    """Refuse ranks, or micro-batches of a pipeline, that do not go with a recipe, before any rank is connected.
+    """Check the number of ranks and of pipeline micro-batches against a recipe, before any rank is connected.
 
     Raises:
         UserError: the sizes in ``[parallel]`` do not multiply to the number of ranks, the global batch does not divide
@@ -242,11 +245,11 @@ def refuse_misfit(recipe: Recipe, num_ranks: int) -> None:
 
 
 def _what_divides(global_batch_size: int, micro_batch_size: int, world_size: int) -> str:
-    """Advise the largest smaller micro-batch that divides, which changes nothing that is learned, or else a batch."""
+    """Suggest the largest smaller micro-batch that divides, since training is the same, or else a global batch."""
     sizes = range(min(micro_batch_size, global_batch_size), 0, -1)
     fitting = next((size for size in sizes if global_batch_size % (size * world_size) == 0), None)
     if fitting:
-        return f"set training.micro_batch_size to {fitting}, which changes nothing that is learned"
+        return f"set training.micro_batch_size to {fitting}, which does not change the training"
     round_size = micro_batch_size * world_size
     below = max(global_batch_size // round_size, 1)
     multiples = sorted({below * round_size, (global_batch_size // round_size + 1) * round_size})
@@ -254,28 +257,28 @@ def _what_divides(global_batch_size: int, micro_batch_size: int, world_size: int
 
 
 class Loader:
-    """Endless steps of training: each item is the list of this rank's micro-batches.
+    """An endless iterator over training steps; each item is the list of this rank's micro-batches.
 
-    Up to ``prefetch`` steps are made ahead in one background thread, 0 makes each when asked for. The thread starts
-    with the first item and `close` (or leaving the ``with`` block) ends it; an error in it is raised where its step is
-    asked for, and again if asked again.
+    One background thread prepares up to ``prefetch`` steps ahead; with 0, each step is made on demand. The thread
+    starts with the first item and ends with `close` or the ``with`` block. An exception in it is raised by the
+    ``next`` that would return its step, and by every later one.
 
     Args:
-        maker: makes batches of samples.
-        global_batch_size: samples of a step, over all ranks.
-        micro_batch_size: samples of one batch.
-        rank: this process.
+        maker: source of the batches.
+        global_batch_size: samples per step, over all ranks.
+        micro_batch_size: samples per micro-batch.
+        rank: this process's data-parallel rank.
         world_size: number of data-parallel ranks.
-        start_sample: where to go on, `next_sample` of an earlier loader; 0 for a new run.
-        vocab_size: of the model, to refuse tokens that it does not have; None to let all pass.
-        pin_memory: put tensors into page-locked memory, from which copies to a GPU overlap with its work.
-        prefetch: how many steps to make ahead.
+        start_sample: first sample: 0 for a new run, `next_sample` of an earlier loader to resume.
+        vocab_size: the model's, to reject tokens outside it; None to skip the check.
+        pin_memory: copy tensors to page-locked memory, from which copies to a GPU overlap with its computation.
+        prefetch: number of steps to prepare ahead.
 
     Attributes:
-        next_sample: number of the first sample not handed out yet; the whole state.
+        next_sample: number of the first sample that has not been returned; the loader's whole state.
 
     Raises:
-        UserError: as `micro_batch_offsets`.
+        UserError: see `micro_batch_offsets`.
     """
 
     def __init__(
@@ -328,7 +331,7 @@ class Loader:
         self.close()
 
     def close(self) -> None:
-        """Drop what was made ahead and join the thread; asking for another item then ends the iteration."""
+        """Discard prefetched steps and join the thread; iteration then ends."""
         self._closed = True
         self._pending.clear()
         self._executor.shutdown(wait=True, cancel_futures=True)
@@ -346,10 +349,10 @@ class Loader:
 def evaluation_batches(
     held_out: HeldOut, *, micro_batch_size: int, rank: int, world_size: int, max_windows: int | None = None
 ) -> Iterator[Batch]:
-    """This rank's share of an evaluation, in batches of exactly ``micro_batch_size`` windows.
+    """Yield this rank's share of an evaluation in batches of exactly ``micro_batch_size`` windows.
 
-    Every rank gets the same number of batches, since sharded models compute in step; what is missing at the end is
-    filled with windows in which nothing is scored. ``max_windows`` takes that many, spread evenly over the store.
+    Every rank gets the same number of batches, since sharded models compute in step; the last ones are filled with
+    windows in which nothing is scored. ``max_windows`` selects that many windows, evenly spaced over the store.
     """
     chosen = spread_evenly(held_out.num_items, max_windows)
     round_size = micro_batch_size * world_size
@@ -359,6 +362,6 @@ def evaluation_batches(
 
 
 def spread_evenly(count: int, most: int | None) -> Int64s:
-    """``most`` of the numbers 0 .. count - 1 at even distances, or all of them: int64, rising."""
+    """Return ``most`` evenly spaced numbers of 0 .. count - 1, or all of them: int64, ascending."""
     num_chosen = count if most is None else min(most, count)
     return np.arange(num_chosen, dtype=np.int64) * count // max(num_chosen, 1)

@@ -1,12 +1,12 @@
-"""Windows that begin where documents begin: the first T + 1 tokens of each document, and no others.
+"""Windows of the beginnings of documents: the first T + 1 tokens of each.
 
 ::
 
     documents   [5 6 7 8 9] [3 4] [1 2 7 7]      sequence_length T is 3
     windows      5 6 7 8           1 2 7 7       [3 4] is too short
 
-A token's context is the whole text before it. The price: the rest of each document, and short documents, are not read.
-End-of-text tokens belong to no window.
+Every token's context is the whole text before it. The price: the rest of each document and all short documents are
+unused. No window contains end-of-text tokens.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ from hornbook.samples.windows import NOT_SCORED, EvaluationWindow, Piece, TokenS
 class DocumentWindows:
     """Training samples: sample n is the beginning of a document, a pure function of (seed, n).
 
-    An epoch has ``num_items`` windows, each document that is long enough once, in the order of `permute`.
+    An epoch has ``num_items`` windows, one for each document that is long enough, in the order of `permute`.
 
     Raises:
         UserError: no document has ``sequence_length + 1`` tokens.
@@ -32,25 +32,25 @@ class DocumentWindows:
         self.num_items = len(self._documents)
 
     def batch(self, samples: Int64s) -> Window:
-        """The windows of the samples B, stacked: int64[B, T+1]."""
+        """Return the windows of B samples: int64[B, T+1]."""
         return read_beginnings(self._source, self._chosen(samples), self.sequence_length)
 
     def provenance(self, sample: int, *, with_target: bool = True) -> list[Piece]:
-        """Which tokens of which document the sample reads; ``with_target=False`` leaves out the last one."""
+        """Return the tokens of the document that a sample reads; ``with_target=False`` leaves out the last one."""
         (document,) = self._chosen(np.array([sample])).tolist()
         return [Piece(document, 0, self.sequence_length + with_target)]
 
     def _chosen(self, samples: Int64s) -> Int64s:
-        assert samples.min() >= 0, "samples count from 0"
-        epochs, places = np.divmod(samples, self.num_items)
-        return self._documents[permute(places, size=self.num_items, seed=self._seed, epoch=epochs)]
+        assert samples.min() >= 0, "samples are numbered from 0"
+        epochs, indices = np.divmod(samples, self.num_items)
+        return self._documents[permute(indices, size=self.num_items, seed=self._seed, epoch=epochs)]
 
 
 class EvaluationDocumentWindows:
-    """The beginning of each document that is long enough, once, in store order; all targets are scored.
+    """The beginning of each document that is long enough, in store order; all targets are scored.
 
     Raises:
-        UserError: as `DocumentWindows`.
+        UserError: see `DocumentWindows`.
     """
 
     def __init__(self, source: TokenSource, sequence_length: int) -> None:
@@ -59,7 +59,7 @@ class EvaluationDocumentWindows:
         self.num_items = len(self._documents)
 
     def window(self, index: int) -> EvaluationWindow:
-        """Window ``index``; past the last one nothing is scored, so that ranks may run in step to the end."""
+        """Return window ``index``; past the last, nothing is scored, so that ranks may run in step."""
         is_there = index < self.num_items
         window = read_beginnings(self._source, self._documents[[index if is_there else 0]], self.sequence_length)
         tokens = window.tokens[0]
@@ -68,7 +68,7 @@ class EvaluationDocumentWindows:
 
 
 def long_documents(source: TokenSource, sequence_length: int) -> Int64s:
-    """Return the numbers of the documents with more than ``sequence_length`` tokens of text, rising.
+    """Return the numbers of the documents with more than ``sequence_length`` tokens of text, ascending.
 
     Raises:
         UserError: there are none.
@@ -77,7 +77,7 @@ def long_documents(source: TokenSource, sequence_length: int) -> Int64s:
     found = np.flatnonzero(lengths > sequence_length)
     if not len(found):
         raise UserError(
-            f'data.windows = "documents" takes {sequence_length + 1:,} tokens of each document, and the longest has '
+            f'data.windows = "documents" needs {sequence_length + 1:,} tokens per document, but the longest has '
             f"{max(int(lengths.max(initial=0)), 0):,}: lower data.sequence_length, or use longer documents"
         )
     return found

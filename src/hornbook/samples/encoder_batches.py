@@ -1,9 +1,9 @@
-"""Batches for an encoder, by sample number: sequences of a source, masked and laid out in rows.
+"""Make batches for encoders by sample number: take sequences from a source, mask them, lay them out in rows.
 
-    source.sequences(samples)  ->  dynamic_mask, unless they are masked already  ->  lay_out  ->  a batch each
+    source.sequences(samples)  ->  dynamic_mask, unless they are already masked  ->  lay_out  ->  a batch each
 
-What is masked is a function of (seed, sample), so each epoch hides other tokens, and ranks, accumulation and layout
-change nothing.
+Masks are a function of (seed, sample): each epoch masks other tokens, and the number of ranks, gradient accumulation
+and layout change nothing.
 """
 
 from collections.abc import Sequence
@@ -28,14 +28,14 @@ class EncoderBatches:
 
     Attributes:
         source: the sequences.
-        rules: what to mask; None where all sequences are masked already.
-        most_masked: predicted tokens of a sequence, at most.
+        rules: what to mask; None if all sequences are already masked.
+        most_masked: the most predicted tokens per sequence.
         layout: of every batch.
-        seed: of the keys.
-        has_pairs: whether batches hold ``pair_labels``.
-        pad_id: the token of padding.
-        max_samples: sequences of an epoch at most, which are then the same ones in each
-            (`hornbook.samples.hashing.repeat_first`), masked anew; None for all.
+        seed: seed of the keys.
+        has_pairs: whether to add ``pair_labels`` to the batches.
+        pad_id: the padding token.
+        max_samples: the most sequences per epoch; every epoch then has the same ones
+            (`hornbook.samples.hashing.repeat_first`), with new masks; None for all.
     """
 
     source: SequenceSource
@@ -49,11 +49,11 @@ class EncoderBatches:
 
     @property
     def num_items(self) -> int:
-        """Sequences of an epoch."""
+        """Sequences per epoch."""
         return min(self.source.num_sequences, self.max_samples or self.source.num_sequences)
 
     def among_all(self, samples: Int64s) -> Int64s:
-        """The numbers that these samples have in the source."""
+        """Return the numbers of these samples in the source."""
         return repeat_first(samples, size=self.num_items, whole=self.source.num_sequences, seed=self.seed)
 
     def batches(self, samples: Int64s, /) -> list[Batch]:
@@ -65,23 +65,23 @@ class EncoderBatches:
         return [self._lay_out(sequences[start : start + size], keys[start : start + size]) for start in starts]
 
     def batch(self, numbers: Int64s, /) -> Batch:
-        """See ``HeldOut``: the first epoch's sequences, with the same masks each time and keys of zero."""
+        """Return sequences of the first epoch, with the same masks each time and keys of zero; see ``HeldOut``."""
         exists = numbers < self.num_items
         sequences = self.sequences(np.where(exists, numbers, 0))
         scored = [found if there else found.unscored() for found, there in zip(sequences, exists, strict=True)]
         return self._lay_out(scored, None)
 
     def mean_length(self) -> float:
-        """Tokens of a sequence, measured on the first ones."""
+        """Return the mean number of tokens per sequence, measured on the first sequences."""
         samples = np.arange(min(self.num_items, _MEASURED_SEQUENCES), dtype=np.int64)
         return float(np.mean([len(sequence.tokens) for sequence in self.source.sequences(samples)]))
 
     def sequences(self, samples: Int64s) -> list[TokenSequence]:
-        """The sequences of these samples as the model sees them, masked.
+        """Return the masked sequences of these samples.
 
         Raises:
-            DataError: one that was masked already has more to predict than there is room for; or, of those that are
-                masked here, one holds a token that the tokenizer does not have.
+            DataError: an already masked sequence has more predictions than allowed, or one to be masked has a token
+                outside the tokenizer's vocabulary.
         """
         sequences = self.source.sequences(self.among_all(samples))
         if self.rules is None:
@@ -92,26 +92,26 @@ class EncoderBatches:
         _refuse_unknown_tokens(tokens, self.rules.special.vocab_size)
         masked = dynamic_mask(tokens, lengths, samples, self.rules, most=self.most_masked)
         ends = np.cumsum(lengths)
-        cuts = np.searchsorted(masked.places, ends[:-1])
+        cuts = np.searchsorted(masked.indices, ends[:-1])
         parts = zip(
             sequences,
             np.split(masked.tokens, ends[:-1]),
-            np.split(masked.places, cuts),
+            np.split(masked.indices, cuts),
             np.split(masked.labels, cuts),
             (ends - lengths).tolist(),
             strict=True,
         )
         return [
-            sequence._replace(tokens=own, positions=places - start, labels=labels)
-            for sequence, own, places, labels, start in parts
+            sequence._replace(tokens=own, positions=indices - start, labels=labels)
+            for sequence, own, indices, labels, start in parts
         ]
 
     def _refuse_more_masks(self, sequences: Sequence[TokenSequence]) -> None:
         most = max(0 if sequence.labels is None else len(sequence.labels) for sequence in sequences)
         if most > self.most_masked:
             raise DataError(
-                f"an instance has {most} masked tokens, and objective.max_predictions is {self.most_masked}: set it to "
-                "the most that the file has, or leave it out"
+                f"an instance has {most} masked tokens, but objective.max_predictions is {self.most_masked}: set it to "
+                "the file's maximum, or leave it out"
             )
 
     def _lay_out(self, sequences: Sequence[TokenSequence], keys: Int64s | None) -> Batch:
@@ -130,6 +130,6 @@ def _refuse_unknown_tokens(tokens: Int64s, vocab_size: int) -> None:
     unknown = tokens[(tokens < 0) | (tokens >= vocab_size)]
     if len(unknown):
         raise DataError(
-            f"the data hold token {unknown[0]}, but the tokenizer has 0 to {vocab_size - 1}: take the tokenizer that "
-            "made the data, or mend the data"
+            f"the data contain token {unknown[0]}, but the tokenizer has only 0 to {vocab_size - 1}: use the tokenizer "
+            "that made the data, or rebuild the data"
         )

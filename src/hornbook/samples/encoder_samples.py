@@ -1,6 +1,6 @@
-"""The samples of an encoder: sequences by objective, masked by (seed, sample), in rows without wasted padding.
+"""Build an encoder's samples: sequences by objective, masked by (seed, sample), in the layout with the least padding.
 
-What is held out is paired and masked the same in every run, whatever its seed, so that losses can be compared.
+Held-out sequences have the same pairs and masks in every run, whatever its seed, so that losses can be compared.
 """
 
 from collections.abc import Sequence, Set
@@ -20,7 +20,7 @@ from hornbook.text.tokenizer import Tokenizer
 
 
 def encoder_samples(objective: MaskingConfig, recipe: Recipe, sources: Sources, *, on_cpu: bool) -> Samples:
-    """Return the samples of an encoder; arguments and errors as ``build_samples``."""
+    """Return the samples of an encoder; see ``build_samples`` for arguments and errors."""
     train = replace(_training(objective, recipe, sources), max_samples=recipe.data.max_samples)
     mean = train.mean_length()
     layout = choose_layout(mean, recipe.sequence_length, on_cpu=on_cpu, asked=recipe.data.layout)
@@ -46,7 +46,7 @@ def _training(objective: MaskingConfig, recipe: Recipe, sources: Sources) -> Enc
     if not recipe.data.synthetic:
         stores = [store for store in sources.train if isinstance(store, TokenStore)]
         return _stores(objective, recipe, stores, sources.tokenizer, seed, sources.weights)
-    assert recipe.model.vocab_size is not None, "the validator asks for a vocabulary with synthetic data"
+    assert recipe.model.vocab_size is not None, "the validator requires a vocabulary with synthetic data"
     length, size = recipe.sequence_length, recipe.model.vocab_size
     source = SyntheticSequences(vocab_size=size, sequence_length=length, seed=seed)
     return masked_batches(objective, source, source.special, seed=seed)
@@ -63,30 +63,30 @@ def _held_out(
 def _static(
     objective: MaskingConfig, instances: StaticInstances, tokenizer: Tokenizer | None, seed: int
 ) -> EncoderBatches:
-    """Return the batches of instances, which are masked here if they were not when they were made.
+    """Return the batches of instances, which are masked during training if the file has no masks.
 
     Raises:
-        UserError: the recipe asks for other masks than they have, or the tokenizer has no mask token.
+        UserError: the recipe's masking options differ from the file's masks, or the tokenizer has no mask token.
     """
     if not instances.is_masked:
-        _refuse(objective, {"sequences", "short_sequence_probability"}, "instances, which are cut already")
+        _refuse(objective, {"sequences", "short_sequence_probability"}, "instances, which are already cut")
         return instance_batches(objective, instances, tokenizer, seed=seed)
     others = {spec.name for spec in fields(objective)} - {"name", "max_predictions"}
     _refuse(objective, others, "instances that were masked when they were made")
     asked, found = objective.max_predictions, instances.max_predictions
     if asked and found and asked != found:
         raise UserError(
-            f"the instances have {found} predictions each at most, and objective.max_predictions is {asked}: "
+            f"the instances have at most {found} predictions each, but objective.max_predictions is {asked}: "
             f"set it to {found} or leave it out"
         )
     return instance_batches(objective, instances, tokenizer, seed=seed)
 
 
 def _refuse(objective: MaskingConfig, names: Set[str], what: str) -> None:
-    """Raise UserError for one of these options that is not at its default."""
+    """Raise UserError if one of these options is not at its default."""
     for spec in fields(objective):
         if spec.name in names and getattr(objective, spec.name) != spec.default:
-            raise UserError(f"objective.{spec.name} has no meaning for {what}: leave it out, or train on a store")
+            raise UserError(f"objective.{spec.name} has no effect on {what}: leave it out, or train on a store")
 
 
 def _stores(
@@ -100,11 +100,11 @@ def _stores(
     """Return the batches of stores.
 
     Raises:
-        UserError: nobody knows what the special tokens are, or a store does not serve the objective.
+        UserError: the special tokens are unknown, or a store does not fit the objective.
     """
     if tokenizer is None:
         raise UserError(
-            f"{stores[0].path} does not say which tokenizer made it, so nobody knows its mask token: "
+            f"{stores[0].path} does not record its tokenizer, so its mask token is unknown: "
             "`hornbook corpus convert` it to a store with --tokenizer"
         )
     length = recipe.sequence_length

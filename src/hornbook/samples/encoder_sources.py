@@ -1,12 +1,12 @@
-"""What an objective makes of token stores: the sequences that an encoder learns from.
+"""Turn token stores into the sequences of an encoder's objective.
 
     mlm_nsp                       PairSequences        next-sentence pairs, of a sentence store
     mlm, sequences "joined"       JoinedSequences      documents end to end, cut to length
     mlm, sequences "documents"    DocumentSequences    each document cut to length
     mlm, sequences "lines"        LineSequences        each sentence by itself
 
-Several stores are blended by their weights, as windows are (`hornbook.samples.mixture`). What the objective says of
-masks then makes batches of the sequences (`hornbook.samples.encoder_batches`).
+Several stores are blended by their weights, as windows are (`hornbook.samples.mixture`). The sequences are then masked
+as the objective says (`hornbook.samples.encoder_batches`).
 """
 
 import hashlib
@@ -35,16 +35,16 @@ from hornbook.text.special_tokens import MaskingTokens
 from hornbook.text.tokenizer import Tokenizer
 
 HELD_OUT_SEED = 0
-"""Of the pairs and masks of what is held out: the same in every run, so that losses can be compared."""
+"""Seed of the pairs and masks of held-out sequences: the same in every run, so that losses can be compared."""
 
 
 class MixedSequences:
-    """Several sources as one; an epoch has as many sequences as all of them.
+    """Several sources as one; an epoch has as many sequences as all of them together.
 
     Args:
         sources: two or more, of one length.
-        weights: of each, in any proportion; empty for their sizes.
-        seed: of the blend.
+        weights: weight of each source, in any proportion; empty for their sizes.
+        seed: seed of the blend.
     """
 
     def __init__(self, sources: Sequence[StoredSequences], weights: Sequence[float], seed: int) -> None:
@@ -65,7 +65,7 @@ class MixedSequences:
         return [found[row] for row in range(len(samples))]
 
     def provenance(self, sample: int) -> Provenance:
-        """That of the source whose sequence it is; see ``StoredSequences``."""
+        """Return the provenance from the sample's source; see ``StoredSequences``."""
         owner, number = (int(found[0]) for found in self._blend.locate(np.array([sample])))
         return self._sources[owner].provenance(number)._replace(source=owner)
 
@@ -82,15 +82,15 @@ def sequence_source(
     """Return the sequences of one store or several.
 
     Args:
-        objective: decides what a sequence is.
-        stores: one or more, of one tokenizer.
+        objective: determines the kind of sequence.
+        stores: one or more, made with one tokenizer.
         special: that tokenizer's special tokens.
-        sequence_length: tokens of a sequence at most, special ones included.
-        seed: of order, pairs and blend.
-        weights: of each store, in any proportion; empty for their sizes.
+        sequence_length: the most tokens per sequence, including special tokens.
+        seed: seed of order, pairs and blend.
+        weights: weight of each store, in any proportion; empty for their sizes.
 
     Raises:
-        UserError: a store does not serve the objective.
+        UserError: a store does not fit the objective.
     """
     sources = [
         _of_store(objective, store, special, sequence_length, seed_of_source(number, seed))
@@ -111,15 +111,15 @@ def store_batches(
     """Return padded batches of one store or several, masked as the objective says.
 
     Args:
-        objective: decides what a sequence is, and what is masked.
-        stores: as for ``sequence_source``, like all that is not explained here.
-        tokenizer: the one that made them.
-        sequence_length: tokens of a sequence at most.
-        seed: of order, pairs, blend and masks.
-        weights: of each store.
+        objective: determines the kind of sequence and the masks.
+        stores: one or more, made with one tokenizer.
+        tokenizer: the one that made the stores.
+        sequence_length: the most tokens per sequence.
+        seed: seed of order, pairs, blend and masks.
+        weights: weight of each store, in any proportion; empty for their sizes.
 
     Raises:
-        UserError: a store does not serve the objective, or the tokenizer lacks a special token.
+        UserError: a store does not fit the objective, or the tokenizer lacks a special token.
     """
     special = tokenizer.require_masking()
     source = sequence_source(objective, stores, special, sequence_length=sequence_length, seed=seed, weights=weights)
@@ -134,7 +134,7 @@ def masked_batches(
     seed: int,
     words: Tokenizer | None = None,
 ) -> EncoderBatches:
-    """Return padded batches of a source's sequences, masked as the objective says; by ``words``, whole words."""
+    """Return padded batches of a source, masked as the objective says; whole words if ``words`` is given."""
     rules = MaskRules(
         special=special,
         probability=objective.mask_probability,
@@ -156,19 +156,19 @@ def masked_batches(
 def instance_batches(
     objective: MaskingConfig, instances: StaticInstances, tokenizer: Tokenizer | None, *, seed: int
 ) -> EncoderBatches:
-    """Return padded batches of instances, masked as the objective says if they were not when they were made.
+    """Return padded batches of instances, masked as the objective says if the file has no masks.
 
     Args:
-        objective: whether there are pairs, and what to mask.
-        instances: their file.
-        tokenizer: the one that made them; masking cannot do without.
-        seed: of keys and masks.
+        objective: determines whether there are pairs, and the masks.
+        instances: an open file of instances.
+        tokenizer: the one that made them; required for masking.
+        seed: seed of keys and masks.
 
     Raises:
         UserError: the tokenizer lacks a special token.
     """
     if not instances.is_masked:
-        assert tokenizer is not None, "whoever opens what is not masked asks for it"
+        assert tokenizer is not None, "open_sources requires a tokenizer for instances without masks"
         words = tokenizer if objective.whole_words else None
         return masked_batches(objective, instances, tokenizer.require_masking(), words=words, seed=seed)
     return EncoderBatches(
@@ -192,7 +192,7 @@ def _of_store(
             "lines": LineSequences,
         }
         return kinds[objective.sequences](store, special, sequence_length=sequence_length, seed=seed)
-    assert isinstance(objective, PretrainingConfig), f"no sequences are known for {objective.name}"
+    assert isinstance(objective, PretrainingConfig), f"no kind of sequence for {objective.name}"
     rules = PairRules(
         sequence_length=sequence_length,
         short_sequence_probability=objective.short_sequence_probability,

@@ -1,9 +1,9 @@
-"""Sequences of ids that a caller gives, in place of those of a store: padded rows, and what of them is scored.
+"""Batches of token ids that the caller passes, without a store: padded rows and their targets.
 
     [5, 9, 7], [8, 3]    ->    tokens   5 9 7      targets   9 7 .        . is NOT_SCORED
                                         8 3 0                3 . .
 
-A decoder's row is padded on its right, where no token looks, so the padding changes nothing.
+A decoder's rows are padded on the right; no token attends there, so padding changes nothing.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ from hornbook.samples.windows import NOT_SCORED
 
 
 def decoder_batch(sequences: Sequence[Sequence[int] | Int64s]) -> Batch:
-    """Lay sequences out for a decoder, one a row: ``tokens``, ``targets``, ``positions`` and ``keys``, [B, T] each.
+    """Return a decoder batch, one sequence per row: ``tokens``, ``targets``, ``positions`` and ``keys``, [B, T] each.
 
     Args:
-        sequences: B of them, at least one id each; T is the length of the longest.
+        sequences: B sequences of at least one id each; T is the length of the longest.
     """
     shape = len(sequences), max(map(len, sequences))
     tokens, targets = np.zeros(shape, dtype=np.int64), np.full(shape, NOT_SCORED, dtype=np.int64)
@@ -38,7 +38,7 @@ def decoder_batch(sequences: Sequence[Sequence[int] | Int64s]) -> Batch:
 
 
 class GivenTokens:
-    """Sequences for a decoder, each token but the first scored: a `hornbook.samples.batches.HeldOut`."""
+    """Sequences for a decoder, of which every token but the first is scored: a `hornbook.samples.batches.HeldOut`."""
 
     def __init__(self, sequences: Sequence[Int64s]) -> None:
         self._sequences = sequences
@@ -55,7 +55,7 @@ class GivenTokens:
 
 
 class GivenMasked:
-    """Sequences for an encoder, scored where they have labels: a `hornbook.samples.batches.HeldOut`."""
+    """Sequences for an encoder, scored at the positions that have labels: a `hornbook.samples.batches.HeldOut`."""
 
     def __init__(self, sequences: Sequence[TokenSequence]) -> None:
         self._sequences = sequences

@@ -1,19 +1,19 @@
-"""Randomness without a state: every draw is a hash of what it is for, and an order is a permutation that is computed.
+"""Stateless randomness: draws are hashes of their purpose and indices, and orders are computed permutations.
 
     mix64(seed, Purpose.KEYS, sample, position)      ->  64 bits, the same on every machine and in every order
     permute(np.arange(5), size=5, seed=0, epoch=0)   ->  [4, 1, 2, 0, 3]      (each window once an epoch)
 
-A generator has a state that must be saved, restored and kept apart for each rank and worker; a hash has none. A draw
-costs one finalizer for each value that goes in, some 3 ns an element on one core. The mixer is the finalizer of
-SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, with Stafford's
-constants), so ``mix64(s)`` is the first output of that generator seeded with ``s``.
+A generator's state must be saved, restored and kept separate for each rank and worker; a hash has none. A draw costs
+one finalizer for each hashed value, about 3 ns per element on one core. The mixer is the finalizer of SplitMix64
+(Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, with Stafford's constants), so
+``mix64(s)`` is the first output of that generator seeded with ``s``.
 
-A shuffled list of a billion windows takes 8 GB, minutes to make and a file to keep; a Feistel network gives any entry
-of such a list from (seed, epoch, index) alone, as levanter does. The index is written as (high, low) on a grid that is
-nearly a square, and each of the two in turn is shifted by a hash of the other. Every round can be undone, so no two
-indices meet. The grid has a few cells too many, and an index that lands in one of them goes through the network again
-("cycle walking"): Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, methods 3 and 2. It costs
-0.1 us a sample in bulk (0.1 ms for a single one). Nothing here is fit for cryptography.
+A shuffled list of a billion windows takes 8 GB, minutes to compute and a file to store; a Feistel network computes any
+entry of such a list from (seed, epoch, index), as in levanter. The index is written as (high, low) on a nearly square
+grid, and each coordinate in turn is shifted by a hash of the other. Every round is invertible, so no two indices
+collide. The grid has a few cells too many, and an index that ends in one of them goes through the network again ("cycle
+walking"): Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, methods 3 and 2. It costs 0.1 us per
+sample in bulk (0.1 ms for a single one). Do not use it for cryptography.
 """
 
 import math
@@ -32,9 +32,9 @@ _WORD = (1 << 64) - 1
 
 
 class Purpose(IntEnum):
-    """What a draw is for; the second value of every hash, so that no two uses of a seed share their numbers.
+    """The purpose of a draw, hashed as the second value, so that no two uses of a seed share random numbers.
 
-    A number, once used, keeps its meaning: changing one changes the samples of every run that resumes.
+    Never change a number: that would change the samples of every run that resumes.
     """
 
     ORDER = 1
@@ -51,11 +51,11 @@ class Purpose(IntEnum):
 def mix64(*values: int | Integers) -> Hashes:
     """Hash one or more integers into 64 well-mixed bits, elementwise over arrays.
 
-    Integers of any size and sign count modulo 2**64; the order of the values matters. Put the values with the fewest
-    elements first: each is mixed at the shape reached so far, so a prefix of plain integers costs nothing.
+    Integers of any size and sign are taken modulo 2**64; the order of the values matters. Pass the values with the
+    fewest elements first: each is mixed at the shape broadcast so far, so a prefix of plain integers costs nothing.
 
     Returns:
-        uint64 of the values' broadcast shape (0-dimensional for plain integers; ``int()`` takes it).
+        uint64 of the values' broadcast shape (0-dimensional for plain integers; convert it by ``int()``).
     """
     state = np.zeros(1, dtype=np.uint64)  # one-dimensional: numpy lets arrays wrap around, but warns for scalars
     for value in values:
@@ -72,9 +72,9 @@ def permute(index: int, *, size: int, seed: int, epoch: int) -> int: ...
 @overload
 def permute(index: Integers, *, size: int, seed: int, epoch: int | Integers) -> Int64s: ...
 def permute(index: int | Integers, *, size: int, seed: int, epoch: int | Integers) -> int | Int64s:
-    """Where entry ``index`` of 0..size-1 stands in the order of this seed and epoch.
+    """Return entry ``index`` of the random order of 0..size-1 for this seed and epoch.
 
-    For each (size, seed, epoch) a bijection of 0..size-1 onto itself; no element depends on the others in the array.
+    For each (size, seed, epoch) this is a bijection of 0..size-1 onto itself; elements are independent of each other.
 
     Args:
         index: one index or an array of them, each in [0, size).
@@ -87,16 +87,16 @@ def permute(index: int | Integers, *, size: int, seed: int, epoch: int | Integer
     """
     indices = np.asarray(index)
     assert 1 <= size <= 1 << 62, f"size {size} is outside 1..2**62"
-    assert indices.size == 0 or (indices.min() >= 0 and indices.max() < size), f"an index lies outside 0..{size - 1}"
+    assert indices.size == 0 or (indices.min() >= 0 and indices.max() < size), f"an index is outside 0..{size - 1}"
     key = np.broadcast_to(mix64(seed, Purpose.ORDER, epoch), indices.shape).reshape(-1)
     values = indices.reshape(-1).astype(np.uint64)
     num_rows = math.isqrt(size - 1) + 1  # the smallest grid of about sqrt(size) by sqrt(size) that has enough cells
     rows, columns = np.uint64(num_rows), np.uint64(-(-size // num_rows))
     outside = np.arange(values.size)
-    while outside.size:  # once, but for a share of at most 1 / sqrt(size)
+    while outside.size:  # repeats for a share of at most 1 / sqrt(size)
         (high, low), keys = np.divmod(values[outside], columns), key[outside]
         for _ in range(NUM_ROUNDS // 2):
-            # a hash has a bit less here, so that its sum with the other half does not wrap around
+            # 63 bits of the hash, so that the sum with the other half does not wrap around
             high = (high + (mix64(keys + low) >> np.uint64(1))) % rows
             keys = keys + GAMMA
             low = (low + (mix64(keys + high) >> np.uint64(1))) % columns
@@ -109,18 +109,18 @@ def permute(index: int | Integers, *, size: int, seed: int, epoch: int | Integer
 
 
 def repeat_first(samples: Int64s, *, size: int, whole: int, seed: int) -> Int64s:
-    """Turn samples of a run over ``size`` of ``whole`` samples into those of a run over all of them.
+    """Map samples of a run over ``size`` of ``whole`` samples to samples of a run over all of them.
 
-    A run over a part repeats the first samples of a run over all: a random part, and the smaller of two is contained in
-    the larger one. Each epoch has an order of its own.
+    A run over a subset repeats the first samples of a run over all: a random subset, contained in every larger one.
+    Each epoch has its own order.
 
     Args:
         samples: int64[B], each >= 0.
-        size: samples of the part; with ``whole`` nothing changes.
-        whole: samples of an epoch of all.
-        seed: as for ``permute``.
+        size: samples in the subset; nothing changes if it is ``whole``.
+        whole: samples per epoch of the full run.
+        seed: see ``permute``.
     """
     if size >= whole:
         return samples
-    epochs, places = np.divmod(samples, size)
-    return permute(places, size=size, seed=seed, epoch=epochs)
+    epochs, indices = np.divmod(samples, size)
+    return permute(indices, size=size, seed=seed, epoch=epochs)

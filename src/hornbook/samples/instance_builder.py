@@ -1,16 +1,16 @@
-"""The static instance builder: masked sentence pairs out of a sentence store, written once, read by any BERT.
+"""Build static instances: masked sentence pairs of a sentence store, written once, for any BERT.
 
     build_instances(store, Path("pretrain.tfrecord"), InstanceOptions(sequence_length=128, duplicates=6))
 
-    pass 0    every chunk of every document once, in an order of its own    pair -> mask -> record
+    pass 0    every chunk of every document once, in a random order         pair -> mask -> record
     pass 1    other chunks, other pairs, other masks, another order
     ...
 
-The pairs are those that training on the store draws by itself in its epochs (`hornbook.samples.sequences`), the masks
-those of Google's script (`hornbook.samples.masking`), so an instance is a function of (seed, pass, place) and the same
-seed gives the same file. Memory holds 8 bytes a chunk of one pass and a batch of instances; the text stays where it is.
-The price: a pass follows another in the file, so a reader that does not shuffle sees the copies of a pair far apart,
-but pass by pass.
+The pairs are those that training on the store draws in its epochs (`hornbook.samples.sequences`), the masks those of
+Google's script (`hornbook.samples.masking`), so an instance is a function of (seed, pass, index) and the same seed
+gives the same file. Memory holds 8 bytes per chunk of one pass and a batch of instances; the text is not copied. The
+price: passes follow one another in the file, so a reader that does not shuffle sees the copies of a pair far apart, but
+one pass after another.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,18 +40,18 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceOptions:
-    """What instances to make; the numbers are those of system E.
+    """The options of ``build_instances``; the defaults are those of system E.
 
     Attributes:
-        sequence_length: tokens of an instance with [CLS] and [SEP], at most.
-        max_predictions: masked tokens of an instance, at most.
-        duplicates: passes through the documents.
+        sequence_length: the most tokens per instance, with [CLS] and [SEP].
+        max_predictions: the most masked tokens per instance.
+        duplicates: number of passes through the documents.
         mask_probability: share of the tokens to mask.
-        short_sequence_probability: share of the chunks that are to be shorter.
+        short_sequence_probability: share of chunks with a shorter target.
         whole_words: mask all pieces of a word or none.
-        seed: of all that is drawn.
+        seed: seed of all draws.
         format_name: one of ``INSTANCE_FORMATS``.
-        records_per_file: write TFRecords to a folder of files of so many; None for one file.
+        records_per_file: records in each file of a folder of TFRecords; None for one file.
     """
 
     sequence_length: int = 128
@@ -67,7 +67,7 @@ class InstanceOptions:
 
 @dataclass(kw_only=True)
 class InstanceReport:
-    """What was written: instances, those of random pairs, their tokens, masked tokens, and full ones.
+    """Counts of instances, random pairs, tokens, masked tokens, and full instances.
 
     Full instances have ``sequence_length`` tokens.
     """
@@ -86,18 +86,18 @@ def build_instances(
     tokenizer: Tokenizer | None = None,
     on_progress: OnProgress = lambda instances, tokens: None,
 ) -> InstanceReport:
-    """Write the instances of a sentence store to a new file or folder, which appears when all of it is there.
+    """Write the instances of a sentence store to a new file or folder, which appears when it is complete.
 
     Args:
-        store: of sentences.
+        store: a store of sentences.
         output: the file, or the folder if there are ``records_per_file`` or the format is Arrow.
-        options: what to make.
-        tokenizer: what made the tokens, for a store that does not have it.
+        options: the instances to build.
+        tokenizer: the one that made the store, if the store does not record it.
         on_progress: called after each batch with the instances and tokens so far.
 
     Raises:
-        UserError: an option is out of range, the store has no sentences, its tokenizer has no [MASK] or is not known,
-            or the output is there already.
+        UserError: an option is out of range, the store has no sentences, its tokenizer has no [MASK] or is unknown,
+            or the output already exists.
         DataError: the store is damaged.
         StorageError: the disk is full, read-only or failing; nothing is left behind.
     """
@@ -106,7 +106,7 @@ def build_instances(
     known = _tokenizer(store, tokenizer)
     if options.format_name == "bert-tfrecord-remasked" and known.require_masking().pad:
         raise UserError(
-            "remasked records take token 0 for padding, which it is not by this tokenizer; write plain ones"
+            "remasked records use token 0 for padding, but this tokenizer does not; choose --format bert-tfrecord"
         )
     report = InstanceReport()
 
@@ -129,10 +129,10 @@ def build_instances(
 
 
 def describe_instances(instances: Instances) -> InstanceReport:
-    """Count the instances of a file, which are read through once.
+    """Return the counts of a file's instances, reading it once.
 
     Raises:
-        DataError: one is damaged.
+        DataError: an instance is damaged.
         StorageError: a file cannot be read.
     """
     report = InstanceReport()
@@ -160,8 +160,8 @@ def _instances(
     for number in range(options.duplicates):
         num_chunks = len(source.first_sentences(number))
         for start in range(0, num_chunks, _BATCH):
-            places = np.arange(start, min(start + _BATCH, num_chunks), dtype=np.int64)
-            for instance in _masked(source.of_epoch(number, places), report.instances, masks, options):
+            indices = np.arange(start, min(start + _BATCH, num_chunks), dtype=np.int64)
+            for instance in _masked(source.of_epoch(number, indices), report.instances, masks, options):
                 _count(report, instance, options.sequence_length)
                 yield instance
             on_progress(report.instances, report.tokens)
@@ -170,7 +170,7 @@ def _instances(
 def _masked(
     sequences: list[TokenSequence], first_number: int, rules: MaskRules, options: InstanceOptions
 ) -> Iterator[Instance]:
-    """Instances of unmasked pairs, the first of which is instance number ``first_number``."""
+    """Yield masked instances of pairs, the first of which is instance number ``first_number``."""
     lengths = np.array([len(sequence.tokens) for sequence in sequences], dtype=np.int64)
     masked = static_mask(
         np.concatenate([sequence.tokens for sequence in sequences]),
@@ -181,11 +181,11 @@ def _masked(
         room=options.sequence_length if options.format_name == "bert-tfrecord-remasked" else None,
     )
     ends = np.cumsum(lengths)
-    cuts = np.searchsorted(masked.places, np.concatenate((ends - lengths, ends[-1:])))
+    cuts = np.searchsorted(masked.indices, np.concatenate((ends - lengths, ends[-1:])))
     for number, sequence in enumerate(sequences):
         chosen = slice(cuts[number], cuts[number + 1])
         start, end = ends[number] - lengths[number], ends[number]
-        tokens, positions = masked.tokens[start:end], masked.places[chosen] - start
+        tokens, positions = masked.tokens[start:end], masked.indices[chosen] - start
         yield Instance(tokens, sequence.segments, positions, masked.labels[chosen], sequence.pair_label)
 
 
@@ -202,27 +202,33 @@ def _tokenizer(store: TokenStore, given: Tokenizer | None) -> Tokenizer:
     if own and given and own.digest != given.digest:
         raise UserError(f"{store.path} was made with another tokenizer; leave out --tokenizer")
     if not (found := own or given):
-        raise UserError(f"{store.path} does not say what made its tokens; name it with --tokenizer")
+        raise UserError(f"{store.path} does not record its tokenizer; name it with --tokenizer")
     if not own and (largest := int(store.indexed.tokens.max())) >= found.vocab_size:
-        raise UserError(f"{store.path} has token {largest}, the tokenizer {found.vocab_size} tokens; name another")
+        raise UserError(
+            f"{store.path} has token {largest}, but the tokenizer {found.vocab_size} tokens; name the right one"
+        )
     return found
 
 
 def _check(options: InstanceOptions) -> None:
-    """Raise UserError for an option that is out of range, or that has no effect."""
+    """Raise UserError if an option is out of range or has no effect."""
     room = options.sequence_length - 3
     if options.format_name not in INSTANCE_FORMATS:
-        raise UserError(f"{options.format_name} is no format of instances; choose one of {', '.join(INSTANCE_FORMATS)}")
+        raise UserError(
+            f"{options.format_name} is not a format of instances; choose one of {', '.join(INSTANCE_FORMATS)}"
+        )
     if room < 2:
-        raise UserError(f"a pair takes a sequence of 5 tokens or more; got {options.sequence_length}")
+        raise UserError(f"a pair needs a sequence of at least 5 tokens; got {options.sequence_length}")
     if not 1 <= options.max_predictions <= room:
         raise UserError(
             f"{options.max_predictions} predictions do not fit a sequence of {options.sequence_length} tokens with "
             f"three special ones; expected 1 to {room}"
         )
     if options.duplicates < 1:
-        raise UserError(f"expected one pass through the documents or more; got {options.duplicates} duplicates")
+        raise UserError(f"expected at least one pass through the documents; got {options.duplicates} duplicates")
     if not 0 < options.mask_probability <= 1 or not 0 <= options.short_sequence_probability <= 1:
-        raise UserError("the probabilities of masks and of short sequences are shares; expected 0.15 and 0.1, say")
+        raise UserError(
+            "the probabilities of masks and of short sequences must be between 0 and 1, such as 0.15 and 0.1"
+        )
     if options.records_per_file is not None and options.format_name == "bert-arrow":
-        raise UserError("a data set for Arrow is one file; leave out --records-per-file")
+        raise UserError("an Arrow data set is not split into files; leave out --records-per-file")

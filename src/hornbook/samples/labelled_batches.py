@@ -1,10 +1,10 @@
-"""Batches of sequences that have labels, by sample number: `hornbook.samples.layout`, and ``labels`` beside it.
+"""Batches of labeled sequences by sample number: those of `hornbook.samples.layout`, with ``labels``.
 
-    labels    int64[S]      a class each              classification
-              int64[S, 2]   first and last token      spans, as places in the sequence
+    labels    int64[S]      class number              classification
+              int64[S, 2]   first and last token      spans, as positions in the sequence
 
-Each epoch has all sequences, in an order that is a function of (seed, epoch): ranks, accumulation and layout change
-nothing, and the state of a loader is one number.
+Each epoch has all sequences, in an order that is a function of (seed, epoch): the number of ranks, accumulation and
+layout change nothing, and the state of a loader is one number.
 """
 
 from dataclasses import dataclass
@@ -22,15 +22,15 @@ from hornbook.samples.windows import NOT_SCORED
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledBatches:
-    """Makes batches of labelled sequences: a `hornbook.samples.batches.BatchMaker`, and a ``HeldOut``.
+    """Labeled sequences, in batches: a `hornbook.samples.batches.BatchMaker` and a ``HeldOut``.
 
     Attributes:
-        sequences: N, one or more.
+        sequences: N sequences, at least one.
         labels: int64[N] or [N, 2].
-        width: tokens of a row that is padded or packed.
-        layout: of every batch.
-        pad_id: the token of padding.
-        seed: of order and keys.
+        width: tokens per padded or packed row.
+        layout: layout of every batch.
+        pad_id: the padding token.
+        seed: seed of order and keys.
     """
 
     sequences: list[TokenSequence]
@@ -42,23 +42,23 @@ class LabelledBatches:
 
     @property
     def num_items(self) -> int:
-        """Sequences of an epoch."""
+        """Sequences per epoch."""
         return len(self.sequences)
 
     @property
     def mean_length(self) -> float:
-        """Tokens of a sequence."""
+        """Mean number of tokens per sequence."""
         return float(np.mean([len(sequence.tokens) for sequence in self.sequences]))
 
     def batches(self, samples: Int64s, /) -> list[Batch]:
         """See ``BatchMaker``."""
-        epochs, places = np.divmod(samples, self.num_items)
-        numbers = permute(places, size=self.num_items, seed=self.seed, epoch=epochs)
+        epochs, indices = np.divmod(samples, self.num_items)
+        numbers = permute(indices, size=self.num_items, seed=self.seed, epoch=epochs)
         keys = (token_keys(self.seed, row, self.width) for row in samples)
         return [self._batch(row, self.labels[row], of_row) for row, of_row in zip(numbers, keys, strict=True)]
 
     def batch(self, numbers: Int64s, /) -> Batch:
-        """See ``HeldOut``; keys are zero."""
+        """Return a batch with keys of zero; see ``HeldOut``."""
         exists = numbers < self.num_items
         numbers = np.where(exists, numbers, 0)
         labels = self.labels[numbers]

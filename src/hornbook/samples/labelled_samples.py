@@ -1,4 +1,4 @@
-"""What a fine-tuning learns from: files of labelled texts, read whole, as sequences with their labels.
+"""Read the files of a fine-tuning into sequences with labels.
 
 [objective] name = "classification"    data.train = "train.jsonl"    --init-from runs/bert-tiny
   open_labelled -> the recipe with its classes and its head, and LabelledSources -> build_samples
@@ -29,10 +29,10 @@ from hornbook.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledTexts:
-    """What the files of a split hold.
+    """The sequences and labels of a split.
 
     Attributes:
-        sequences: N, in the order of the files.
+        sequences: N sequences, in file order.
         labels: int64[N] or [N, 2], see `hornbook.samples.labelled_batches`.
         fingerprint: a hash of the files and the tokenizer.
     """
@@ -44,33 +44,33 @@ class LabelledTexts:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledSources(Sources):
-    """Labelled files in the place of token stores."""
+    """The sources of a run on labeled files instead of token stores."""
 
     texts: LabelledTexts
     held_out_texts: LabelledTexts | None
 
     @property
     def fingerprints(self) -> dict[str, str | None]:
-        """Hashes of the contents, by which a resumed run knows its data."""
+        """Hashes of the contents, by which a resumed run recognizes its data."""
         held_out = self.held_out_texts
         return {"train": self.texts.fingerprint, "validation": held_out.fingerprint if held_out else None}
 
     @property
     def vocab_size(self) -> int | None:
-        """That of the tokenizer."""
+        """The tokenizer's vocabulary size."""
         return self.tokenizer.vocab_size if self.tokenizer else None
 
 
 def open_labelled(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Recipe, LabelledSources]:
-    """Read the files that ``recipe`` names; return it with the classes and the head that they ask for.
+    """Read the files of ``recipe``; return it with their classes and the matching head.
 
     Raises:
-        UserError: no file is named for training, or a recipe's classes are not those of its model.
+        UserError: no training file is named, or the recipe's classes do not match its model.
         DataError: a file is missing or malformed, or a label is unknown.
     """
     if not recipe.data.train:
-        raise UserError(f"recipe {recipe.name!r} names no training data: add `--data.train FILE`, the labelled texts")
-    assert isinstance(recipe.model, TunableConfig), "the validator refuses labels for other models"
+        raise UserError(f"recipe {recipe.name!r} names no training data: add `--data.train FILE` with labeled texts")
+    assert isinstance(recipe.model, TunableConfig), "the validator rejects labels for other models"
     recipe = _with_labels(recipe, recipe.model)
     validation = recipe.data.validation
     sources = LabelledSources(
@@ -86,8 +86,8 @@ def open_labelled(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Recipe, Labelle
 
 
 def labelled_samples(recipe: Recipe, sources: LabelledSources, *, on_cpu: bool) -> Samples:
-    """Return the samples of a fine-tuning; arguments as ``build_samples``."""
-    assert sources.tokenizer is not None, "labelled texts are not read without one"
+    """Return the samples of a fine-tuning; see ``build_samples`` for the arguments."""
+    assert sources.tokenizer is not None, "labeled texts are always read with a tokenizer"
     train, held_out, length = _limited(sources.texts, recipe), sources.held_out_texts, recipe.sequence_length
     is_encoder = isinstance(recipe.model, EncoderConfig)
     maker = LabelledBatches(
@@ -95,7 +95,9 @@ def labelled_samples(recipe: Recipe, sources: LabelledSources, *, on_cpu: bool) 
         labels=train.labels,
         width=length,
         layout="padded",
-        pad_id=sources.tokenizer.require_masking().pad if is_encoder else 0,  # no token attends to a later one
+        pad_id=sources.tokenizer.require_masking().pad
+        if is_encoder
+        else 0,  # a decoder's tokens never attend to padding
         seed=recipe.training.seed,
     )
     mean = maker.mean_length
@@ -114,7 +116,7 @@ def labelled_samples(recipe: Recipe, sources: LabelledSources, *, on_cpu: bool) 
 
 
 def _limited(texts: LabelledTexts, recipe: Recipe) -> LabelledTexts:
-    """The first ``data.max_samples`` that a run over all sequences would see."""
+    """Return the first ``data.max_samples`` sequences of a run over all."""
     most, size = recipe.data.max_samples, len(texts.sequences)
     if most is None or most >= size:
         return texts
@@ -123,7 +125,7 @@ def _limited(texts: LabelledTexts, recipe: Recipe) -> LabelledTexts:
 
 
 def _with_labels(recipe: Recipe, model: TunableConfig) -> Recipe:
-    """Fill in the head of the model and, where they are not given, the classes of the training files."""
+    """Return the recipe with the model's head and, unless given, the classes of the training files."""
     objective = recipe.objective
     if isinstance(objective, ClassificationConfig):
         labels = objective.labels or labels_of(
@@ -132,7 +134,7 @@ def _with_labels(recipe: Recipe, model: TunableConfig) -> Recipe:
         )
         if len(set(labels)) < max(len(labels), 2) or model.num_labels not in (None, len(labels)):
             raise UserError(
-                f"objective.labels are {listed(labels)}: expected two or more, each once, and as many as "
+                f"objective.labels are {listed(labels)}: expected at least two, all different, and as many as "
                 "model.num_labels if that is given"
             )
         model, objective = replace(model, num_labels=len(labels)), replace(objective, labels=labels)
@@ -147,7 +149,7 @@ def _read(recipe: Recipe, paths: Sequence[str], tokenizer: Tokenizer) -> Labelle
         sequences = encode_examples(examples, tokenizer, length, is_causal=not isinstance(recipe.model, EncoderConfig))
         labels = label_numbers(examples, objective.labels)
     else:
-        assert isinstance(objective, SpanConfig), "one's own labels need samples of one's own"
+        assert isinstance(objective, SpanConfig), "custom objectives with labels bring their own samples"
         questions = [
             question for path in paths for question in read_questions(path, unanswerable=objective.unanswerable)
         ]

@@ -1,15 +1,15 @@
-"""Texts with the classes that people gave them: from files to examples, and to the sequences of a model.
+"""Read labeled texts from files, and encode them as sequences for a model.
 
-    {"text": "Call me Ishmael.", "label": "moby_dick"}                     .jsonl   a field each
-    text,label                                                             .csv     a column each, named by the header
+    {"text": "Call me Ishmael.", "label": "moby_dick"}                     .jsonl   one field each
+    text,label                                                             .csv     one column each, named by the header
     "Call me Ishmael.",moby_dick
-    Call me Ishmael. <tab> moby_dick                                       .tsv     or by numbers, from 0
-    Call me Ishmael.                                                       text     a line each, without labels
+    Call me Ishmael. <tab> moby_dick                                       .tsv     or numbered from 0
+    Call me Ishmael.                                                       text     one per line, without labels
 
-    -> Example(text, second_text, label)  -> [CLS] call me ishmael . [SEP]     and number 1 of the classes  (encoder)
+    -> Example(text, second_text, label)  -> [CLS] call me ishmael . [SEP]     and class number 1              (encoder)
                                           -> Call me Ishmael.                                               (decoder)
 
-All examples are in memory, as tokens: that is the price of knowing before the first step that each of them is sound.
+The price of checking all examples before the first step: all of them are in memory, as tokens.
 """
 
 import csv
@@ -51,12 +51,12 @@ _FORMATS: Final[dict[str, TextFormat]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One text, or a pair of texts, with its class.
+    """One text or pair of texts with its class.
 
     Attributes:
-        text: not blank, as the second one.
-        second_text: None where there are no pairs.
-        label: as the file has it, a number in digits; empty where no labels are read.
+        text: the text, not blank.
+        second_text: the second text of a pair, not blank, or None.
+        label: as in the file, a number as digits; empty if no labels are read.
         place: file and line, for errors.
     """
 
@@ -73,25 +73,25 @@ def read_examples(
     labelled: bool = True,
     format: TextFormat = "auto",  # noqa: A002 - the option's name
 ) -> list[Example]:
-    """Return the examples of a file, in its order.
+    """Return the examples of a file, in file order.
 
     Args:
-        path: the file, in UTF-8; ``"-"`` for standard input. Blank lines are skipped; in plain text they are errors,
+        path: the file, in UTF-8; ``"-"`` for standard input. Blank lines are skipped, except in plain text: errors,
             so that the n-th example is the n-th line.
-        columns: names the fields or columns of text, second text and label.
-        labelled: whether to read the label of each example; otherwise it may be missing.
-        format: JSONL, CSV, TSV or, without labels, one text a line; auto: by the suffix, text for any other.
+        columns: names of the fields or columns of text, second text and label.
+        labelled: whether to read labels; if not, they may be missing.
+        format: JSONL, CSV, TSV or, without labels, one text per line; auto: by the suffix, text for unknown ones.
 
     Raises:
-        DataError: the file is missing or of another kind, has no examples, or one of its lines is malformed, lacks a
-            field, or has no text or no label in it; names file and line.
-        UserError: the format holds no pairs of texts.
+        DataError: the file is missing, has another format or no examples, or a line is malformed or lacks a field, a
+            text or a label; names file and line.
+        UserError: pairs are required, but the format has single texts.
         StorageError: it cannot be read.
     """
     chosen = _FORMATS.get(Path(path).suffix.lower(), "text") if format == "auto" else format
     if labelled and chosen == "text":
-        raise DataError(f"{path}: expected labelled texts, a file called .jsonl, .csv or .tsv")
-    data, name = read_whole(path, "the file of labelled texts" if labelled else "the file of texts")
+        raise DataError(f"{path}: expected labeled texts in a .jsonl, .csv or .tsv file")
+    data, name = read_whole(path, "the file of labeled texts" if labelled else "the file of texts")
     if chosen == "text":
         examples = list(_examples_of_lines(data, name, columns))
     else:
@@ -99,16 +99,16 @@ def read_examples(
         rows = _rows_of_objects(data, name, fields) if chosen == "jsonl" else _rows_of_table(data, name, chosen, fields)
         examples = [_example(row, place, fields) for row, place in rows]
     if not examples:
-        expected = "a text and a label a line" if labelled else "a text a line"
-        raise DataError(f"{name}: there are no examples in it; expected {expected}")
+        expected = "a text and a label per line" if labelled else "a text per line"
+        raise DataError(f"{name}: the file has no examples; expected {expected}")
     return examples
 
 
 def read_whole(path: str, what: str) -> tuple[bytes, str]:
-    """Return the content of a file or, for ``"-"``, of standard input, without a byte-order mark, and its name.
+    """Return the content of a file, or of standard input for ``"-"``, without a byte-order mark, and its name.
 
     Raises:
-        DataError: the file is missing or larger than 1 GiB; ``what`` says in the message what it is.
+        DataError: the file, called ``what`` in the message, is missing or larger than 1 GiB.
         StorageError: it cannot be read.
     """
     if path == STANDARD_INPUT:
@@ -116,33 +116,35 @@ def read_whole(path: str, what: str) -> tuple[bytes, str]:
         with open_stream(source) as stream:
             data, name = stream.read(LARGEST_FILE + 1), str(source)
         if len(data) > LARGEST_FILE:
-            raise DataError(f"{name}: more than {format_bytes(LARGEST_FILE)}; split the input")
+            raise DataError(f"{name}: larger than {format_bytes(LARGEST_FILE)}; split the input")
     else:
         data, name = read_bytes(Path(path), what, limit=LARGEST_FILE), path
     return data.removeprefix(BYTE_ORDER_MARK), name
 
 
 def labels_of(examples: Sequence[Example], path: str) -> tuple[str, ...]:
-    """Return the classes of a training file, sorted; by value where all of them are integers.
+    """Return the classes of a training file, sorted; by value if all are integers.
 
     Raises:
         DataError: there is only one.
     """
     labels = {example.label for example in examples}
     if len(labels) == 1:
-        raise DataError(f"{path}: all examples are of one class, {labels.pop()!r:.80}; expected two classes or more")
+        raise DataError(
+            f"{path}: all examples have the same class, {labels.pop()!r:.80}; expected at least two classes"
+        )
     if all(map(_INTEGER.fullmatch, labels)):
         return tuple(sorted(labels, key=lambda label: (int(label), label)))
     return tuple(sorted(labels))
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first names of a list that may be long, for people."""
+    """Return the first eight names of a list, for messages."""
     return ", ".join(f"{name:.40}" for name in names[:8]) + ", ..." * (len(names) > 8)
 
 
 def label_numbers(examples: Sequence[Example], labels: Sequence[str]) -> Int64s:
-    """Return int64[N], the number of each example's class; a file may have the numbers themselves, counted from 0.
+    """Return the class number of each example, int64[N]; a file may also have the numbers instead of the classes.
 
     Raises:
         DataError: a label is not among the classes.
@@ -153,9 +155,9 @@ def label_numbers(examples: Sequence[Example], labels: Sequence[str]) -> Int64s:
     for example in examples:
         if example.label not in known:
             raise DataError(
-                f"{example.place}: the label {example.label!r:.80} is none of the {len(labels)} classes "
+                f"{example.place}: the label {example.label!r:.80} is not among the {len(labels)} classes "
                 f"({listed(labels)})"
-                f"{did_you_mean(example.label, labels)}; mend the label, or train with it"
+                f"{did_you_mean(example.label, labels)}; correct the label, or train with it"
             )
     return np.array([known[example.label] for example in examples], dtype=np.int64)
 
@@ -163,13 +165,13 @@ def label_numbers(examples: Sequence[Example], labels: Sequence[str]) -> Int64s:
 def encode_examples(
     examples: Sequence[Example], tokenizer: Tokenizer, sequence_length: int, *, is_causal: bool = False
 ) -> list[TokenSequence]:
-    """Return the sequences of examples; a long text is cut off at its end, of a pair always the longer one.
+    """Return the sequences of examples, truncated at the end; in a pair, always the longer text.
 
     Args:
-        examples: one or more, all with a second text or all without.
-        tokenizer: of the model.
-        sequence_length: tokens of a sequence at most.
-        is_causal: whether they are for a decoder.
+        examples: at least one; either all have a second text or none has.
+        tokenizer: the model's tokenizer.
+        sequence_length: the most tokens per sequence.
+        is_causal: whether the model is a decoder.
 
     Raises:
         UserError: the tokenizer lacks a special token, or ``sequence_length`` has no room for a text.
@@ -188,10 +190,10 @@ def encode_examples(
 
 
 def joined(tokenizer: Tokenizer, first: Integers, second: Integers | None = None) -> TokenSequence:
-    """Return a decoder's sequence: ``A``, or ``A <|endoftext|> B``; its last token, whose state is read, is of a text.
+    """Return a decoder's sequence: ``A``, or ``A <|endoftext|> B``; the class is predicted from its last token.
 
     Raises:
-        UserError: there is a pair, and the tokenizer has no end-of-text token.
+        UserError: ``second`` is given, but the tokenizer has no end-of-text token.
     """
     tokens = np.asarray(first, dtype=np.int64)
     if second is not None:
@@ -200,7 +202,7 @@ def joined(tokenizer: Tokenizer, first: Integers, second: Integers | None = None
 
 
 def frame(tokenizer: Tokenizer, first: Integers, second: Integers | None = None) -> TokenSequence:
-    """Return ``[CLS] A [SEP]``, or ``[CLS] A [SEP] B [SEP]`` with B as the second segment, nothing of it hidden.
+    """Return ``[CLS] A [SEP]``, or ``[CLS] A [SEP] B [SEP]`` with B as the second segment, without masks.
 
     RoBERTa has two separators between the texts of a pair (Liu et al. 2019).
     """
@@ -215,7 +217,7 @@ def frame(tokenizer: Tokenizer, first: Integers, second: Integers | None = None)
 
 
 def num_special(tokenizer: Tokenizer, *, pair: bool, is_causal: bool = False) -> int:
-    """Tokens of a sequence that are no text; a decoder has one alone, between the texts of a pair."""
+    """Return the number of special tokens in a sequence; a decoder has only one, between the texts of a pair."""
     if is_causal:
         return int(pair)
     if not pair:
@@ -225,19 +227,19 @@ def num_special(tokenizer: Tokenizer, *, pair: bool, is_causal: bool = False) ->
 
 def _require_room(room: int, needed: int, sequence_length: int) -> None:
     if room < needed:
-        raise UserError(f"sequences of {sequence_length} tokens have no room for a text; raise data.sequence_length")
+        raise UserError(f"sequences of {sequence_length} tokens are too short for a text; raise data.sequence_length")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Fields:
-    """Which fields or columns are read."""
+    """The fields or columns to read."""
 
     columns: ClassificationConfig
     labelled: bool
 
     @property
     def by_option(self) -> dict[str, str]:
-        """The names of fields that a file has to have, by the option that names each."""
+        """The names of the required fields, by the option that sets each."""
         columns, prefix = self.columns, "--objective." if self.labelled else "--"
         names = {"text": columns.text, "second-text": columns.second_text}
         names |= {"label": columns.label} if self.labelled else {}
@@ -254,20 +256,20 @@ def _example(row: Mapping[str, object], place: str, fields: _Fields) -> Example:
 def _examples_of_lines(data: bytes, name: str, columns: ClassificationConfig) -> Iterator[Example]:
     if columns.second_text is not None:
         raise UserError(
-            f"{name}: the model reads pairs of texts, and a line of text is one; give JSONL, CSV or TSV (--format)"
+            f"{name}: the model reads pairs of texts, but a line of text has only one; use JSONL, CSV or TSV (--format)"
         )
     for number, _, content in read_lines(io.BytesIO(data), LARGEST_FILE):
         place = f"{name}, line {number}"
         text = line_text(content, place, LARGEST_FILE).removesuffix("\n").removesuffix("\r")
         if not text.strip():
-            raise DataError(f"{place}: the line is blank, and each line has one result; remove it")
+            raise DataError(f"{place}: the line is blank, but every line gets a result; remove it")
         yield Example(text=text, second_text=None, label="", place=place)
 
 
 def _text(row: Mapping[str, object], field: str, place: str) -> str:
     text = row[field]
     if not isinstance(text, str) or not text.strip():
-        raise DataError(f"{place}: {field!r} has no text; correct the line or leave it out")
+        raise DataError(f"{place}: {field!r} has no text; correct the line or remove it")
     utf8_of(text, place, repr(field))
     return text
 
@@ -277,7 +279,7 @@ def _label(row: Mapping[str, object], field: str, place: str) -> str:
     if isinstance(label, bool | int):
         return str(label).lower()
     if not isinstance(label, str) or not label.strip() or not label.isprintable():
-        raise DataError(f"{place}: {field!r} holds no label, expected a word or an integer; mend the line")
+        raise DataError(f"{place}: {field!r} has no label, expected a word or an integer; correct the line")
     return label.strip()
 
 
@@ -290,7 +292,7 @@ def _rows_of_objects(data: bytes, path: str, fields: _Fields) -> Iterator[tuple[
 def _rows_of_table(
     data: bytes, path: str, kind: TextFormat, fields: _Fields
 ) -> Iterator[tuple[dict[str, object], str]]:
-    """Yield each row by the names of its columns: those of the header, or numbers where the columns are numbers."""
+    """Yield each row by column name: from the header, or numbers if the options name numbers."""
     lines = csv.reader(io.StringIO(_decoded(data, path), newline=""), **TABLES[f".{kind}"])
     try:
         rows = (
@@ -307,22 +309,22 @@ def _rows_of_table(
         for row, place in rows_of_all:
             if len(row) != len(header):
                 raise DataError(
-                    f"{place}: {len(row)} columns, where the table has {len(header)}; mend the line (a text with a "
-                    "separator in it is quoted)"
+                    f"{place}: {len(row)} columns, but the table has {len(header)}; correct the line (quote texts "
+                    "that contain a separator)"
                 )
             yield dict(zip(header, row, strict=True)), place
     except csv.Error as error:
-        raise DataError(f"{path}, line {lines.line_num}: not a table ({error}); mend the line") from error
+        raise DataError(f"{path}, line {lines.line_num}: not a table ({error}); correct the line") from error
 
 
 def _require_fields(names: Sequence[str] | dict[str, object], path: str, place: str, fields: _Fields) -> None:
-    there = list(names)
+    found = list(names)
     for option, field in fields.by_option.items():
-        if there.count(field) != 1:
-            shown = listed([repr(name) for name in there])
-            what = "out of range" if field.isdecimal() else "missing" if field not in there else "there twice"
+        if found.count(field) != 1:
+            shown = listed([repr(name) for name in found])
+            what = "out of range" if field.isdecimal() else "missing" if field not in found else "duplicated"
             raise DataError(
-                f"{place}: the column {field!r:.80} is {what} (there: {shown or 'none'}); "
+                f"{place}: the column {field!r:.80} is {what} (columns: {shown or 'none'}); "
                 f"name the right one by {option}"
             )
 
@@ -331,4 +333,4 @@ def _decoded(data: bytes, path: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 at byte {error.start}; convert the file") from error
+        raise DataError(f"{path}: not UTF-8 at byte {error.start}; convert the file to UTF-8") from error

@@ -1,26 +1,26 @@
-"""Batches for an encoder: sequences of different lengths, laid out in rows.
+"""Lay out sequences of different lengths in the rows of an encoder's batch.
 
     sequences     aaaaa bb cccc        sequence_length T = 8
 
-    padded        aaaaa...             a sequence a row
+    padded        aaaaa...             one sequence per row
                   bb......
                   cccc....
-    packed        aaaaabb.             as many in a row as fit: the longest first, each in the first row with room
+    packed        aaaaabb.             as many per row as fit: longest first, each into the first row with room
                   cccc....
     unpadded      aaaaabbcccc          one row, no padding at all
 
-The model keeps sequences apart in every layout, so the loss is the same; what differs is the work. Padding costs its
-share of everything. Packed rows keep fixed widths, which GPUs and compilers like. Unpadded ones waste nothing, at the
-price of a width that changes from batch to batch. ``choose_layout`` decides by the measured lengths.
+The model keeps sequences apart in every layout, so the loss is the same; the layouts differ in cost. Padding is
+computed like tokens. Packed rows keep fixed widths, which GPUs and compilers prefer. Unpadded rows waste nothing, but
+their width changes from batch to batch. ``choose_layout`` decides by the measured lengths.
 
-A batch holds, as int64, for B rows of T places with S sequences and P predicted tokens:
+A batch holds, as int64, for B rows of T positions with S sequences and P predicted tokens:
 
-    tokens, positions, segments, keys [B, T]    padding holds the padding's id and zeros; positions count in a sequence
-    firsts, lengths, pair_labels [S]            place of each sequence's first token, counted over rows; its tokens
-    predictions, targets [P]                    places of the masked tokens, and what they were
+    tokens, positions, segments, keys [B, T]    padding is the padding token and zeros; positions restart per sequence
+    firsts, lengths, pair_labels [S]            index of each sequence's first token in the flattened rows; its length
+    predictions, targets [P]                    flat indices of the masked tokens, and their original tokens
 
-In padded and packed batches P is fixed, S times the most predictions, and filled up with targets of -100: shapes that
-depend on the data alone would be compiled again and again.
+In padded and packed batches P is fixed at S times the most predictions per sequence and filled up with targets of -100:
+shapes that depend on the data would cause recompilation.
 """
 
 from collections.abc import Sequence
@@ -39,11 +39,11 @@ Layout: TypeAlias = Literal["padded", "packed", "unpadded"]
 _LITTLE_PADDING = 0.05
 
 
-class Places(NamedTuple):
-    """Where sequences lie.
+class Placement(NamedTuple):
+    """The positions of sequences in the rows of a batch.
 
     Attributes:
-        firsts: int64[S], place of each sequence's first token, counted over rows.
+        firsts: int64[S], index of each sequence's first token in the flattened rows.
         num_rows: B.
         width: T.
     """
@@ -63,41 +63,43 @@ def lay_out(
     has_pairs: bool = False,
     num_predictions: int | None = None,
 ) -> Batch:
-    """Make a batch of masked sequences.
+    """Return a batch of masked sequences.
 
     Args:
         sequences: S of them, of ``width`` tokens at most.
         width: T of padded and packed rows.
-        layout: see above.
-        pad_id: the token of padding.
-        keys: int64[S, width] in [0, 2**32), by position in the sequence; None: nothing random happens.
-        has_pairs: whether there are ``pair_labels``.
-        num_predictions: P, filled up; None: as many as are masked.
+        layout: see the module.
+        pad_id: the padding token.
+        keys: int64[S, width] in [0, 2**32), by position in the sequence; None for zeros.
+        has_pairs: whether to add ``pair_labels``.
+        num_predictions: P, filled up; None for the number of masked tokens.
     """
     lengths = np.array([len(sequence.tokens) for sequence in sequences], dtype=np.int64)
-    places = place(lengths, width, layout)
+    placement = place_sequences(lengths, width, layout)
     numbers = np.repeat(np.arange(len(lengths)), lengths)
     positions = np.arange(len(numbers)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    flat = places.firsts[numbers] + positions
+    flat = placement.firsts[numbers] + positions
     filled = {
         "tokens": (pad_id, np.concatenate([sequence.tokens for sequence in sequences])),
         "positions": (0, positions),
         "segments": (0, np.concatenate([sequence.segments for sequence in sequences])),
         "keys": (0, np.zeros_like(positions) if keys is None else keys[numbers, positions]),
     }
-    arrays = {name: _scattered(values, flat, fill, places) for name, (fill, values) in filled.items()}
-    arrays |= {"firsts": places.firsts, "lengths": lengths} | _predictions(sequences, places.firsts, num_predictions)
+    arrays = {name: _scattered(values, flat, fill, placement) for name, (fill, values) in filled.items()}
+    arrays |= {"firsts": placement.firsts, "lengths": lengths} | _predictions(
+        sequences, placement.firsts, num_predictions
+    )
     if has_pairs:
         arrays["pair_labels"] = np.array([sequence.pair_label for sequence in sequences], dtype=np.int64)
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def place(lengths: Int64s, width: int, layout: Layout) -> Places:
-    """Return where sequences of these lengths (each 1 to ``width``) lie: a pure function of the lengths' order."""
+def place_sequences(lengths: Int64s, width: int, layout: Layout) -> Placement:
+    """Return the placement of sequences with these lengths (each 1 to ``width``), a pure function of them."""
     if layout == "unpadded":
-        return Places(np.cumsum(lengths) - lengths, 1, int(lengths.sum()))
+        return Placement(np.cumsum(lengths) - lengths, 1, int(lengths.sum()))
     if layout == "padded":
-        return Places(np.arange(len(lengths), dtype=np.int64) * width, len(lengths), width)
+        return Placement(np.arange(len(lengths), dtype=np.int64) * width, len(lengths), width)
     firsts, used = np.zeros(len(lengths), dtype=np.int64), list[int]()
     for number in np.argsort(-lengths, kind="stable").tolist():
         length = int(lengths[number])
@@ -105,15 +107,15 @@ def place(lengths: Int64s, width: int, layout: Layout) -> Places:
         used += [0] * (row == len(used))
         firsts[number] = row * width + used[row]
         used[row] += length
-    return Places(firsts, len(used), width)
+    return Placement(firsts, len(used), width)
 
 
 def choose_layout(
     mean: float, sequence_length: int, *, on_cpu: bool, asked: Layout | Literal["auto"] = "auto"
 ) -> Layout:
-    """The layout for sequences of a ``mean`` length: a CPU takes any width, others want rows of one width.
+    """Return the layout for sequences of a ``mean`` length: a CPU takes any width, other devices prefer a fixed width.
 
-    ``asked`` is what a recipe says, and decides unless it leaves it open.
+    ``asked`` is the recipe's ``data.layout``; anything but "auto" decides.
     """
     if asked != "auto":
         return asked
@@ -122,10 +124,10 @@ def choose_layout(
     return "unpadded" if on_cpu else "packed"
 
 
-def _scattered(values: Int64s, flat: Int64s, fill: int, places: Places) -> Int64s:
-    array = np.full(places.num_rows * places.width, fill, dtype=np.int64)
+def _scattered(values: Int64s, flat: Int64s, fill: int, placement: Placement) -> Int64s:
+    array = np.full(placement.num_rows * placement.width, fill, dtype=np.int64)
     array[flat] = values
-    return array.reshape(places.num_rows, places.width)
+    return array.reshape(placement.num_rows, placement.width)
 
 
 def _predictions(sequences: Sequence[TokenSequence], firsts: Int64s, fixed: int | None) -> dict[str, Int64s]:

@@ -1,10 +1,10 @@
-"""A text once for each of its tokens, which is hidden there: what a pseudo-perplexity is measured on.
+"""Copies of a text in each of which one token is masked: the input of pseudo-perplexity.
 
-    [CLS] the cat sat [SEP]     ->      0  [CLS] [MASK] cat sat [SEP]       to be predicted: the
-                                        1  [CLS] the [MASK] sat [SEP]                        cat
-                                        2  [CLS] the cat [MASK] [SEP]                        sat
+    [CLS] the cat sat [SEP]     ->      0  [CLS] [MASK] cat sat [SEP]       predicted: the
+                                        1  [CLS] the [MASK] sat [SEP]                  cat
+                                        2  [CLS] the cat [MASK] [SEP]                  sat
 
-Copies are counted over all texts, and each is made when it is asked for: n tokens cost n looks at their text, and the
+Copies are numbered over all texts, and each is made on demand: n tokens cost n forward passes over their text, and the
 memory of one batch.
 """
 
@@ -20,24 +20,24 @@ from hornbook.text.special_tokens import MaskingTokens
 
 
 class MaskedCopies:
-    """Copies of texts with one token hidden in each: a `hornbook.samples.batches.HeldOut`.
+    """Copies of texts with one masked token in each: a `hornbook.samples.batches.HeldOut`.
 
     Args:
-        sequences: at least one, with [CLS] and [SEP], which are not hidden.
+        sequences: at least one, with [CLS] and [SEP], which are not masked.
         special: the tokenizer's special tokens.
-        layout: of the batches.
+        layout: layout of the batches.
     """
 
     def __init__(self, sequences: Sequence[TokenSequence], special: MaskingTokens, layout: Layout) -> None:
         frame = (special.cls, special.sep, special.pad)
         self._sequences, self._special, self._layout = sequences, special, layout
-        self._places = [np.flatnonzero(~np.isin(sequence.tokens, frame)) for sequence in sequences]
-        self._ends = np.cumsum([len(places) for places in self._places])
+        self._masked = [np.flatnonzero(~np.isin(sequence.tokens, frame)) for sequence in sequences]
+        self._ends = np.cumsum([len(indices) for indices in self._masked])
         self._width = max(len(sequence.tokens) for sequence in sequences)
 
     @property
     def num_items(self) -> int:
-        """Copies of all texts together."""
+        """The number of copies of all texts."""
         return int(self._ends[-1])
 
     def batch(self, numbers: Int64s, /) -> Batch:
@@ -49,8 +49,8 @@ class MaskedCopies:
 
     def _copy(self, number: int) -> TokenSequence:
         owner = int(np.searchsorted(self._ends, number, side="right"))
-        sequence, places = self._sequences[owner], self._places[owner]
-        place = places[[number - int(self._ends[owner])]]
+        sequence, indices = self._sequences[owner], self._masked[owner]
+        index = indices[[number - int(self._ends[owner])]]
         tokens = sequence.tokens.copy()
-        tokens[place] = self._special.mask
-        return sequence._replace(tokens=tokens, positions=place, labels=sequence.tokens[place])
+        tokens[index] = self._special.mask
+        return sequence._replace(tokens=tokens, positions=index, labels=sequence.tokens[index])

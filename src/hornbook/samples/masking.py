@@ -1,17 +1,17 @@
-"""Masked tokens: which are hidden, and by what, as a function of (seed, sample, position).
+"""Mask tokens for masked language modeling, as a function of (seed, sample, position).
 
-    tokens       [CLS] the cat sat [SEP] on the mat [SEP]         hidden: 15 % of them, at places 2 and 7
-    masked       [CLS] the [MASK] sat [SEP] on the dog [SEP]      80 % by [MASK], 10 % by any token, 10 % by themselves
-    places       2 7        labels   cat mat
+    tokens       [CLS] the cat sat [SEP] on the mat [SEP]         15 % of the tokens, here 2 and 7
+    masked       [CLS] the [MASK] sat [SEP] on the dog [SEP]      80 % become [MASK], 10 % any token, 10 % stay
+    indices      2 7        labels   cat mat
 
-Two rules say which. ``static_mask``, for instances that are written to a file, is that of Google's BERT: a fixed number
-a sequence, ``min(K, max(1, round(length * p)))``. ``dynamic_mask``, for masking on the fly, hides each token with
-probability p, up to a cap M that leaves room for two standard deviations; what is above it is shown again at random,
-and a short sequence may have nothing hidden. Either hides single tokens or whole words.
+``static_mask``, for instances that are written to a file, follows Google's BERT: a fixed number per sequence,
+``min(K, max(1, round(length * p)))``. ``dynamic_mask``, for masking during training, masks each token with probability
+p, up to a cap M two standard deviations above the mean; tokens above the cap are unmasked at random, and a short
+sequence may have none masked. Both mask single tokens or whole words.
 
-Sequences come flat, one after the other, and stay so. All are masked at once, some 20 ns a token on one core; sequences
-above the cap, and those of static masks, are looked at one by one. The price of having no state: each token pays for a
-hash, most of which nobody looks at.
+Sequences are concatenated, in and out. All are masked at once, at about 20 ns per token on one core; sequences above
+the cap and those of static masks are processed one by one. The price of being stateless: a hash for every token, most
+of which are unused.
 """
 
 from dataclasses import dataclass
@@ -31,28 +31,28 @@ _SHARE_MASKED, _SHARE_NOT_KEPT = round(0.8 * 2**32), round(0.9 * 2**32)
 
 
 class Masked(NamedTuple):
-    """Sequences with tokens hidden.
+    """Concatenated sequences with masked tokens.
 
     Attributes:
-        tokens: int64[N], all sequences one after the other.
-        places: int64[P], where in ``tokens`` a token is to be predicted, rising.
-        labels: int64[P], the ids to be predicted there.
+        tokens: int64[N], all sequences concatenated.
+        indices: int64[P], indices in ``tokens`` of the predicted tokens, ascending.
+        labels: int64[P], the original tokens.
     """
 
     tokens: Int64s
-    places: Int64s
+    indices: Int64s
     labels: Int64s
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MaskRules:
-    """What to hide.
+    """The rules of masking.
 
     Attributes:
         special: the tokenizer's special tokens.
-        probability: share of the tokens to hide.
-        begins_word: bool[vocab_size] by ``word_beginnings``, to hide whole words; None for single tokens.
-        seed: of all that is drawn.
+        probability: share of the tokens to mask.
+        begins_word: bool[vocab_size] by ``word_beginnings``, to mask whole words; None for single tokens.
+        seed: seed of all draws.
     """
 
     special: MaskingTokens
@@ -62,25 +62,25 @@ class MaskRules:
 
     @cached_property
     def is_special(self) -> Bools:
-        """bool[vocab_size]: never hidden on the fly, never put in another's place."""
+        """bool[vocab_size], tokens that dynamic masking never masks and that never replace a token."""
         return _flags(self.special.vocab_size, sorted(self.special.special_ids))
 
     @cached_property
     def is_frame(self) -> Bools:
-        """bool[vocab_size]: never hidden: what is laid around the text."""
+        """bool[vocab_size], [CLS], [SEP] and padding, which are never masked."""
         return _flags(self.special.vocab_size, [self.special.cls, self.special.sep, self.special.pad])
 
     @cached_property
     def replacements(self) -> Int64s:
-        """The ids that may stand in another's place: all but special ones, each as likely."""
+        """The ids that may replace a token: all but special ones, with equal probability."""
         return np.flatnonzero(~self.is_special)
 
 
 def word_beginnings(tokenizer: Tokenizer) -> Bools:
-    """bool[vocab_size]: whether a token begins a word.
+    """Return bool[vocab_size]: whether a token begins a word.
 
-    By WordPiece, one without ``##`` does; by WordLevel, every one; by other models, one that begins with white space,
-    so that punctuation belongs to the word that it follows. Special tokens are words.
+    For WordPiece, a token without ``##`` does; for WordLevel, every token; for other models, a token that begins with
+    white space, so that punctuation belongs to the preceding word. Special tokens are words.
     """
     prefix = tokenizer.continuing_prefix
     is_whole = not prefix and tokenizer.settings["model"].get("type") == "WordLevel"
@@ -92,50 +92,51 @@ def word_beginnings(tokenizer: Tokenizer) -> Bools:
 
 
 def dynamic_mask(tokens: Int64s, lengths: Int64s, samples: Int64s, rules: MaskRules, *, most: int) -> Masked:
-    """Hide each token that is not special with the rules' probability, ``most`` of a sequence at the outside.
+    """Mask each non-special token with the rules' probability, at most ``most`` per sequence.
 
-    A word is hidden with that probability where words are hidden whole; where they do not all fit, it is those that
-    were drawn last that are shown again, the first that does not fit and all after it.
+    With whole words, each word is masked with that probability; if the words do not fit into ``most``, those drawn last
+    are unmasked: the first that does not fit and all after it.
 
     Args:
-        tokens: int64[N], sequences with their [CLS] and [SEP], one after the other.
-        lengths: int64[S], tokens of each.
-        samples: int64[S], number of each since the run began.
-        rules: what to hide.
+        tokens: int64[N], concatenated sequences with their [CLS] and [SEP].
+        lengths: int64[S], length of each sequence.
+        samples: int64[S], number of each sequence since the run began.
+        rules: what to mask.
         most: the cap, see `hornbook.config.models.MaskingConfig.most_masked`.
     """
     hashes = _hashes(lengths, samples, rules)
     is_free = ~rules.is_special[tokens]
     words = _words(tokens, lengths, rules)
     draws = hashes if words is None else hashes[words.first][words.number]
-    limit = np.uint64(min(round(rules.probability * 2**32) << 32, 2**64 - 1))  # this share of all hashes is below it
+    limit = np.uint64(min(round(rules.probability * 2**32) << 32, 2**64 - 1))  # this share of hashes is below
     is_hidden = is_free & (draws < limit)
     ends = np.cumsum(lengths)
     before = np.concatenate((np.zeros(1, np.int64), np.cumsum(is_hidden)))
     for number in np.flatnonzero(before[ends] - before[ends - lengths] > most):
         start, end = int(ends[number] - lengths[number]), int(ends[number])
-        places = start + np.flatnonzero(is_hidden[start:end])
-        is_hidden[places] = False
-        is_hidden[_first_drawn(places, draws, words, most)] = True
+        indices = start + np.flatnonzero(is_hidden[start:end])
+        is_hidden[indices] = False
+        is_hidden[_first_drawn(indices, draws, words, most)] = True
     return _corrupted(tokens, np.flatnonzero(is_hidden), hashes, rules)
 
 
 def static_mask(
     tokens: Int64s, lengths: Int64s, samples: Int64s, rules: MaskRules, *, most: int, room: int | None = None
 ) -> Masked:
-    """Hide ``min(most, max(1, round(length * probability)))`` tokens of each sequence, [CLS] and [SEP] apart.
+    """Mask ``min(most, max(1, round(length * probability)))`` tokens of each sequence, except [CLS] and [SEP].
 
-    Whole words are hidden in the order in which they are drawn, those apart that do not fit any more. So there may be
-    fewer, but never none, and where ``room`` asks for more, single tokens make up for it.
+    Whole words are masked in the order in which they are drawn, skipping those that no longer fit. So there may be
+    fewer masked tokens, but at least one, and if ``room`` requires more, single tokens are added.
 
     Args:
-        tokens: int64[N], sequences with their [CLS] and [SEP], one after the other.
-        lengths: int64[S], tokens of each.
-        samples: int64[S], number of each, the same for no two.
-        rules: what to hide.
-        most: K, of a sequence.
-        room: tokens that fit when the hidden ones are moved to K slots in front: a longer sequence has so many hidden
-            that the others fit behind, ``length - room + most`` at least. None where they stay in place.
+        tokens: int64[N], concatenated sequences with their [CLS] and [SEP].
+        lengths: int64[S], length of each sequence.
+        samples: int64[S], a distinct number for each sequence.
+        rules: what to mask.
+        most: K, the most masked tokens per sequence.
+        room: length that is available when the masked tokens are moved to K slots in front: at least
+            ``length - room + most`` tokens of a longer sequence are masked, so that the others fit behind the slots.
+            None if masked tokens stay in place.
     """
     hashes = _hashes(lengths, samples, rules)
     is_free = ~rules.is_frame[tokens]
@@ -143,23 +144,23 @@ def static_mask(
     draws = hashes if words is None else hashes[words.first][words.number]
     chosen = [np.zeros(0, np.int64)]
     for start, length in zip((np.cumsum(lengths) - lengths).tolist(), lengths.tolist(), strict=True):
-        places = start + np.flatnonzero(is_free[start : start + length])
+        indices = start + np.flatnonzero(is_free[start : start + length])
         least = 0 if room is None else length - room + most
-        count = min(max(min(most, max(1, round(length * rules.probability))), least), len(places))
-        order = places[np.argsort(draws[places], kind="stable")]
+        count = min(max(min(most, max(1, round(length * rules.probability))), least), len(indices))
+        order = indices[np.argsort(draws[indices], kind="stable")]
         chosen.append(order[:count] if words is None else _whole_words(order, words.number, count, least))
     return _corrupted(tokens, np.sort(np.concatenate(chosen)), hashes, rules)
 
 
 class _Words(NamedTuple):
-    """The words of flat sequences: the number of each token's, and the place of each word's first token."""
+    """The words of concatenated sequences: each token's word number, and the index of each word's first token."""
 
     number: Int64s
     first: Int64s
 
 
 def _words(tokens: Int64s, lengths: Int64s, rules: MaskRules) -> _Words | None:
-    """What is truncated may begin in mid-word, and what follows a special token is a word of its own."""
+    """Split into words; a sequence may begin inside a word, and a special token ends the word before it."""
     if rules.begins_word is None:
         return None
     begins = rules.begins_word[tokens]
@@ -168,9 +169,9 @@ def _words(tokens: Int64s, lengths: Int64s, rules: MaskRules) -> _Words | None:
     return _Words(np.cumsum(begins) - 1, np.flatnonzero(begins))
 
 
-def _first_drawn(places: Int64s, draws: Hashes, words: _Words | None, most: int) -> Int64s:
-    """Of these places, the ``most`` with the smallest draws; if words are whole, as many words as fit."""
-    order = places[np.argsort(draws[places], kind="stable")]
+def _first_drawn(indices: Int64s, draws: Hashes, words: _Words | None, most: int) -> Int64s:
+    """Return the ``most`` indices with the smallest draws; with whole words, as many words as fit."""
+    order = indices[np.argsort(draws[indices], kind="stable")]
     if words is None or most >= len(order):
         return order[:most]
     numbers = words.number[order]
@@ -179,7 +180,7 @@ def _first_drawn(places: Int64s, draws: Hashes, words: _Words | None, most: int)
 
 
 def _whole_words(order: Int64s, word_of: Int64s, count: int, least: int) -> Int64s:
-    """Places of words, in the order given, as they fit into ``count``; then single ones until there are ``least``."""
+    """Return the indices of the first words that fit into ``count``, then of single tokens up to ``least``."""
     numbers = word_of[order]
     taken: list[Int64s] = []
     left = count
@@ -195,21 +196,21 @@ def _whole_words(order: Int64s, word_of: Int64s, count: int, least: int) -> Int6
     return np.concatenate((chosen, others[: max(missing, 0)]))
 
 
-def _corrupted(tokens: Int64s, places: Int64s, hashes: Hashes, rules: MaskRules) -> Masked:
-    """Put [MASK], another token or the same one in these places, by the low bits of their hashes."""
-    labels = tokens[places]
-    own = hashes[places]
+def _corrupted(tokens: Int64s, indices: Int64s, hashes: Hashes, rules: MaskRules) -> Masked:
+    """Replace these tokens by [MASK], by another token or not at all, decided by the low bits of their hashes."""
+    labels = tokens[indices]
+    own = hashes[indices]
     bits = own & _LOW_BITS
     others = rules.replacements[(mix64(own, 1) % np.uint64(len(rules.replacements))).astype(np.int64)]
     masked = tokens.copy()
-    masked[places] = np.where(
+    masked[indices] = np.where(
         bits < _SHARE_MASKED, rules.special.mask, np.where(bits < _SHARE_NOT_KEPT, others, labels)
     )
-    return Masked(masked, places, labels)
+    return Masked(masked, indices, labels)
 
 
 def _hashes(lengths: Int64s, samples: Int64s, rules: MaskRules) -> Hashes:
-    """uint64[N]: of (seed, sample, position); the high bits say what is hidden, the low ones by what."""
+    """Return uint64[N], hashes of (seed, sample, position); high bits choose tokens, low bits their replacements."""
     positions = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     return mix64(np.repeat(mix64(rules.seed, Purpose.MASKING, samples), lengths), positions)
 

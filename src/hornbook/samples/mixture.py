@@ -1,17 +1,18 @@
-"""Several stores blended into one sequence of samples, by their weights and without a copy.
+"""Blend several stores into one sequence of samples by their weights, without a copy.
 
-    weights 2 : 1        wiki    w0  w1 | w2  w3 | w4  w5 | ...     each sample somewhere in its own cell of time:
-                         books      b0  |    b1  | b2     | ...     2 cells for wiki where books has 1
+    weights 2 : 1        wiki    w0  w1 | w2  w3 | w4  w5 | ...     each sample at a random time in its cell:
+                         books      b0  |    b1  | b2     | ...     2 cells for wiki per cell of books
     samples              w0 b0 w1  w2 w3 b1  b2 w4 w5 ...           read from left to right
 
-Sample j of a store with share p of the weights has its time in the j-th cell of length 1 / p, at a place that is a hash
-of (seed, store, j); sample n of the mixture is the n-th of all in the order of time. So by any time t a store has given
-t * p samples, more or less by one, and by any sample n it has given n * p, more or less by 1 + (stores - 2) * p. That
-is stratified sampling: no period, no table, and where all cells end together, as after an epoch, exact shares.
+A store with share p of the weights has cells of length 1 / p. The time of its sample j is in its j-th cell, at an
+offset that is a hash of (seed, store, j); sample n of the mixture is the n-th of all samples by time. So by time t a
+store has contributed t * p samples, plus or minus one, and by sample n it has contributed n * p, plus or minus 1 +
+(stores - 2) * p. This is stratified sampling: no period, no table, and exact shares wherever all cells end together, as
+after an epoch.
 
-Sample n is found among the few whose times are near n, since n samples take n units of time, give or take one a store.
-That is done for a page of samples at once, in whole numbers, so that no rounding depends on the page or the machine.
-The price: 0.5 us a sample. Each store goes through its own epochs, in its own order (`hornbook.samples.windows`).
+Sample n is among the few samples whose times are near n, since n samples take n units of time, plus or minus one per
+store. They are located a page at a time, in integers, so that no rounding depends on the page or the machine. The
+price: 0.5 us per sample. Each store goes through its own epochs, in its own order (`hornbook.samples.windows`).
 """
 
 import hashlib
@@ -34,11 +35,11 @@ _CELL_BITS = 32
 
 
 class Blend:
-    """Which source a sample comes from, and which of its samples it is: a pure function of (seed, n).
+    """The assignment of samples to sources and to their sample numbers there: a pure function of (seed, n).
 
     Args:
-        shares: of each source, whole numbers from 1 in any proportion. After ``sum(shares)`` samples, and every
-            multiple of it, each source has had exactly its share.
+        shares: share of each source, integers from 1 in any proportion. After each multiple of ``sum(shares)`` samples,
+            every source has contributed exactly its share.
         seed: any integer.
     """
 
@@ -49,17 +50,17 @@ class Blend:
         self._page = lru_cache(maxsize=_KEPT_PAGES)(self._find_page)
 
     def locate(self, samples: Int64s) -> tuple[Int64s, Int64s]:
-        """The source of each of the samples B, and its number there: int64[B] each."""
-        assert samples.min() >= 0, "samples count from 0"
-        pages, places = np.divmod(samples, _PAGE_SIZE)
+        """Return the source of each of B samples and its number there: int64[B] each."""
+        assert samples.min() >= 0, "samples are numbered from 0"
+        pages, indices = np.divmod(samples, _PAGE_SIZE)
         found = np.empty((2, len(samples)), dtype=np.int64)
         for page in np.unique(pages).tolist():
             here = pages == page
-            found[:, here] = self._page(page)[:, places[here]]
+            found[:, here] = self._page(page)[:, indices[here]]
         return found[0], found[1]
 
     def _find_page(self, page: int) -> Int64s:
-        """Sources and numbers of a page of samples: int64[2, page size]."""
+        """Return the sources and numbers of a page of samples, int64[2, page size]."""
         first, margin = page * _PAGE_SIZE, len(self._shares)
         begins = [max(0, first - margin) * share // self._total for share in self._shares]
         ends = [(first + _PAGE_SIZE + margin) * share // self._total + 1 for share in self._shares]
@@ -73,19 +74,19 @@ class Blend:
         return np.array([(source, number) for _, source, number in chosen], dtype=np.int64).T
 
     def _times(self, source: int, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """(time in 2**-32 of a sample, source, number) of a source's samples ``begin .. end - 1``."""
+        """Yield (time in 2**-32 of a sample, source, number) for a source's samples ``begin .. end - 1``."""
         draws = mix64(self._seed, Purpose.BLEND, source, np.arange(begin, end)) >> np.uint64(64 - _CELL_BITS)
         for number, draw in enumerate(draws.tolist(), begin):
             yield ((number << _CELL_BITS) + draw) * self._total // self._shares[source], source, number
 
 
 class Provenance(NamedTuple):
-    """What a sample of a mixture reads.
+    """The tokens that a sample of a mixture reads.
 
     Attributes:
         source: number of the store.
-        epoch: of that store, from 0.
-        pieces: which tokens of which of its documents, in order.
+        epoch: the store's epoch, from 0.
+        pieces: the tokens read from its documents, in order.
     """
 
     source: int
@@ -94,26 +95,26 @@ class Provenance(NamedTuple):
 
 
 class Mixture:
-    """Training samples of one or several sources; of a single one they are its windows.
+    """Training samples of one or several sources; with a single source, its windows.
 
-    An epoch has ``num_items`` samples, as many as all sources have windows. Without weights a source's share is its
-    part of those, so each window comes once an epoch.
+    An epoch has ``num_items`` samples, as many as all sources have windows together. By default a source's share is its
+    part of those, so each window occurs once per epoch.
 
     Args:
         sources: one or more.
         sequence_length: T, the inputs of a window.
         seed: any integer.
-        weights: of each source, above 0, in any proportion; empty for the sources' sizes.
-        max_samples: of an epoch at most, which are then the same ones in each (``repeat_first``); None for all.
-        kind: what cuts a source into windows.
+        weights: positive weight of each source, in any proportion; empty for the sources' sizes.
+        max_samples: the most samples per epoch; every epoch then has the same ones (``repeat_first``); None for all.
+        kind: class that cuts a source into windows.
 
     Attributes:
         sequence_length: T.
-        num_items: samples of an epoch.
-        shares: of each source in the samples; their sum is 1.
+        num_items: samples per epoch.
+        shares: each source's share of the samples; the sum is 1.
 
     Raises:
-        UserError, DataError: as `Windows`.
+        UserError, DataError: see `Windows`.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class Mixture:
         self.shares = [share / sum(shares) for share in shares]
 
     def batch(self, samples: Int64s) -> Window:
-        """The windows of the samples B, stacked: int64[B, T+1]."""
+        """Return the windows of B samples: int64[B, T+1]."""
         sources, numbers = self._blend.locate(self._among_all(samples))
         shape = (len(samples), self.sequence_length + 1)
         tokens, documents = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
@@ -150,7 +151,7 @@ class Mixture:
         return Window(tokens=tokens, documents=documents)
 
     def provenance(self, sample: int) -> Provenance:
-        """Which tokens of which documents of which source the sample reads."""
+        """Return the source and the tokens of its documents that a sample reads."""
         (source,), (number,) = (found.tolist() for found in self._blend.locate(self._among_all(np.array([sample]))))
         windows = self._windows[source]
         is_part = self.num_items < self._num_all
@@ -168,7 +169,7 @@ def joint_fingerprint(sources: Sequence[TokenSource], weights: Sequence[float]) 
 
 
 def whole_shares(weights: Sequence[float]) -> list[int]:
-    """The smallest whole numbers in the proportion of weights, each taken for the decimal that it is written as.
+    """Return the smallest integers in the proportion of weights, taking each weight as the decimal it is written as.
 
     ``[0.7, 0.3] -> [7, 3]``
     """
@@ -179,5 +180,5 @@ def whole_shares(weights: Sequence[float]) -> list[int]:
 
 
 def seed_of_source(number: int, seed: int) -> int:
-    """Each source has an order of its own; the first has the run's, so that a store alone has the samples it has."""
+    """Return the seed of a source: the first source has the run's seed, so that a single store keeps its samples."""
     return int(mix64(seed, Purpose.SOURCE_SEED, number)) if number else seed

@@ -1,18 +1,18 @@
-"""Next-sentence pairs out of documents of sentences, as BERT was trained on, without a generator's state.
+"""Draw the next-sentence pairs of BERT from documents of sentences, without a generator's state.
 
-    sentences of a document   0  1  2  3  4  5  6      target T = sequence_length - 3 tokens, now and then fewer
-    chunks                   [0  1  2  3][4  5  6]     a chunk ends where it has T tokens, or with its document
+    sentences of a document   0  1  2  3  4  5  6      target T = sequence_length - 3 tokens, sometimes fewer
+    chunks                   [0  1  2  3][4  5  6]     a chunk ends at T tokens or at the end of its document
     label 0                   A  A| B  B               split at a random sentence, B is the rest
-    label 1                   A  A| of another one     and 2 is where the next chunk begins
-    truncated                 the longer of A and B loses tokens at both ends, by coins, until they fit
+    label 1                   A  A| from elsewhere     and the next chunk begins at 2
+    truncated                 the longer of A and B loses tokens at its front or end, at random, until they fit
 
 These are the rules of Google's ``create_pretraining_data.py``, with three differences. The target is drawn for each
-chunk, not for each document: so a tenth of the chunks are short, not most of them, and passes are of about one size.
-The other document is another one for sure. And a chunk is known by its first sentence: all that is drawn for it is a
-hash of (seed, epoch, first sentence), so any chunk of any epoch can be made alone, and an epoch is a list of first
-sentences, 8 bytes a chunk. The price: which they are is found by going through the documents, all of them abreast,
-0.25 us a chunk where they are many, 60 us for each of the longest's where they are few; and a sentence longer than the
-sequence loses the rest of its text, as in the original.
+chunk, not for each document: a tenth of the chunks are short, rather than most of them, and passes differ little in
+size. The other document is never the same one. And a chunk is identified by its first sentence: all its draws are
+hashes of (seed, epoch, first sentence), so any chunk of any epoch can be computed alone, and an epoch is a list of
+first sentences, 8 bytes per chunk. The price: finding them takes a pass over all documents in parallel, 0.25 us per
+chunk for many documents, 60 us per chunk of the longest for few; and a sentence longer than the sequence loses the rest
+of its text, as in the original.
 """
 
 from dataclasses import dataclass
@@ -32,14 +32,14 @@ SPECIAL_TOKENS: Final = 3
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sentences:
-    """Where the sentences of documents lie. None is empty, no document is without a sentence.
+    """The positions of the sentences of documents. No sentence and no document is empty.
 
     Attributes:
         documents: int64[D], number of each document in its store.
         first: int64[D + 1], number of each document's first sentence; the last entry is the number of sentences N.
-        offsets: int64[N], what lies before each sentence, over all documents.
-        end: what lies before the end of the last.
-        unit: how many of these make a token, so that offsets may count bytes.
+        offsets: int64[N], start of each sentence, counted over all documents.
+        end: end of the last sentence.
+        unit: units of ``offsets`` and ``end`` per token, so that they may count bytes.
     """
 
     documents: Int64s
@@ -49,24 +49,24 @@ class Sentences:
     unit: int = 1
 
     def tokens_before(self, sentences: Int64s) -> Int64s:
-        """Tokens of all documents before these sentences (0 .. N, which is the end)."""
+        """Return the number of tokens, over all documents, before these sentences (0 .. N)."""
         inside = np.minimum(sentences, len(self.offsets) - 1)
         return np.where(sentences < len(self.offsets), self.offsets[inside], self.end) // self.unit
 
     def reach(self, sentences: Int64s, num_tokens: Int64s) -> Int64s:
-        """The first sentence that begins so many tokens or more behind these; at least the next one, N at most."""
+        """Return the first sentence at least ``num_tokens`` tokens after these, from the next one to N."""
         wanted = (self.tokens_before(sentences) + num_tokens) * self.unit
         return np.maximum(np.searchsorted(self.offsets, wanted), sentences + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairRules:
-    """How to make pairs.
+    """The rules of pairs.
 
     Attributes:
-        sequence_length: tokens of a pair with its three special tokens, 5 or more.
-        short_sequence_probability: share of the chunks with a target from 2 to sequence_length - 3, uniformly.
-        seed: of all that is drawn.
+        sequence_length: the most tokens of a pair with its three special tokens, at least 5.
+        short_sequence_probability: share of chunks with a uniform target of 2 to sequence_length - 3.
+        seed: seed of all draws.
     """
 
     sequence_length: int
@@ -75,15 +75,15 @@ class PairRules:
 
     @property
     def room(self) -> int:
-        """Tokens of A and B together, at most."""
+        """The most tokens of A and B together."""
         return self.sequence_length - SPECIAL_TOKENS
 
 
 class Chunks(NamedTuple):
-    """Chunks [C] of sentences, each int64 but ``is_random``.
+    """Chunks [C] of sentences, each int64 except ``is_random``.
 
-    A is ``start`` .. ``split - 1``. B is the rest up to ``stop - 1`` or, if ``is_random``, from another document; then
-    the next chunk begins at ``split``, else at ``stop``.
+    A is ``start`` .. ``split - 1``. B is the rest up to ``stop - 1`` or, if ``is_random``, from another document, and
+    then the next chunk begins at ``split`` instead of ``stop``.
     """
 
     start: Int64s
@@ -94,7 +94,7 @@ class Chunks(NamedTuple):
 
     @property
     def following(self) -> Int64s:
-        """Where the next chunk begins, if the document goes on."""
+        """The first sentence of the next chunk, if the document continues."""
         return np.where(self.is_random, self.split, self.stop)
 
 
@@ -125,17 +125,17 @@ class _Draw(IntEnum):
 
 
 def first_sentences(sentences: Sentences, rules: PairRules, epoch: int) -> Int64s:
-    """The first sentence of every chunk of an epoch, rising: int64[chunks].
+    """Return the first sentence of every chunk of an epoch, ascending: int64[chunks].
 
     Raises:
         UserError: there are fewer than two documents, or the sequence has no room for a pair.
     """
     if rules.room < 2:
-        raise UserError(f"a pair takes a sequence of 5 tokens or more; got {rules.sequence_length}")
+        raise UserError(f"a pair needs a sequence of at least 5 tokens; got {rules.sequence_length}")
     if len(sentences.documents) < 2:
         raise UserError(
-            "next-sentence pairs take two documents or more, since every other pair joins two; the store has "
-            f"{len(sentences.documents)} with text: give more documents, or train without pairs"
+            "next-sentence pairs need at least two documents, since half of the pairs join two; the store has "
+            f"{len(sentences.documents)} with text: add documents, or train without pairs"
         )
     start, end = sentences.first[:-1], sentences.first[1:]
     found = []
@@ -148,7 +148,7 @@ def first_sentences(sentences: Sentences, rules: PairRules, epoch: int) -> Int64
 
 
 def chunks_at(start: Int64s, document_end: Int64s, sentences: Sentences, rules: PairRules, epoch: int) -> Chunks:
-    """The chunks that begin at these sentences, in documents that end before the sentences ``document_end``."""
+    """Return the chunks that begin at these sentences, in documents that end before ``document_end``."""
     keys = _keys(start, rules, epoch)
     is_short = _unit(keys, _Draw.IS_SHORT) < rules.short_sequence_probability
     target = np.where(is_short, 2 + _below(keys, _Draw.SHORT_TARGET, rules.room - 1), rules.room)
@@ -160,12 +160,12 @@ def chunks_at(start: Int64s, document_end: Int64s, sentences: Sentences, rules: 
 
 
 def pairs_at(start: Int64s, sentences: Sentences, rules: PairRules, epoch: int) -> Pairs:
-    """The pairs of the chunks that begin at these sentences, truncated to their room.
+    """Return the pairs of the chunks that begin at these sentences, truncated to ``rules.room``.
 
     Args:
-        start: int64[C], some of what ``first_sentences`` found for the same sentences, rules and epoch.
-        sentences: of all documents.
-        rules: how to make pairs.
+        start: int64[C], from ``first_sentences`` with the same sentences, rules and epoch.
+        sentences: sentences of all documents.
+        rules: the rules of pairs.
         epoch: pass through the documents, from 0.
     """
     keys = _keys(start, rules, epoch)
@@ -189,7 +189,7 @@ def pairs_at(start: Int64s, sentences: Sentences, rules: PairRules, epoch: int) 
 
 
 def truncated_lengths(a_length: Int64s, b_length: Int64s, room: int) -> tuple[Int64s, Int64s]:
-    """What is left of A and B when the longer, or else B, has lost a token at a time until both fit ``room``."""
+    """Return the lengths after the longer of A and B, or else B, loses one token at a time until both fit."""
     excess = np.maximum(a_length + b_length - room, 0)
     from_longer = np.minimum(excess, np.abs(a_length - b_length))
     in_turns = excess - from_longer
@@ -202,17 +202,17 @@ def _keys(start: Int64s, rules: PairRules, epoch: int) -> Hashes:
 
 
 def _unit(keys: Hashes, draw: _Draw) -> NDArray[np.float64]:
-    """Uniform in [0, 1)."""
+    """Draw uniformly from [0, 1)."""
     return (mix64(keys, draw) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _below(keys: Hashes, draw: _Draw, end: int | Int64s) -> Int64s:
-    """Uniform in 0 .. end - 1."""
+    """Draw uniformly from 0 .. end - 1."""
     return (mix64(keys, draw) % np.asarray(end).astype(np.uint64)).astype(np.int64)
 
 
 def _heads(coins: Int64s, keys: Hashes) -> Int64s:
-    """How many of so many fair coins show heads."""
+    """Draw the number of heads among ``coins`` fair coins."""
     heads, word = np.zeros(len(coins), dtype=np.int64), 0
     while (active := np.flatnonzero(coins > 64 * word)).size:
         bits = np.unpackbits(mix64(keys[active], word).view(np.uint8)).reshape(-1, 64)

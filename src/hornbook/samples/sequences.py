@@ -1,18 +1,18 @@
-"""What an encoder learns from: a sequence of ids with [CLS] and [SEP], of one text or of a pair.
+"""Sequences for encoders: token ids with [CLS] and [SEP], of one text or of a pair.
 
     tokens     [CLS] the cat sat [SEP] on the mat [SEP]        segments    0 0 0 0 0 1 1 1 1        pair_label  0
 
-    PairSequences        next-sentence pairs of a sentence store, other ones each epoch         BERT
-    JoinedSequences      all documents end to end, cut where a sequence is full                 RoBERTa, run_mlm
-    DocumentSequences    each document by itself, cut where a sequence is full
-    LineSequences        each sentence of a sentence store, or each document of another         run_mlm --line_by_line
-    StaticInstances      a file of instances, masked when it was made                           `static_instances`
+    PairSequences        next-sentence pairs of a sentence store, new ones each epoch           BERT
+    JoinedSequences      all documents concatenated, cut at the sequence length                 RoBERTa, run_mlm
+    DocumentSequences    each document by itself, cut at the sequence length
+    LineSequences        each sentence of a sentence store                                      run_mlm --line_by_line
+    StaticInstances      a file of instances, masked when it was built                          `static_instances`
 
-A source answers sample number n, counted since the run began: a function of (seed, n), in any order, so the state of a
-loader is one number, as for windows (`hornbook.samples.windows`). What masks the tokens comes after it
-(`hornbook.samples.masking`). The price: pairs are found anew at the beginning of each epoch, 0.25 us a pair, and each
-has 8 bytes in memory meanwhile; since passes differ by a few pairs and an epoch is of one size, a later epoch leaves
-out the last few of its order, or begins it again.
+A source maps a sample number n, counted from the start of the run, to a sequence: a function of (seed, n), in any
+order, so the state of a loader is one number, as for windows (`hornbook.samples.windows`). Masking is a separate step
+(`hornbook.samples.masking`). The price: pairs are recomputed at the start of each epoch, at 0.25 us and 8 bytes of
+memory per pair; and since the number of pairs varies slightly between passes but an epoch has a fixed size, a later
+epoch leaves out the last few of its pairs, or repeats its first few.
 """
 
 import hashlib
@@ -32,18 +32,18 @@ from hornbook.samples.windows import Piece, Windows
 from hornbook.text.special_tokens import MaskingTokens
 
 NO_PAIR = -100
-"""The label of a sequence that is no pair, which no loss counts."""
+"""The label of a sequence that is not a pair; losses ignore it."""
 
 
 class TokenSequence(NamedTuple):
     """One sequence, without padding.
 
     Attributes:
-        tokens: int64[num_tokens], with [CLS] and [SEP]; masked already if there are ``positions``.
+        tokens: int64[num_tokens], with [CLS] and [SEP]; already masked if ``positions`` is set.
         segments: int64[num_tokens], 0 up to the first [SEP], 1 after it.
-        pair_label: 0, the second text follows the first; 1, it is another document's; ``NO_PAIR``, there is none.
-        positions: int64[num_predictions], where a token is to be predicted, in rising order; None if nothing is masked.
-        labels: int64[num_predictions], the ids to be predicted there; None if nothing is masked.
+        pair_label: 0 if the second text follows the first, 1 if it is from another document, ``NO_PAIR`` for one text.
+        positions: int64[num_predictions], positions of the predicted tokens, ascending; None if nothing is masked.
+        labels: int64[num_predictions], their original ids; None if nothing is masked.
     """
 
     tokens: Int64s
@@ -53,43 +53,43 @@ class TokenSequence(NamedTuple):
     labels: Int64s | None = None
 
     def unscored(self) -> "TokenSequence":
-        """The same tokens, of which nothing is to be predicted."""
+        """Return the same tokens with nothing to predict."""
         nothing = np.zeros(0, dtype=np.int64)
         return self._replace(positions=nothing, labels=nothing, pair_label=NO_PAIR)
 
 
 class SequenceSource(Protocol):
-    """Sequences by number, the same for the same number always."""
+    """Sequences by sample number; the same number always has the same sequence."""
 
     @property
     def sequence_length(self) -> int:
-        """Tokens that a sequence has at most."""
+        """The most tokens per sequence."""
 
     @property
     def num_sequences(self) -> int:
-        """Sequences in an epoch: sample n is of epoch ``n // num_sequences``."""
+        """Sequences per epoch: sample n is in epoch ``n // num_sequences``."""
 
     @property
     def fingerprint(self) -> str:
-        """A hash of what the sequences depend on, by which a resumed run knows its data."""
+        """A hash of all that determines the sequences, by which a resumed run recognizes its data."""
 
     def sequences(self, samples: Int64s) -> list[TokenSequence]:
-        """The sequences of these samples (each >= 0), in their order."""
+        """Return the sequences of these samples (each >= 0), in their order."""
 
 
 @runtime_checkable
 class StoredSequences(SequenceSource, Protocol):
-    """Sequences of token stores, which know where they are from."""
+    """Sequences of token stores, which can be traced to their documents."""
 
     def provenance(self, sample: int) -> Provenance:
-        """Which tokens of which documents the sequence of a sample is made of, [CLS], [SEP] and masks apart."""
+        """Return the documents' tokens in the sequence of a sample, ignoring [CLS], [SEP] and masks."""
 
 
 class PairSequences:
     """Next-sentence pairs, drawn anew each epoch by the rules of `hornbook.samples.pairs`.
 
     Args:
-        store: of sentences, two documents or more.
+        store: a store of sentences with at least two documents.
         special: the tokenizer's special tokens.
         rules: how to make pairs; its seed also shuffles them.
 
@@ -110,7 +110,7 @@ class PairSequences:
         self.fingerprint = _fingerprint(store, special, repr(rules))
 
     def first_sentences(self, epoch: int) -> Int64s:
-        """int64[chunks of the epoch]: where they begin, rising; the last two epochs are kept."""
+        """Return the first sentence of each chunk of an epoch, int64, ascending; caches the last two epochs."""
         if epoch not in self._tables:
             while len(self._tables) > 1:
                 del self._tables[min(self._tables)]
@@ -119,27 +119,27 @@ class PairSequences:
 
     def sequences(self, samples: Int64s) -> list[TokenSequence]:
         """See ``SequenceSource``."""
-        epochs, places = np.divmod(samples, self.num_sequences)
+        epochs, indices = np.divmod(samples, self.num_sequences)
         found: dict[int, TokenSequence] = {}
         for epoch in np.unique(epochs).tolist():
             rows = np.flatnonzero(epochs == epoch)
-            found |= zip(rows.tolist(), self.of_epoch(epoch, places[rows]), strict=True)
+            found |= zip(rows.tolist(), self.of_epoch(epoch, indices[rows]), strict=True)
         return [found[row] for row in range(len(samples))]
 
-    def of_epoch(self, epoch: int, places: Int64s) -> list[TokenSequence]:
-        """The sequences at these places of an epoch's order, which goes round."""
-        return [self._join(*pair) for pair in self._pairs(epoch, places)]
+    def of_epoch(self, epoch: int, indices: Int64s) -> list[TokenSequence]:
+        """Return the sequences at these indices of an epoch's order, modulo its length."""
+        return [self._join(*pair) for pair in self._pairs(epoch, indices)]
 
     def provenance(self, sample: int) -> Provenance:
-        """A and B; see ``StoredSequences``."""
-        epoch, place = divmod(sample, self.num_sequences)
-        ((a, b, _),) = self._pairs(epoch, np.array([place]))
+        """Return A and B; see ``StoredSequences``."""
+        epoch, index = divmod(sample, self.num_sequences)
+        ((a, b, _),) = self._pairs(epoch, np.array([index]))
         return Provenance(0, epoch, [a, b])
 
-    def _pairs(self, epoch: int, places: Int64s) -> Iterator[tuple[Piece, Piece, int]]:
-        """A, B and the label at each of these places."""
+    def _pairs(self, epoch: int, indices: Int64s) -> Iterator[tuple[Piece, Piece, int]]:
+        """Yield A, B and the label at each of these indices."""
         table = self.first_sentences(epoch)
-        order = permute(places % len(table), size=len(table), seed=self._rules.seed, epoch=epoch)
+        order = permute(indices % len(table), size=len(table), seed=self._rules.seed, epoch=epoch)
         pairs = pairs_at(table[order], self._sentences, self._rules, epoch)
         for *spans, label in zip(*(values.tolist() for values in pairs), strict=True):
             yield Piece(*spans[:3]), Piece(*spans[3:]), label
@@ -156,19 +156,19 @@ class PairSequences:
 
 
 class JoinedSequences:
-    """All documents end to end with a [SEP] between them, cut every ``sequence_length - 2`` tokens.
+    """All documents concatenated with a [SEP] between them, cut every ``sequence_length - 2`` tokens.
 
-    As `hornbook.samples.windows.Windows` cuts, which says what each epoch leaves out. A document that ends with an
-    end-of-text token in the store has no [SEP] beside it.
+    They are cut as in `hornbook.samples.windows.Windows`, whose docstring says what each epoch leaves out. A document
+    that ends with a stored end-of-text token has no [SEP] after it.
 
     Args:
-        store: any.
+        store: any token store.
         special: the tokenizer's special tokens.
         sequence_length: tokens of each sequence.
-        seed: of the order and the cuts.
+        seed: seed of the order and the cuts.
 
     Raises:
-        UserError: the store has too few tokens for one sequence, or the sequences have no room.
+        UserError: the store has too few tokens for one sequence, or the sequences have no room for text.
     """
 
     def __init__(self, store: TokenStore, special: MaskingTokens, *, sequence_length: int, seed: int) -> None:
@@ -183,16 +183,16 @@ class JoinedSequences:
         return [framed(tokens[:-1], self._special) for tokens in self._windows.batch(samples).tokens]
 
     def provenance(self, sample: int) -> Provenance:
-        """The parts of all documents that it goes through; see ``StoredSequences``."""
+        """Return the parts of its documents; see ``StoredSequences``."""
         pieces = self._windows.provenance(sample, with_target=False)
         return Provenance(0, sample // self.num_sequences, pieces)
 
 
 class _OnePiece(ABC):
-    """Sequences each of which is one piece of a document.
+    """Base class of sequences that are one piece of a document each.
 
     Args:
-        store, special, sequence_length, seed: of those that they are made by.
+        store, special, sequence_length, seed: see the subclasses.
     """
 
     num_sequences: int
@@ -207,30 +207,30 @@ class _OnePiece(ABC):
         return [framed(self._store.read(*piece), self._special) for piece in self._of_samples(samples)]
 
     def provenance(self, sample: int) -> Provenance:
-        """The one piece; see ``StoredSequences``."""
+        """Return the one piece; see ``StoredSequences``."""
         return Provenance(0, sample // self.num_sequences, self._of_samples(np.array([sample])))
 
     def _of_samples(self, samples: Int64s) -> list[Piece]:
-        epochs, places = np.divmod(samples, self.num_sequences)
-        numbers = permute(places, size=self.num_sequences, seed=self._seed, epoch=epochs)
-        return list(map(Piece, *(values.tolist() for values in self._places(numbers))))
+        epochs, indices = np.divmod(samples, self.num_sequences)
+        numbers = permute(indices, size=self.num_sequences, seed=self._seed, epoch=epochs)
+        return list(map(Piece, *(values.tolist() for values in self._spans(numbers))))
 
     @abstractmethod
-    def _places(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Documents, starts and counts of the sequences of these numbers, in the store's order."""
+    def _spans(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Return documents, starts and lengths of the sequences ``numbers``, in store order."""
 
 
 class DocumentSequences(_OnePiece):
-    """Every document by itself, cut every ``sequence_length - 2`` tokens; its last sequence has what is left.
+    """Every document by itself, cut every ``sequence_length - 2`` tokens; its last sequence has the rest.
 
     Args:
-        store: any; stored end-of-text tokens are left out.
+        store: any token store; stored end-of-text tokens are left out.
         special: the tokenizer's special tokens.
-        sequence_length: tokens of a sequence at most.
-        seed: of the order.
+        sequence_length: the most tokens per sequence.
+        seed: seed of the order.
 
     Raises:
-        UserError: the sequences have no room.
+        UserError: the sequences have no room for text.
     """
 
     def __init__(self, store: TokenStore, special: MaskingTokens, *, sequence_length: int, seed: int) -> None:
@@ -241,7 +241,7 @@ class DocumentSequences(_OnePiece):
         _refuse_empty(store, self.num_sequences)
         self.fingerprint = _fingerprint(store, special, f"documents {sequence_length} {seed}")
 
-    def _places(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    def _spans(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         documents = np.searchsorted(self._ends, numbers, side="right")
         before = self._ends[documents] + -self._lengths[documents] // self._room
         starts = (numbers - before) * self._room
@@ -249,16 +249,16 @@ class DocumentSequences(_OnePiece):
 
 
 class LineSequences(_OnePiece):
-    """Every sentence by itself, up to ``sequence_length - 2`` tokens of it.
+    """Every sentence by itself, truncated to ``sequence_length - 2`` tokens.
 
     Args:
-        store: of sentences; stored end-of-text tokens are left out.
+        store: a store of sentences; stored end-of-text tokens are left out.
         special: the tokenizer's special tokens.
-        sequence_length: tokens of a sequence at most; what is longer loses its end.
-        seed: of the order.
+        sequence_length: the most tokens per sequence.
+        seed: seed of the order.
 
     Raises:
-        UserError: the store has no sentences, or the sequences have no room.
+        UserError: the store has no sentences, or the sequences have no room for text.
     """
 
     def __init__(self, store: TokenStore, special: MaskingTokens, *, sequence_length: int, seed: int) -> None:
@@ -268,7 +268,7 @@ class LineSequences(_OnePiece):
         self.num_sequences = len(self._lines.offsets)
         self.fingerprint = _fingerprint(store, special, f"lines {sequence_length} {seed}")
 
-    def _places(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    def _spans(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         lines = self._lines
         owners = np.searchsorted(lines.first, numbers, side="right") - 1
         begins = lines.tokens_before(numbers)
@@ -278,12 +278,12 @@ class LineSequences(_OnePiece):
 
 
 def sentences_of(store: TokenStore) -> Sentences:
-    """Where the sentences of a store lie, without empty ones, without stored end-of-text tokens.
+    """Return the positions of a store's sentences, without empty ones and without stored end-of-text tokens.
 
-    Where there are none of these, it is the store's own index, mapped into memory; else a table of 8 bytes a sentence.
+    If the store has neither, this is its own index, mapped into memory; otherwise a table of 8 bytes per sentence.
 
     Raises:
-        UserError: nothing is left.
+        UserError: no sentence remains.
     """
     indexed = store.indexed
     sizes, first = indexed.sizes, indexed.document_index
@@ -310,7 +310,7 @@ def sentences_of(store: TokenStore) -> Sentences:
 
 
 class _Separated:
-    """A store whose documents have a separator between them."""
+    """A store with separators between its documents."""
 
     def __init__(self, store: TokenStore, separator: int) -> None:
         has_end = store.end_of_text == "stored" or (store.end_of_text == "inserted" and store.num_sentences is None)
@@ -321,7 +321,7 @@ class _Separated:
 
 
 def framed(text: Sequence[int] | Integers, special: MaskingTokens) -> TokenSequence:
-    """A text of one segment with [CLS] before it and [SEP] behind it."""
+    """Return a text as one segment between [CLS] and [SEP]."""
     tokens = np.empty(len(text) + 2, dtype=np.int64)
     tokens[0], tokens[1:-1], tokens[-1] = special.cls, text, special.sep
     return TokenSequence(tokens, np.zeros(len(tokens), dtype=np.int64))
@@ -329,7 +329,7 @@ def framed(text: Sequence[int] | Integers, special: MaskingTokens) -> TokenSeque
 
 def _room(sequence_length: int) -> int:
     if sequence_length < 3:
-        raise UserError(f"a sequence of [CLS], text and [SEP] takes 3 tokens or more; got {sequence_length}")
+        raise UserError(f"a sequence of [CLS], text and [SEP] needs at least 3 tokens; got {sequence_length}")
     return sequence_length - 2
 
 
@@ -342,7 +342,7 @@ def _require_sentences(store: TokenStore, instead: str) -> None:
 
 def _refuse_empty(store: TokenStore, count: int) -> None:
     if not count:
-        raise UserError(f"{store.path}: the store has no text; build it from text")
+        raise UserError(f"{store.path}: the store has no text; rebuild it from documents with text")
 
 
 def _fingerprint(store: TokenStore, special: MaskingTokens, rules: str) -> str:

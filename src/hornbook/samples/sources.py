@@ -1,4 +1,4 @@
-"""What a run reads: its stores, opened; and the recipe, completed with what only they know."""
+"""Open the data of a run, complete the recipe with what only the data know, and build a decoder's samples."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -8,11 +8,12 @@ from hornbook.config import MaskingConfig, Recipe
 from hornbook.corpora.joined import by_name, join
 from hornbook.corpora.store import TokenStore, open_held_out, open_store, refuse_other_tokenizers
 from hornbook.errors import UserError
-from hornbook.samples.document_windows import DocumentWindows
+from hornbook.samples.batches import HeldOutWindows, Samples, WindowBatches
+from hornbook.samples.document_windows import DocumentWindows, EvaluationDocumentWindows
 from hornbook.samples.mixture import Mixture, joint_fingerprint
 from hornbook.samples.static_instances import StaticInstances, holds_instances
 from hornbook.samples.synthetic import SyntheticTokens
-from hornbook.samples.windows import TokenSource, Windows
+from hornbook.samples.windows import EvaluationWindows, TokenSource, Windows
 from hornbook.text.tokenizer import Tokenizer
 
 _NUM_SYNTHETIC_DOCUMENTS = 4096
@@ -21,28 +22,28 @@ _KINDS: Final[dict[str, type[Windows] | type[DocumentWindows]]] = {"stream": Win
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """The token sources of a run and the tokenizer that made them, where it is known."""
+    """The token sources of a run and the tokenizer that made them, if known."""
 
     train: tuple[TokenSource, ...]
     weights: tuple[float, ...]
-    """Of each, in any proportion; empty for their sizes."""
+    """Weight of each training source, in any proportion; empty for their sizes."""
     validation: TokenSource | None
     tokenizer: Tokenizer | None
     num_validation_bytes: int | None
     held_out: tuple[TokenStore, ...] = ()
-    """What ``validation`` joins, in the order of the corpora."""
+    """The stores joined in ``validation``, in the order of the corpora."""
     instances: StaticInstances | None = None
-    """What an encoder is trained on in place of stores."""
+    """BERT instances that replace the training stores of an encoder."""
     held_out_instances: StaticInstances | None = None
 
     @property
     def held_out_by_name(self) -> dict[str, TokenStore]:
-        """The stores that ``validation`` joins, by name; none where it is a single one."""
+        """The stores joined in ``validation`` by name; empty if there is only one."""
         return by_name(self.held_out) if len(self.held_out) > 1 else {}
 
     @property
     def fingerprints(self) -> dict[str, str | None]:
-        """Hashes of the contents, by which a resumed run knows its data."""
+        """Hashes of the contents, by which a resumed run recognizes its data."""
         validation = self.validation or self.held_out_instances
         if self.instances:
             train = self.instances.fingerprint
@@ -54,7 +55,7 @@ class Sources:
 
     @property
     def vocab_size(self) -> int | None:
-        """Tokens of the largest vocabulary that the data were made with; None if nobody says so."""
+        """The largest vocabulary that the data were made with; None if unknown."""
         if self.instances and self.tokenizer:
             return self.tokenizer.vocab_size
         known = (getattr(source, "vocab_size", None) for source in self.train)
@@ -62,10 +63,10 @@ class Sources:
 
 
 def open_sources(recipe: Recipe) -> Sources:
-    """Open the stores that ``recipe`` names; corpora named for training bring their validation stores along.
+    """Open the stores that ``recipe`` names; training corpora include their validation stores.
 
     Raises:
-        UserError, DataError: a store is missing, malformed, or made with another tokenizer than its neighbor.
+        UserError, DataError: a store is missing, malformed, or made with a different tokenizer than another.
     """
     if recipe.data.synthetic:
         train = (_synthetic(recipe),)
@@ -81,7 +82,7 @@ def open_sources(recipe: Recipe) -> Sources:
     stores = tuple(open_store(path, split="train") for path in recipe.data.train)
     if recipe.data.tokenizer is not None:
         raise UserError(
-            "data.tokenizer says what made files of instances, and a token store knows its own tokenizer: leave it out"
+            "data.tokenizer applies to files of instances only; a token store records its own tokenizer: leave it out"
         )
     own = recipe.data.validation
     held_out = open_held_out(recipe.data.train) if own is None else [open_store(own, split="validation")]
@@ -98,7 +99,7 @@ def open_sources(recipe: Recipe) -> Sources:
 
 
 def complete(recipe: Recipe, sources: Sources) -> Recipe:
-    """Return ``recipe`` with the vocabulary of its training stores filled in.
+    """Return ``recipe`` with the vocabulary size of its training data.
 
     Raises:
         UserError: the model's vocabulary is unknown, or smaller than the stores'.
@@ -107,7 +108,7 @@ def complete(recipe: Recipe, sources: Sources) -> Recipe:
     model_size = recipe.model.vocab_size
     if model_size is None and store_size is None:
         raise UserError(
-            f"neither the training data ({stores}) nor the recipe say how large the vocabulary is: "
+            f"neither the training data ({stores}) nor the recipe state the vocabulary size: "
             "add `--model.vocab-size N`, one more than the largest token id"
         )
     is_cut = getattr(recipe.model, "clamp_tokens", False)
@@ -119,8 +120,36 @@ def complete(recipe: Recipe, sources: Sources) -> Recipe:
     return replace(recipe, model=replace(recipe.model, vocab_size=model_size or store_size))
 
 
+def window_samples(recipe: Recipe, sources: Sources) -> Samples:
+    """Return the samples of a decoder, which are windows; see ``build_samples`` for arguments and errors."""
+    windows = open_windows(recipe, sources)
+    mask, shares = recipe.data.document_mask, list[tuple[float, str]]()
+    from_stream, unscored = recipe.data.windows == "stream", getattr(recipe.objective, "unscored_tokens", 0)
+    if isinstance(windows, Mixture):
+        shares = [*zip(windows.shares, recipe.data.train, strict=False)]
+
+    def scored(source: TokenSource) -> HeldOutWindows:
+        length = recipe.sequence_length
+        held_out: EvaluationWindows | EvaluationDocumentWindows
+        if from_stream:
+            held_out = EvaluationWindows(source, length, score_end_of_text=False)
+        else:
+            held_out = EvaluationDocumentWindows(source, length)
+        return HeldOutWindows(held_out, document_mask=mask, num_unscored=unscored)
+
+    return Samples(
+        maker=WindowBatches(windows, seed=recipe.training.seed, document_mask=mask, num_unscored=unscored),
+        num_samples=windows.num_items,
+        tokens_per_sample=recipe.sequence_length - unscored,
+        held_out=None if sources.validation is None else scored(sources.validation),
+        held_out_bytes=sources.num_validation_bytes if from_stream and not unscored else None,
+        held_out_stores={name: scored(store) for name, store in sources.held_out_by_name.items()},
+        facts={"mixture": ", ".join(f"{share:.1%} {path}" for share, path in shares)} if len(shares) > 1 else {},
+    )
+
+
 def open_windows(recipe: Recipe, sources: Sources) -> Windows | DocumentWindows | Mixture:
-    """Return the windows of the training stores; those of a single one are not blended."""
+    """Return the windows of the training stores, without a mixture if there is a single store."""
     if len(sources.train) == 1:
         windows = _KINDS[recipe.data.windows](sources.train[0], recipe.sequence_length, recipe.training.seed)
         if (recipe.data.max_samples or windows.num_items) >= windows.num_items:
@@ -129,7 +158,7 @@ def open_windows(recipe: Recipe, sources: Sources) -> Windows | DocumentWindows 
 
 
 def open_mixture(recipe: Recipe, sources: Sources) -> Mixture:
-    """Return the mixture of the training stores, even of a single one."""
+    """Return the mixture of the training stores, also for a single store."""
     length, seed = recipe.sequence_length, recipe.training.seed
     kind, most = _KINDS[recipe.data.windows], recipe.data.max_samples
     return Mixture(sources.train, length, seed, sources.weights, max_samples=most, kind=kind)
@@ -139,31 +168,32 @@ def _open_instances(recipe: Recipe) -> Sources:
     """Open files of instances.
 
     Raises:
-        UserError: there are several, the file does not serve the recipe, or it is not masked and no tokenizer is named,
-            or another one than made it.
-        DataError: a file is damaged, or the tokenizer.
+        UserError: there are several files, the file does not fit the recipe, or the tokenizer is not the one that made
+            it, or is missing though the file is not masked.
+        DataError: a file or the tokenizer is damaged.
     """
     path, *others = recipe.data.train
     if others:
-        raise UserError("files of instances are not blended: name one in data.train, or a folder of TFRecords")
+        raise UserError("files of instances cannot be blended: name one file in data.train, or one folder of TFRecords")
     tokenizer = Tokenizer.load(recipe.data.tokenizer) if recipe.data.tokenizer else None
     instances = StaticInstances(path, seed=recipe.training.seed)
     held_out = StaticInstances(recipe.data.validation, seed=0) if recipe.data.validation else None
     for opened, name in ((instances, path), (held_out, recipe.data.validation)):
         if opened and opened.sequence_length != recipe.sequence_length:
             raise UserError(
-                f"{name} holds instances of {opened.sequence_length} tokens, and data.sequence_length is "
-                f"{recipe.sequence_length}: set it to {opened.sequence_length}, or make instances of that length"
+                f"{name} has instances of {opened.sequence_length} tokens, but data.sequence_length is "
+                f"{recipe.sequence_length}: set it to {opened.sequence_length}, or build instances of that length"
             )
         if opened and not opened.is_masked and tokenizer is None:
             raise UserError(
-                f"{name} holds instances that are not masked: say by `--data.tokenizer FOLDER` what made them, to mask "
-                "them in the training"
+                f"{name} has instances without masks: name the tokenizer that made them by `--data.tokenizer FOLDER`, "
+                "so that they can be masked during training"
             )
         if opened and tokenizer and opened.first_token != (begin := tokenizer.require_masking().cls):
             raise UserError(
                 f"{name} was not made with the tokenizer {recipe.data.tokenizer}: it begins with token "
-                f"{opened.first_token}, and that one's [CLS] or <s> is {begin}; name the right one by --data.tokenizer"
+                f"{opened.first_token}, but the tokenizer's [CLS] or <s> is {begin}: name its tokenizer by "
+                "--data.tokenizer"
             )
     return Sources(
         train=(),
@@ -177,7 +207,7 @@ def _open_instances(recipe: Recipe) -> Sources:
 
 
 def _synthetic(recipe: Recipe) -> SyntheticTokens:
-    assert recipe.model.vocab_size is not None, "the validator asks for a vocabulary with synthetic data"
+    assert recipe.model.vocab_size is not None, "the validator requires a vocabulary with synthetic data"
     return SyntheticTokens(
         vocab_size=recipe.model.vocab_size,
         num_documents=_NUM_SYNTHETIC_DOCUMENTS,

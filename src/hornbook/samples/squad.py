@@ -1,13 +1,13 @@
-"""Questions about texts, with answers out of them: SQuAD's JSON (Rajpurkar et al. 2016, 2018) and windows of its texts.
+"""Read questions about texts in SQuAD's format (Rajpurkar et al. 2016, 2018), and make windows of the texts.
 
     {"data": [{"paragraphs": [{"context": "...", "qas": [{"id", "question", "answers": [{"text", "answer_start"}]}]}]}]}
 
     context  c c c c c c c c c c      room for 6 tokens, stride 3
     windows  [CLS] q q [SEP] c c c c c c [SEP]
              [CLS] q q [SEP]       c c c c c c [SEP]
-             [CLS] q q [SEP]             c c c c [SEP]          the answer's place in each; 0 where it is not whole
+             [CLS] q q [SEP]             c c c c [SEP]          the answer's span in each; 0 if it is not whole
 
-As in Google's run_squad, the stride is from beginning to beginning, and a window without the answer points at [CLS].
+As in Google's run_squad, the stride counts from start to start, and a window without the answer points at [CLS].
 """
 
 import io
@@ -27,11 +27,11 @@ from hornbook.text.readers.jsonl import read_objects, text_in, utf8_of
 from hornbook.text.tokenizer import Tokenizer
 
 NO_ANSWER = 0
-"""The place of [CLS], which stands for an answer that is not in the window."""
+"""The position of [CLS], the label of windows without the answer."""
 
 
 class Answer(NamedTuple):
-    """A part of a text: its characters and where they begin."""
+    """A part of a text: its characters and the index of the first."""
 
     text: str
     start: int
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A question about a text; without answers if the text has none."""
+    """A question about a text; without answers if the text does not answer it."""
 
     id: str
     question: str
@@ -50,14 +50,14 @@ class Question:
 
 
 class Window(NamedTuple):
-    """A question with a part of its text.
+    """A question with a part of its context.
 
     Attributes:
-        question: number of the question.
-        sequence: its tokens.
-        first: place in the sequence of the text's first token.
-        offsets: int64[n, 2], first and last character (exclusive) of each of the text's n tokens.
-        span: places of the answer's first and last token in the sequence.
+        question: index of the question.
+        sequence: its tokens with [CLS] and [SEP].
+        first: position in the sequence of the context's first token.
+        offsets: int64[n, 2], first and last character (exclusive) of each of the context's n tokens.
+        span: positions in the sequence of the answer's first and last token.
     """
 
     question: int
@@ -68,15 +68,15 @@ class Window(NamedTuple):
 
 
 def read_questions(path: str, *, unanswerable: bool) -> list[Question]:
-    """Return the questions of a file in SQuAD's format, in its order.
+    """Return the questions of a file in SQuAD's format, in file order.
 
     Args:
         path: the file.
-        unanswerable: whether questions may be without an answer.
+        unanswerable: whether questions may have no answer.
 
     Raises:
-        DataError: the file is missing, malformed or without questions, an answer is not at its place, or there is
-            none; names the question.
+        DataError: the file is missing, malformed or has no questions, or an answer is missing or not at its position;
+            names the question.
         StorageError: it cannot be read.
     """
     questions = _questions_of_document(path, answered=True)
@@ -89,15 +89,15 @@ def read_questions(path: str, *, unanswerable: bool) -> list[Question]:
 
 
 def read_unanswered(path: str, *, by_line: bool) -> list[Question]:
-    """Return the questions of a file whose answers are to be found; those that it has are not read.
+    """Return the questions of a file, ignoring any answers in it.
 
     Args:
         path: the file; ``"-"`` for standard input.
-        by_line: whether each line is ``{"question": "...", "context": "..."}``, perhaps with an ``id``, instead of
-            SQuAD's document; the id is otherwise the number of the question, from 1.
+        by_line: whether each line is ``{"question": "...", "context": "..."}``, with an optional ``id``, instead of
+            SQuAD's format; the default id is the number of the question, from 1.
 
     Raises:
-        DataError: the file is missing, malformed or without questions; names the line or the question.
+        DataError: the file is missing, malformed or has no questions; names the line or the question.
         StorageError: it cannot be read.
     """
     if not by_line:
@@ -109,24 +109,24 @@ def read_unanswered(path: str, *, by_line: bool) -> list[Question]:
         for number, (place, record) in enumerate(records, 1)
     ]
     if not questions:
-        raise DataError(f"{name}: there are no questions in it; expected a question and a context a line, as JSON")
+        raise DataError(f"{name}: the file has no questions; expected JSON lines with a question and a context")
     return questions
 
 
 def make_windows(
     questions: Sequence[Question], tokenizer: Tokenizer, rules: SpanConfig, sequence_length: int
 ) -> list[Window]:
-    """Return the windows of all questions, in their order.
+    """Return the windows of all questions, in order.
 
     Raises:
-        DataError: an answer or a text has no tokens.
+        DataError: an answer or a context has no tokens.
         UserError: the tokenizer lacks a special token, or ``sequence_length`` has no room for questions.
     """
     room = sequence_length - num_special(tokenizer, pair=True) - rules.max_question_tokens
     if room < 1:
         raise UserError(
             f"sequences of {sequence_length} tokens have no room for questions of {rules.max_question_tokens} and a "
-            "text; make sequences longer, or lower objective.max_question_tokens"
+            "text; raise data.sequence_length, or lower objective.max_question_tokens"
         )
     contexts = list(dict.fromkeys(question.context for question in questions))
     found = dict(zip(contexts, tokenizer.encode_with_offsets(contexts), strict=True))
@@ -154,22 +154,22 @@ def labelled_windows(
 
 
 def _stretches(num_tokens: int, room: int, stride: int) -> Iterator[tuple[int, int]]:
-    """Yield beginning and end of each window of a text; no token is left out, whatever the stride."""
+    """Yield first and last token (exclusive) of each window of a text; every token is covered, whatever the stride."""
     step = min(stride, room)
     for start in range(0, max(num_tokens - room, 0) + step, step):
         yield start, min(start + room, num_tokens)
 
 
 def _token_span(question: Question, offsets: Int64s) -> tuple[int, int] | None:
-    """Return the first and last token that have a part in the first answer; None without one."""
+    """Return the first and last token that overlap the first answer; None if there is no answer."""
     if not len(offsets):
-        raise DataError(f"{question.place}: its text has no tokens; mend the file")
+        raise DataError(f"{question.place}: its context has no tokens; correct the file")
     if not question.answers:
         return None
     text, start = question.answers[0]
     inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < start + len(text)))
     if not len(inside):
-        raise DataError(f"{question.place}: its answer {text!r:.80} has no tokens; mend the file")
+        raise DataError(f"{question.place}: its answer {text!r:.80} has no tokens; correct the file")
     return int(inside[0]), int(inside[-1])
 
 
@@ -177,7 +177,7 @@ def _questions_of_document(path: str, *, answered: bool) -> list[Question]:
     data, name = read_whole(path, "the file of questions")
     questions = list(_questions(parse_json(data, name), name, answered=answered))
     if not questions:
-        raise DataError(f"{name}: there are no questions in it; expected SQuAD's JSON")
+        raise DataError(f"{name}: the file has no questions; expected SQuAD's JSON")
     return questions
 
 
@@ -185,7 +185,7 @@ def _question_of_line(record: dict[str, Any], id_: str, place: str) -> Question:
     question, context = (text_in(record, field, place) for field in ("question", "context"))
     for field, text in (("question", question), ("context", context), ("id", id_)):
         if not text.strip():
-            raise DataError(f"{place}: {field!r} has no text; correct the line or leave it out")
+            raise DataError(f"{place}: {field!r} has no text; correct the line or remove it")
         utf8_of(text, place, repr(field))
     return Question(id=id_, question=question, context=context, answers=(), place=place)
 
@@ -197,7 +197,7 @@ def _questions(document: Any, path: str, *, answered: bool) -> Iterator[Question
                 for entry in paragraph["qas"]:
                     yield _question(entry, paragraph["context"], path, answered=answered)
     except (KeyError, TypeError, IndexError) as error:
-        reason = f"no {error}" if isinstance(error, KeyError) else "a value of another kind"
+        reason = f"no {error}" if isinstance(error, KeyError) else "a value of the wrong type"
         expected = "id, question, answers, text and answer_start" if answered else "id and question"
         raise DataError(
             f"{path}: not SQuAD's JSON ({reason}); expected data, paragraphs, context, qas, {expected}"
@@ -211,12 +211,14 @@ def _question(entry: Any, context: Any, path: str, *, answered: bool) -> Questio
     answers = tuple(Answer(answer["text"], answer["answer_start"]) for answer in found)
     for text in (entry["question"], context, *(answer.text for answer in answers)):
         if not isinstance(text, str) or not text.strip():
-            raise DataError(f"{place}: question, context or answer is no text; mend the file")
+            raise DataError(f"{place}: question, context or answer is not a text; correct the file")
         utf8_of(text, place, f"the text {text[:40]!r}")
     utf8_of(id_, place, "the id")
     for text, start in answers:
         if type(start) is not int or start < 0 or context[start : start + len(text)] != text:
-            raise DataError(f"{place}: the answer {text!r:.80} is not at character {start} of its text; mend the file")
+            raise DataError(
+                f"{place}: the answer {text!r:.80} is not at character {start} of its context; correct the file"
+            )
     is_impossible = entry.get("is_impossible", False)
     return Question(
         id=id_,

@@ -1,12 +1,12 @@
-"""Training on a file of BERT's instances, masked when they were made or not: a table's lines, in an order of its own.
+"""Train on files of BERT instances, masked or not, in a shuffled order.
 
     pretrain.tfrecord (plain or remasked), a folder of them, an Arrow data set
 
     StaticInstances(path, seed=1).sequences(np.array([0, 7]))       an epoch holds every instance once
 
-As such files are many times the size of the text, records are read when they are asked for, from memory that is mapped;
-8 bytes a record say where they are. The price: an instance shows the same masks each time that it comes, so a file
-holds each pair several times (the duplication factor), and nothing here knows which are copies.
+Such files are many times the size of the text, so records are read on demand from mapped memory, with an index of 8
+bytes per record. The price: a masked instance has the same masks each time, so the file has several copies of each pair
+(the duplication factor), and copies cannot be told from other instances.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ Sizes = tuple[int, int | None]
 
 
 class Record(NamedTuple):
-    """Where an instance is: record or row ``number`` (from 0) of a file, read in this epoch."""
+    """The origin of an instance: record or row ``number`` (from 0) of a file, and the epoch."""
 
     epoch: int
     file: Path
@@ -43,7 +43,7 @@ class Record(NamedTuple):
 
 
 class _Numbered(Protocol):
-    """Instances by their number, each with what it is padded to: its tokens, and its predictions where told."""
+    """Instances by number, each with its padded number of tokens and, if stated, of predictions."""
 
     files: tuple[Path, ...]
 
@@ -51,30 +51,29 @@ class _Numbered(Protocol):
 
     def instance(self, number: int) -> tuple[Sizes, Instance]: ...
 
-    def place(self, number: int) -> tuple[Path, int]:
-        """The file of an instance, and its number there."""
+    def locate(self, number: int) -> tuple[Path, int]:
+        """Return the file of an instance, and its number in the file."""
 
 
 class StaticInstances:
-    """A source of sequences that may be masked already; see `hornbook.samples.sequences.SequenceSource`.
+    """A source of sequences that may already be masked; see `hornbook.samples.sequences.SequenceSource`.
 
     Args:
         path: TFRecords of either schema, a folder of them, or an Arrow data set.
-        seed: of the order.
-        format_name: one of ``INSTANCE_FORMATS``; None to tell by the content.
+        seed: seed of the order.
+        format_name: one of ``INSTANCE_FORMATS``; None to detect it from the content.
 
     Attributes:
-        sequence_length: tokens that all are padded to in the file.
-        max_predictions: predictions that all are padded to in the file; None where it does not say.
+        sequence_length: padded length of every instance in the file.
+        max_predictions: padded number of predictions of every instance; None if the file does not state it.
         num_sequences: instances in the file.
-        first_token: what the first one begins with: the [CLS] of the tokenizer that made it.
-        is_masked: whether the first ones have anything to predict; if not, none has, and sequences have no
-            ``positions``.
+        first_token: first token of the first instance: the [CLS] of the tokenizer that made it.
+        is_masked: whether the first instances have predictions; if not, none has, and sequences have no ``positions``.
 
     Raises:
-        UserError: it holds no instances, or an extra is not installed.
-        DataError: it is empty or damaged. Most damage is found when a record is read.
-        StorageError: it cannot be read.
+        UserError: the path has no instances, or an extra is not installed.
+        DataError: a file is empty or damaged; most damage is found only when a record is read.
+        StorageError: a file cannot be read.
     """
 
     def __init__(self, path: str | Path, *, seed: int, format_name: str | None = None) -> None:
@@ -86,48 +85,50 @@ class StaticInstances:
                 "new.tfrecord` makes of it"
             )
         if found not in INSTANCE_FORMATS:
-            raise UserError(f"{path} is of the format {found}; expected instances: {', '.join(INSTANCE_FORMATS)}")
+            raise UserError(f"{path} has the format {found}; expected instances: {', '.join(INSTANCE_FORMATS)}")
         self._table: _Numbered = _ArrowTable(self._path) if found == "bert-arrow" else _RecordTable(self._path, found)
         self.num_sequences = len(self._table)
         if not self.num_sequences:
-            raise DataError(f"{path}: holds no instance")
+            raise DataError(f"{path}: the file has no instances; build it again")
         self._sizes, instance = self._table.instance(0)
         self.sequence_length, self.max_predictions = self._sizes
         if not len(instance.tokens):
-            raise DataError(f"{path}: its first instance has no token")
+            raise DataError(f"{path}: the first instance has no tokens; build the file again")
         self.first_token = int(instance.tokens[0])
         first = range(min(self.num_sequences, _LOOKED_AT))
         self.is_masked = any(self._table.instance(number)[1].positions.size for number in first)
         self.fingerprint = _fingerprint(self._table.files, seed)
 
     def sequences(self, samples: Int64s) -> list[TokenSequence]:
-        """The instances of these samples (each >= 0), in their order.
+        """Return the instances of these samples (each >= 0), in their order.
 
         Raises:
-            DataError: one is damaged, padded to another length than the first, or masked while the first ones are not.
+            DataError: an instance is damaged, has another padded length than the first, or is masked unlike the first.
         """
         return [self._sequence(number) for number in self._numbers(samples).tolist()]
 
     def provenance(self, sample: int) -> Record:
-        """Where the instance of a sample is."""
+        """Return the origin of a sample's instance."""
         (number,) = self._numbers(np.array([sample])).tolist()
-        return Record(sample // self.num_sequences, *self._table.place(number))
+        return Record(sample // self.num_sequences, *self._table.locate(number))
 
     def _numbers(self, samples: Int64s) -> Int64s:
-        epochs, places = np.divmod(samples, self.num_sequences)
-        return permute(places, size=self.num_sequences, seed=self._seed, epoch=epochs)
+        epochs, indices = np.divmod(samples, self.num_sequences)
+        return permute(indices, size=self.num_sequences, seed=self._seed, epoch=epochs)
 
     def _sequence(self, number: int) -> TokenSequence:
         sizes, instance = self._table.instance(number)
         if sizes != self._sizes:
-            raise DataError(f"{self._path}: instance {number} is padded to {sizes}, the first to {self._sizes}")
+            raise DataError(
+                f"{self._path}: instance {number} is padded to {sizes}, the first to {self._sizes}; use one size"
+            )
         tokens, segments, positions, labels = (values.astype(np.int64) for values in instance[:4])
         sequence = TokenSequence(tokens, segments, int(instance.next_sentence_label), positions, labels)
         if self.is_masked:
             return sequence
         if positions.size:
             raise DataError(
-                f"{self._path}: instance {number} is masked, the first ones are not; make a file of each kind"
+                f"{self._path}: instance {number} is masked, the first ones are not; write each kind to its own file"
             )
         return sequence._replace(positions=None, labels=None)
 
@@ -148,7 +149,7 @@ class _RecordTable:
         where = f"{self.files[file]}: the record at byte {records.offsets[row]}"
         return decode_instance(parse_example(records.record(row), where), self._format, where)
 
-    def place(self, number: int) -> tuple[Path, int]:
+    def locate(self, number: int) -> tuple[Path, int]:
         file, row = self._find(number)
         return self.files[file], row
 
@@ -169,29 +170,29 @@ class _ArrowTable:
         instance, length = self._rows.row(number)
         return (length, None), instance
 
-    def place(self, number: int) -> tuple[Path, int]:
+    def locate(self, number: int) -> tuple[Path, int]:
         return self._rows.place(number)
 
 
 def holds_instances(path: str | Path) -> bool:
-    """Tell whether a path holds instances for an encoder; a path that holds nothing known does not."""
-    place = Path(path)
-    if not place.exists() or (place.is_dir() and splits_of(place)):
+    """Return whether a path has instances for an encoder; False for an unknown format."""
+    root = Path(path)
+    if not root.exists() or (root.is_dir() and splits_of(root)):
         return False
     try:
-        return detect_source(place) in INSTANCE_SOURCES
-    except UserError:  # nothing that anybody knows
+        return detect_source(root) in INSTANCE_SOURCES
+    except UserError:  # an unknown format
         return False
 
 
 def _fingerprint(files: tuple[Path, ...], seed: int) -> str:
-    """A hash of the seed, and of the size and both ends of each file."""
+    """Return a hash of the seed, and of the size and both ends of each file."""
     digest = hashlib.sha256(f"{seed}".encode())
     for path in files:
         with storage_errors("read", path), path.open("rb") as file:
             size = file.seek(0, 2)
             digest.update(f":{size}:".encode())
-            for place in (0, max(0, size - _HASHED_BYTES)):
-                file.seek(place)
+            for offset in (0, max(0, size - _HASHED_BYTES)):
+                file.seek(offset)
                 digest.update(file.read(_HASHED_BYTES))
     return digest.hexdigest()

@@ -1,11 +1,11 @@
-"""Generated tokens that behave like a token store: for ``data.synthetic = true`` and for benchmarks.
+"""Random tokens in place of a token store, for ``data.synthetic = true`` and benchmarks.
 
     SyntheticTokens(vocab_size=8, seed=0, num_documents=2, document_length=3)   ->   [5 1 3 7] [2 6]
 
-Every token is a hash of (seed, document, place), so a terabyte of them takes no memory and no file, and any part can be
-read at once, the same each time. Ids are uniform over 1..vocab_size-1, as the generated data of the PyTorch GPT-2 that
-hornbook replaces; id 0 is kept for the end-of-text token that examples insert. The price: nothing can be learned from
-them, the loss stays at log(vocab_size - 1) beside the end-of-text tokens.
+Every token is a hash of (seed, document, position), so a terabyte of them takes no memory and no file, and any part can
+be read at any time, with the same result. Ids are uniform over 1..vocab_size-1, as in the generated data of the PyTorch
+GPT-2 that hornbook replaces; id 0 is reserved for inserted end-of-text tokens. The price: nothing can be learned from
+them; except for end-of-text tokens, the loss stays at log(vocab_size - 1).
 """
 
 import hashlib
@@ -25,12 +25,12 @@ class SyntheticTokens:
 
     Args:
         vocab_size: ids run from 1 to vocab_size - 1; 0 is end-of-text.
-        seed: any integer; another seed, other tokens and lengths.
+        seed: any integer; determines tokens and lengths.
         num_documents: how many documents.
         document_length: mean length in tokens; lengths are uniform over 1..2 * document_length - 1.
 
     Raises:
-        UserError: a vocabulary of fewer than two tokens.
+        UserError: the vocabulary has fewer than two tokens.
     """
 
     end_of_text = "inserted"
@@ -49,26 +49,26 @@ class SyntheticTokens:
         self.fingerprint = hashlib.sha256(arguments.encode()).hexdigest()
 
     def read(self, document: int, start: int, count: int) -> Int64s:
-        """int64[count]: tokens ``start .. start + count - 1`` of a document."""
+        """Return tokens ``start .. start + count - 1`` of a document, int64[count]."""
         assert start >= 0 and start + count <= self.document_lengths[document], "a read past the document's end"
         draws = mix64(self._seed, Purpose.SYNTHETIC_TOKENS, document, np.arange(start, start + count))
         return 1 + _below(draws, self.vocab_size - 1)
 
 
 class SyntheticSequences:
-    """Pairs of random texts for an encoder, as long as those of Wikipedia; a ``SequenceSource`` without files.
+    """Pairs of random texts with the lengths of Wikipedia's; a ``SequenceSource`` without files.
 
-    Documents of log-normal length (median 110 tokens, deviation 1.6 of the logarithm) are cut to length, and a tenth of
-    the pieces is cut short. So rows of 128, 384 and 512 tokens are filled to 81, 58 and 50 %; of Wikipedia Krell et al.
-    ("Efficient sequence packing", 2021) report 83, 57 and 50 %.
+    Documents of log-normal length (median 110 tokens, standard deviation of the logarithm 1.6) are cut to length, and a
+    tenth of the pieces is shortened. So rows of 128, 384 and 512 tokens are filled to 81, 58 and 50 %; for Wikipedia,
+    Krell et al. ("Efficient sequence packing", 2021) report 83, 57 and 50 %.
 
     Args:
         vocab_size: ids run from 5 to vocab_size - 1; those below are special.
-        sequence_length: tokens of a sequence at most.
+        sequence_length: the most tokens per sequence.
         seed: any integer.
 
     Raises:
-        UserError: a vocabulary without a token that is text, or a sequence without room for a pair.
+        UserError: the vocabulary has only special tokens, or the sequence has no room for a pair.
     """
 
     special_ids = range(5)
@@ -76,7 +76,7 @@ class SyntheticSequences:
     def __init__(self, *, vocab_size: int, sequence_length: int, seed: int) -> None:
         if vocab_size <= len(self.special_ids) or sequence_length < 5:
             raise UserError(
-                f"synthetic sequences need a vocabulary of 6 tokens and 5 places at least, not {vocab_size} and "
+                f"synthetic sequences need a vocabulary of at least 6 and at least 5 tokens, not {vocab_size} and "
                 f"{sequence_length}: set model.vocab_size and data.sequence_length"
             )
         self._seed, self._vocab_size = seed, vocab_size
@@ -110,7 +110,7 @@ class SyntheticSequences:
 
 
 def _piece_lengths(room: int, seed: int) -> Int64s:
-    """The lengths of the pieces of 4,096 documents, shuffled: each 2 .. room."""
+    """Return the shuffled lengths, each 2 .. room, of the pieces of 4,096 documents."""
     first, second = (_uniform(seed, number, np.arange(4096)) for number in (0, 1))
     normal = np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second)  # Box and Muller 1958
     documents = np.maximum(np.exp(4.7 + 1.6 * normal), 2).astype(np.int64)
@@ -124,11 +124,11 @@ def _piece_lengths(room: int, seed: int) -> Int64s:
 
 
 def _uniform(seed: int, number: int, items: Int64s) -> NDArray[np.float64]:
-    """Uniform in [0, 1)."""
+    """Draw uniformly from [0, 1)."""
     draws = mix64(seed, Purpose.SYNTHETIC_LENGTHS, number, items)
     return (draws >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _below(draws: Hashes, bound: int) -> Int64s:
-    """Draws of 64 bits to uniform integers in 0..bound-1, by the high half of a product (bias under bound / 2**32)."""
+    """Map 64-bit draws to uniform integers in 0..bound-1 by the high half of a product (bias < bound / 2**32)."""
     return (((draws >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32)).astype(np.int64)

@@ -1,19 +1,19 @@
-"""From documents to training examples: windows of one endless, circular stream of tokens.
+"""Cut documents into training examples: windows of one endless, circular stream of tokens.
 
     documents   [5 6 7] [8 9]                         end-of-text is 0, sequence_length T is 3
     stream       5 6 7 0 8 9 0 (5 6 7 ...             L = 7 tokens, the end joined to the beginning
     windows        [6 7 0 8]  [8 9 0 5]               T + 1 tokens each, T of them targets; neighbours share one
     documents       0 0 1 1    0 0 1 1                an end-of-text token opens the document that it precedes
 
-``Windows`` answers sample number n, counted since the run began: its epoch, its place in that epoch's order
-(`hornbook.samples.hashing`) and the epoch's shift of all starts give the window. It is a function of (seed, n), so the
-state of a data loader is the number n. Windows run across documents, as in GPT-2 and Megatron-LM: no padding, every
-token equally likely. The price: a window may begin in mid-document, and each epoch leaves out the last L mod T tokens
-of its round, other ones in each epoch since the starts shift.
+``Windows`` maps a sample number n, counted from the start of the run, to a window by the epoch of n, its position in
+that epoch's order (`hornbook.samples.hashing`) and the epoch's shift of all window starts. The window is a function of
+(seed, n), so the state of a data loader is the number n. Windows run across documents, as in GPT-2 and Megatron-LM: no
+padding, and every token is equally likely. The price: a window may begin in the middle of a document, and each epoch
+leaves out L mod T tokens, different ones in each epoch because of the shift.
 
-``EvaluationWindows`` goes through the same stream once, in order, after an initial end-of-text token.
+``EvaluationWindows`` reads the same stream once, in order, after an initial end-of-text token.
 
-An end-of-text token stands in the store ("stored"), is put in here ("inserted"), or there is none ("absent").
+End-of-text tokens are in the store ("stored"), added here ("inserted"), or not used ("absent").
 """
 
 from collections.abc import Iterator
@@ -27,11 +27,11 @@ from hornbook.arrays import Int64s
 from hornbook.errors import DataError, UserError
 from hornbook.samples.hashing import Purpose, mix64, permute
 
-NOT_SCORED = -100  # the target that no loss counts, as torch's cross_entropy has it
+NOT_SCORED = -100  # the target that losses ignore, as in torch's cross_entropy
 
 
 class TokenSource(Protocol):
-    """What examples need of a token store: `hornbook.corpora.store.TokenStore` is one, synthetic tokens are another."""
+    """What windows need of a token store: `hornbook.corpora.store.TokenStore` or synthetic tokens."""
 
     @property
     def num_documents(self) -> int:
@@ -39,7 +39,7 @@ class TokenSource(Protocol):
 
     @property
     def document_lengths(self) -> Int64s:
-        """int64[num_documents]: tokens of each document, a stored end-of-text token included."""
+        """int64[num_documents], the tokens of each document, including a stored end-of-text token."""
 
     @property
     def end_of_text(self) -> str:
@@ -51,10 +51,10 @@ class TokenSource(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the contents, by which a resumed run knows its data."""
+        """A hash of the contents, by which a resumed run recognizes its data."""
 
     def read(self, document: int, start: int, count: int, /) -> NDArray[Any]:
-        """Tokens ``start .. start + count - 1`` of one document, of any integer dtype."""
+        """Return tokens ``start .. start + count - 1`` of one document, of any integer dtype."""
 
 
 class Piece(NamedTuple):
@@ -71,7 +71,7 @@ class Window:
 
     Attributes:
         tokens: int64[..., T+1].
-        documents: int64[..., T+1], number of the token's document, counted from 0 inside the window.
+        documents: int64[..., T+1], the token's document, numbered from 0 within the window.
     """
 
     tokens: Int64s
@@ -80,12 +80,12 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationWindow:
-    """T inputs with the targets that are to be scored.
+    """T inputs and their targets.
 
     Attributes:
         tokens: int64[T].
-        targets: int64[T], `NOT_SCORED` where nothing is to be predicted.
-        documents: int64[T], number of the input token's document, counted from 0 inside the window.
+        targets: int64[T], `NOT_SCORED` where nothing is predicted.
+        documents: int64[T], the input token's document, numbered from 0 within the window.
     """
 
     tokens: Int64s
@@ -94,32 +94,32 @@ class EvaluationWindow:
 
 
 class Stream:
-    """The documents of a source, one after the other and round again, with an end-of-text token after each.
+    """The documents of a source as a circular sequence of tokens, with an end-of-text token after each document.
 
-    Keeps 8 bytes a document in memory (where each begins); tokens are read when asked for.
+    Holds 8 bytes per document in memory (its start); tokens are read on demand.
 
     Raises:
-        DataError: the source wants end-of-text tokens, but names no id for them.
+        DataError: the source uses end-of-text tokens but has no id for them.
     """
 
     def __init__(self, source: TokenSource) -> None:
         if source.end_of_text != "absent" and source.end_of_text_id is None:
             raise DataError(
-                f"the store's end-of-text tokens are {source.end_of_text}, but it does not say which id they have: "
+                f"the store's end-of-text tokens are {source.end_of_text}, but it does not state their id: "
                 "rebuild it with a tokenizer, or declare end-of-text absent"
             )
         self._source = source
         self.has_end_of_text = source.end_of_text != "absent"
-        self.end_of_text_id = source.end_of_text_id or 0  # where it is absent, 0 fills up places that do not count
+        self.end_of_text_id = source.end_of_text_id or 0  # if absent, 0 fills positions that are not scored
         self._num_inserted = int(source.end_of_text == "inserted")
         self._starts = np.zeros(source.num_documents + 1, dtype=np.int64)
         np.cumsum(source.document_lengths + self._num_inserted, out=self._starts[1:])
         self.length = int(self._starts[-1])
 
     def read(self, starts: Int64s, count: int) -> Window:
-        """``count`` tokens from each position of ``starts`` on (0 <= start < length): int64[len(starts), count]."""
+        """Read ``count`` tokens from each position in ``starts`` (0 <= start < length): int64[len(starts), count]."""
         tokens = np.empty((len(starts), count), dtype=np.int64)
-        opens = np.zeros((len(starts), count + 1), dtype=np.int64)  # 1 where a document begins; one past the end, too
+        opens = np.zeros((len(starts), count + 1), dtype=np.int64)  # 1 where a document begins, also one past the end
         for row, start in enumerate(starts.tolist()):
             filled = 0
             for document, offset, taken, at_end in self._spans(start, count):
@@ -135,7 +135,7 @@ class Stream:
         return Window(tokens=tokens, documents=documents - documents[:, :1])
 
     def pieces(self, start: int, count: int) -> list[Piece]:
-        """The parts of documents that `read` would read; inserted end-of-text tokens belong to none."""
+        """Return the parts of documents that `read` would read; inserted end-of-text tokens belong to none."""
         owned = (
             Piece(document, offset, taken - at_end * self._num_inserted)
             for document, offset, taken, at_end in self._spans(start, count)
@@ -143,7 +143,7 @@ class Stream:
         return [piece for piece in owned if piece.num_tokens]
 
     def _spans(self, start: int, count: int) -> Iterator[tuple[int, int, int, bool]]:
-        """(document, offset in it, number of stream tokens, whether they reach its end) for each document touched."""
+        """Yield (document, offset in it, number of stream tokens, whether they reach its end) of each document read."""
         document = int(self._starts.searchsorted(start, side="right")) - 1
         while count > 0:
             end = int(self._starts[document + 1])
@@ -158,12 +158,12 @@ class Stream:
 class Windows:
     """Training samples: sample n is a window of ``sequence_length + 1`` tokens, a pure function of (seed, n).
 
-    An epoch has ``num_items = L // T`` windows, whose targets are distinct tokens of the stream of L. Epoch e starts
-    its windows at ``(hash(seed, e) + i * T) mod L`` and takes them in the order of `permute`.
+    An epoch has ``num_items = L // T`` windows, whose targets are distinct tokens of the stream of L tokens. Epoch e
+    starts its windows at ``(hash(seed, e) + i * T) mod L`` and orders them by `permute`.
 
     Raises:
         UserError: the stream has fewer than ``sequence_length + 1`` tokens.
-        DataError: as `Stream`.
+        DataError: see `Stream`.
     """
 
     def __init__(self, source: TokenSource, sequence_length: int, seed: int) -> None:
@@ -173,52 +173,52 @@ class Windows:
         self.sequence_length = sequence_length
         if self._stream.length < sequence_length + 1:
             raise UserError(
-                f"the store has {self._stream.length} tokens (end-of-text included), but one sample takes "
+                f"the store has {self._stream.length} tokens (end-of-text included), but one sample needs "
                 f"{sequence_length + 1}: add text, or shorten data.sequence_length"
             )
         self.num_items = self._stream.length // sequence_length
 
     def batch(self, samples: Int64s) -> Window:
-        """The windows of the samples B, stacked: int64[B, T+1]."""
+        """Return the windows of B samples: int64[B, T+1]."""
         return self._stream.read(self._starts(samples), self.sequence_length + 1)
 
     def provenance(self, sample: int, *, with_target: bool = True) -> list[Piece]:
-        """Which tokens of which documents the sample reads, in its order; an inserted end-of-text belongs to none.
+        """Return the tokens of documents that a sample reads, in order; inserted end-of-text tokens belong to none.
 
-        ``with_target=False`` leaves out the last token, which is a target only.
+        ``with_target=False`` leaves out the last token, which is only a target.
         """
         start = int(self._starts(np.array([sample]))[0])
         return self._stream.pieces(start, self.sequence_length + with_target)
 
     def _starts(self, samples: Int64s) -> Int64s:
-        """Where in the stream each sample begins."""
-        assert samples.min() >= 0, "samples count from 0"
+        """Return the position in the stream at which each sample begins."""
+        assert samples.min() >= 0, "samples are numbered from 0"
         length = self._stream.length
-        epochs, places = np.divmod(samples, self.num_items)
+        epochs, indices = np.divmod(samples, self.num_items)
         shifts = (mix64(self._seed, Purpose.SHIFT, epochs) % np.uint64(length)).astype(np.int64)
-        order = permute(places, size=self.num_items, seed=self._seed, epoch=epochs)
+        order = permute(indices, size=self.num_items, seed=self._seed, epoch=epochs)
         return (shifts + order * self.sequence_length) % length
 
 
 class EvaluationWindows:
     """The whole stream once, in store order, cut into windows of ``sequence_length`` targets.
 
-        stream      0 5 6 7 0 8 9 0            (an initial end-of-text, then each document and its end-of-text)
+        stream      0 5 6 7 0 8 9 0            (an initial end-of-text token, then each document and its end-of-text)
         tokens     [0 5 6] [7 0 8] [9 0 0]     T = 3
-        targets    [5 6 7] [0 8 9] [0 . .]     . is NOT_SCORED, a padded place
+        targets    [5 6 7] [0 8 9] [0 . .]     . is NOT_SCORED, here padding
 
     Every token of every document is a target exactly once, and each document's first token is predicted from an
-    end-of-text token. The context of a target begins with its window: at most T tokens, one at a window's start. With
-    an ``overlap``, each window but the first begins with so many tokens whose targets the window before has scored:
-    the price of a context of more than ``overlap`` tokens is T / (T - overlap) times the work.
+    end-of-text token. A target's context begins with its window: T tokens at most, one token at a window's start. With
+    an ``overlap``, each window but the first begins with that many tokens that the previous window has already scored,
+    so targets have more than ``overlap`` tokens of context, for T / (T - overlap) times the computation.
 
-    Two cases differ. With ``score_end_of_text=False`` the documents' own tokens alone are targets (for bits per byte:
-    an end-of-text token has no bytes); with True the end of each document counts too, as in the training loss. And a
-    store without end-of-text tokens has none to begin with: its very first token is context only.
+    With ``score_end_of_text=False`` only the documents' own tokens are targets (for bits per byte: an end-of-text token
+    has no bytes); with True the end of each document counts too, as in the training loss. In a store without
+    end-of-text tokens, the very first token is only context.
 
     Raises:
         UserError: the store is empty.
-        DataError: as `Stream`.
+        DataError: see `Stream`.
     """
 
     def __init__(self, source: TokenSource, sequence_length: int, *, score_end_of_text: bool, overlap: int = 0) -> None:
@@ -227,22 +227,22 @@ class EvaluationWindows:
         self._score_end_of_text = score_end_of_text
         self._num_targets = self._stream.length - int(not self._stream.has_end_of_text)
         if self._num_targets < 1:
-            raise UserError("the store has no token to score: give a store with at least one document of text")
+            raise UserError("the store has no token to score: use a store with at least one document of text")
         self.sequence_length = sequence_length
         self._stride = sequence_length - overlap
         self.num_items = 1 + -(-max(0, self._num_targets - sequence_length) // self._stride)
 
     def window(self, index: int) -> EvaluationWindow:
-        """Window ``index``; past the last one all targets are NOT_SCORED, so that ranks may run in step to the end."""
+        """Return window ``index``; past the last, all targets are NOT_SCORED, so that ranks may run in step."""
         length, first = self.sequence_length, index * self._stride
         count = min(max(self._num_targets - first, 0), length) if index < self.num_items else 0
         tokens = np.full(length, self._stream.end_of_text_id, dtype=np.int64)
         targets = np.full(length, NOT_SCORED, dtype=np.int64)
         documents = np.zeros(length, dtype=np.int64)
         if count:
-            # The end-of-text before the first document is, on the circle, the one that closes the last.
-            place = (first - self._stream.has_end_of_text) % self._stream.length
-            window = self._stream.read(np.array([place]), count + 1)
+            # In the circular stream, the token before the first document is the last document's end-of-text.
+            start = (first - self._stream.has_end_of_text) % self._stream.length
+            window = self._stream.read(np.array([start]), count + 1)
             tokens[:count], targets[:count] = window.tokens[0, :-1], window.tokens[0, 1:]
             documents[:count] = window.documents[0, :-1]
             documents[count:] = window.documents[0, -1] + 1

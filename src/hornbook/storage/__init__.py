@@ -1,6 +1,6 @@
-"""Durable files: atomic writes, hashes, locks, bounded decompression, and fault points for the tests.
+"""Durable files: atomic writes, hashes, locks, bounded decompression, and fault points for tests.
 
-Nothing else in hornbook writes what a run, a corpus or a checkpoint keeps. No torch, no numpy.
+All files of runs, corpora and checkpoints are written through this package, which imports neither torch nor numpy.
 """
 
 import os

@@ -1,10 +1,10 @@
-"""Bounded reading of compressed text: what is small on the disk may be huge once unpacked, by accident or on purpose.
+"""Bounded reading of plain and compressed text, which also handles decompression bombs.
 
-    path or open stream -> its first bytes tell: gzip, bzip2, xz, zstd, plain -> BufferedReader of the content
+    path or open stream -> detect by first bytes: gzip, bzip2, xz, zstd, plain -> BufferedReader of the content
 
-Content is unpacked on demand, at most a buffer at a time, so memory stays small (some 20 MB for a zstd bomb, else less
-than 1 MB, plus the dictionary that the format asks for: up to 128 MiB, refused above). A stream that is truncated,
-corrupt, or out of all proportion is a ``DataError`` that names the file and the offset in it.
+Content is decompressed on demand, at most one buffer at a time, so memory use is small: some 20 MB for a zstd bomb,
+otherwise less than 1 MB, plus the dictionary that the format requires, up to 128 MiB. A stream that is truncated or
+corrupt, or whose expansion ratio is implausible, is a ``DataError`` with the file and the offset in it.
 """
 
 import bz2
@@ -23,7 +23,7 @@ from hornbook.storage.system import as_storage_error, format_bytes
 _BUFFER: Final = 256 << 10
 _PIECE: Final = 64 << 10
 _ZSTD_PIECE: Final = 512
-"""Compressed bytes handed to zstd at once. It knows no limit on its output; 4 bytes may stand for 128 KiB of it."""
+"""Compressed bytes passed to zstd at once, which cannot limit its output; 4 bytes may expand to 128 KiB."""
 _MAX_DICTIONARY: Final = 128 << 20
 
 _MAGIC: Final = {
@@ -38,27 +38,27 @@ COMPRESSED_SUFFIXES: Final = tuple(_SUFFIXES)
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much one source may unpack to; beyond it lies a ``DataError``."""
+    """Limits for the decompressed size of a source; exceeding one raises ``DataError``."""
 
     total_bytes: int = 1 << 40
-    """Of the whole source, plain ones included."""
+    """Size of the whole source, also of a plain one."""
     member_bytes: int = 4 << 30
-    """Of one compressed member: a gzip file holds one or several, one after the other."""
+    """Size of one compressed member; a gzip file is a sequence of members."""
     num_members: int = 100_000
     ratio: float = 200.0
-    """Unpacked bytes per compressed byte, once ``ratio_after`` bytes are out."""
+    """Decompressed bytes per compressed byte, checked after ``ratio_after`` decompressed bytes."""
     ratio_after: int = 1 << 20
 
 
 @dataclass(kw_only=True)
 class InputMeter:
-    """How many bytes of inputs were read as they lie on the disk, packed or not; for a long reading's progress."""
+    """A counter of the bytes read from inputs, before decompression, for displaying progress."""
 
     num_bytes: int = 0
 
 
 class _Decompressor(Protocol):
-    """What ``bz2`` and ``lzma`` offer: one member, a limit on each output, and the bytes behind its end."""
+    """The interface of ``bz2`` and ``lzma``: one member, a limit for each output, and the bytes after its end."""
 
     def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
     @property
@@ -92,7 +92,7 @@ class _Gzip:
 
 
 class _Zstd:
-    """One zstd frame as a ``_Decompressor``; its output may be longer than asked for, by ``_ZSTD_PIECE``'s worth."""
+    """One zstd frame as a ``_Decompressor``; it ignores ``max_length``, so inputs must be short (``_ZSTD_PIECE``)."""
 
     needs_input = True
 
@@ -133,13 +133,19 @@ def open_text_source(
 ) -> io.BufferedReader:
     """Open a plain or compressed file, or an open binary stream such as standard input, for bounded reading.
 
-    The first bytes decide what it is; a file whose name promises a compression has to keep the promise. Closing the
-    result closes a file, but not a stream that was handed in. ``name`` stands for the source in errors, whose offsets
-    count from ``start`` on; ``meter`` counts the bytes that are read.
+    The first bytes determine the compression, which must match the suffix of a file if that names one. Closing the
+    result closes a file, but not a stream that was passed in.
+
+    Args:
+        source: the path or stream.
+        limits: the limits for decompression; None means ``Limits()``.
+        name: the name of the source in errors.
+        start: added to the offsets in errors.
+        meter: counts the bytes read.
 
     Raises:
-        UserError: there is no such file, it may not be read, or zstd needs an extra that is not installed.
-        DataError: here or while reading: the stream is truncated, corrupt, or exceeds ``limits`` (``Limits()``).
+        UserError: the file does not exist or is not accessible, or zstd needs an extra that is not installed.
+        DataError: here or while reading, the stream is truncated, corrupt, or exceeds ``limits``.
     """
     limits = limits or Limits()
     if isinstance(source, str | Path):
@@ -151,7 +157,7 @@ def open_text_source(
     try:
         found = opened.compression()
         if promised and found != promised:
-            raise DataError(f"{name}: offset 0: expected {promised} data, as its name says; rename or restore the file")
+            raise DataError(f"{name}: offset 0: expected {promised} data, by the suffix; rename or restore the file")
         return io.BufferedReader(_Unpacked(opened, found, limits, start) if found else opened, _BUFFER)
     except BaseException:
         opened.close()
@@ -159,7 +165,7 @@ def open_text_source(
 
 
 def open_source(path: Path) -> BinaryIO:
-    """Open a file as it is, packed or not. Raises UserError if there is no such file, or it may not be read."""
+    """Open a file without decompression. Raises UserError if it does not exist or is not accessible."""
     try:
         return path.open("rb")
     except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as error:
@@ -169,7 +175,7 @@ def open_source(path: Path) -> BinaryIO:
 
 
 class _Source(io.RawIOBase):
-    """The bytes as they come, counted, with a look ahead; plain text is read through it as it is."""
+    """The raw bytes of a source, counted and with lookahead; plain text is read directly from it."""
 
     def __init__(self, stream: BinaryIO, owned: bool, name: str, limits: Limits, meter: InputMeter) -> None:
         self._stream, self._owned, self.name, self._limits, self._meter = stream, owned, name, limits, meter
@@ -180,7 +186,7 @@ class _Source(io.RawIOBase):
         return True
 
     def compression(self) -> str | None:
-        """Tell from the first bytes, which stay to be read, what the stream is; wait for no more than that needs."""
+        """Detect the compression from the first bytes, which remain to be read; read no more bytes than necessary."""
         magics = [(kind, magic) for kind, several in _MAGIC.items() for magic in several]
         while any(len(self._ahead) < len(magic) and magic.startswith(self._ahead) for _, magic in magics):
             if not (more := self._pull(1)):
@@ -189,16 +195,16 @@ class _Source(io.RawIOBase):
         return next((kind for kind, magic in magics if self._ahead.startswith(magic)), None)
 
     def take(self, size: int) -> bytes:
-        """Return up to ``size`` bytes, none only at the end of the stream."""
+        """Return up to ``size`` bytes; empty only at the end of the stream."""
         data, self._ahead = (self._ahead[:size], self._ahead[size:]) if self._ahead else (self._pull(size), b"")
         self.offset += len(data)
         return data
 
     def check_total(self, total: int) -> None:
-        """Refuse a source that goes on and on: raise DataError if ``total`` bytes are more than the limits allow."""
+        """Raise DataError if ``total`` bytes exceed the limit for a whole source."""
         if total > self._limits.total_bytes:
             limit = format_bytes(self._limits.total_bytes)
-            raise DataError(f"{self.name}: holds over {limit} of text; split it or raise the limit")
+            raise DataError(f"{self.name}: over {limit} of text; split the source")
 
     def readinto(self, buffer: Any) -> int:
         data = self.take(len(buffer))
@@ -221,7 +227,7 @@ class _Source(io.RawIOBase):
 
 
 class _Unpacked(io.RawIOBase):
-    """The content of a source that holds one or several compressed members."""
+    """The decompressed content of a source with one or more compressed members."""
 
     def __init__(self, source: _Source, kind: str, limits: Limits, start: int) -> None:
         self._source, self._kind, self._limits, self._start = source, kind, limits, start
@@ -248,24 +254,24 @@ class _Unpacked(io.RawIOBase):
         super().close()
 
     def _unpack(self, size: int) -> bytes:
-        """Return the next bytes of this member, perhaps none yet."""
+        """Return the next bytes of this member, possibly empty before its end."""
         data = b""
         if self._decompressor.needs_input:
             data, self._input = self._input or self._source.take(self._piece), b""
             if not data:
-                raise self._error(f"the {self._kind} data ends in the middle", "fetch the file again")
+                raise self._error(f"the {self._kind} data is truncated", "download or create the file again")
             if len(data) > self._piece:
                 data, self._input = data[: self._piece], data[self._piece :]
         try:
             output = self._decompressor.decompress(data, size)
         except self._errors as error:
             reason = " ".join(str(error).split())
-            raise self._error(f"corrupt {self._kind} data ({reason})", "fetch the file again") from error
+            raise self._error(f"corrupt {self._kind} data ({reason})", "download or create the file again") from error
         self._count(len(output))
         return output
 
     def _next_member(self) -> bool:
-        """Go on with what follows the end of a member, past padding; tell whether there is anything."""
+        """Begin the next member, after skipping padding; return whether there is one."""
         padding = b"\0" if self._kind in ("gzip", "xz") else b""
         rest = (self._decompressor.unused_data + self._input).lstrip(padding)
         while not rest:
@@ -286,10 +292,10 @@ class _Unpacked(io.RawIOBase):
         compressed = max(1, self._source.offset - len(self._input))
         if self._total_bytes > self._limits.ratio_after and self._total_bytes > self._limits.ratio * compressed:
             ratio = f"{self._limits.ratio:g}"
-            raise self._error(f"unpacks to over {ratio} times its size", "unpack it first if you trust it")
+            raise self._error(f"unpacks to over {ratio} times its size", "if you trust it, unpack it first")
         if self._member_bytes > self._limits.member_bytes:
             limit = format_bytes(self._limits.member_bytes)
-            raise self._error(f"one {self._kind} member unpacks to over {limit}", "unpack it first if you trust it")
+            raise self._error(f"one {self._kind} member unpacks to over {limit}", "if you trust it, unpack it first")
         self._source.check_total(self._total_bytes)
 
     def _error(self, what: str, remedy: str) -> DataError:

@@ -1,7 +1,7 @@
-"""The disk below a folder: its file system, and how fast a file is written and read there.
+"""The file system of a folder, and its write and read speed.
 
-file_system(Path("runs"))   FileSystem(kind="nfs4", mount="/home", is_network=True)
-disk_speed(Path("runs"))    DiskSpeed(write=3.1e8, read=1.2e9), and the file is gone
+file_system(Path("runs"))   FileSystem(kind="nfs4", mount="/home"), with is_network True
+disk_speed(Path("runs"))    DiskSpeed(write=3.1e8, read=1.2e9), in bytes per second; leaves no file
 """
 
 import os
@@ -24,35 +24,35 @@ _MOST_SECONDS: Final = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class FileSystem:
-    """Where a folder lies: the kind of its file system, as Linux names it, and where that is mounted."""
+    """A file system: its type, as named by Linux, and its mount point."""
 
     kind: str
     mount: str
 
     @property
     def is_network(self) -> bool:
-        """Whether the files lie on another machine."""
+        """Whether the files are on another machine."""
         return self.kind in _NETWORK
 
     @property
     def is_memory(self) -> bool:
-        """Whether the files lie in memory, and are gone when the machine stops."""
+        """Whether the files are in memory and lost when the machine stops."""
         return self.kind in ("tmpfs", "ramfs")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiskSpeed:
-    """Bytes a second, written until they would survive a power cut, and read back."""
+    """Bytes per second, written with a final sync to disk, and read."""
 
     write: float
     read: float | None
-    """None where the system offers no way to read past its cache."""
+    """None if the system cannot bypass its cache."""
 
 
 def file_system(folder: Path, table: Path = Path("/proc/self/mountinfo")) -> FileSystem | None:
-    """Return the file system that holds, or will hold, ``folder``; None where the system has no such table.
+    """Return the file system of ``folder``, which need not exist; None on systems without such a table.
 
-    The format is that of Linux (man 5 proc): ``36 35 98:0 /root /mount options - kind source options``.
+    The table has the format of Linux (man 5 proc): ``36 35 98:0 /root /mount options - kind source options``.
     """
     try:
         lines = table.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -70,12 +70,12 @@ def file_system(folder: Path, table: Path = Path("/proc/self/mountinfo")) -> Fil
 
 
 def disk_speed(folder: Path) -> DiskSpeed:
-    """Write and read a file of at most 32 MiB, for about half a second, in a folder or the nearest one above it.
+    """Measure the speed of a folder, or its nearest existing parent, with a file of at most 32 MiB in about 0.5 s.
 
-    The file has no name where the system allows that, so that not even a killed process leaves it behind.
+    The file has no name if the system supports that, so that even a killed process leaves nothing behind.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the file cannot be written.
     """
     existing, chunk = existing_parent(folder), os.urandom(_CHUNK)
     with storage_errors("write to", existing, _MOST_BYTES), tempfile.TemporaryFile(dir=existing, buffering=0) as file:
@@ -95,7 +95,7 @@ def disk_speed(folder: Path) -> DiskSpeed:
 
 
 def _unescaped(text: str) -> str:
-    r"""Return a path of the table with its escapes, such as ``\040`` for a space, replaced."""
+    r"""Return a path from the table with escapes, such as ``\040`` for a space, resolved."""
     for code in ("\\040", "\\011", "\\012", "\\134"):
         text = text.replace(code, chr(int(code[1:], 8)))
     return text

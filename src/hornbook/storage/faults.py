@@ -1,9 +1,9 @@
-"""Fault points: a test lets the n-th operation on the disk fail, or the process die, at that very moment.
+"""Fault injection: tests make the n-th disk operation fail, or the process die at that point.
 
-    HORNBOOK_FAULT=write:3:enospc       the third write meets a full disk
-    HORNBOOK_FAULT=write:3+:enospc      ... and so does every later one
-    HORNBOOK_FAULT=any:7:crash-after    the process dies (as from kill -9) once its seventh operation is done
-    HORNBOOK_FAULT=write:1:crash-middle half of the bytes of the first write are out when it dies
+    HORNBOOK_FAULT=write:3:enospc       the third write fails with a full disk
+    HORNBOOK_FAULT=write:3+:enospc      the third write and all later ones fail
+    HORNBOOK_FAULT=any:7:crash-after    the process dies (as from kill -9) after its seventh operation
+    HORNBOOK_FAULT=write:1:crash-middle the process dies after half of the bytes of its first write
 
     with count_operations() as operations:  # [Operation("open", path), Operation("write", path), ...]
         save(folder, contents)
@@ -11,8 +11,8 @@
         save(folder, contents)
 
 Every durable operation of hornbook goes through `hornbook.storage.system.perform` or ``write_all``, which call this
-module once it is imported. So a test that counts the operations of an
-action and then runs it with a fault at 1, 2, 3, ... has tried every crash point of it (SQLite's method).
+module once it is imported. A test that counts the operations of an action and then runs it with a fault at 1, 2, 3, ...
+therefore covers every crash point (SQLite's method).
 """
 
 import errno
@@ -28,17 +28,17 @@ from hornbook.errors import UserError
 from hornbook.storage import system
 
 OperationName = Literal["open", "write", "fsync", "rename", "unlink"]
-"""``open`` stands for making a folder, too, and ``unlink`` for removing one."""
+"""``open`` includes creating a folder, and ``unlink`` removing one."""
 AnyOperation = OperationName | Literal["any"]
 
 VARIABLE: Final = "HORNBOOK_FAULT"
 CRASH_STATUS: Final = 137
-"""What a shell reports for a process that SIGKILL ended."""
+"""The exit status that a shell reports for a process ended by SIGKILL."""
 
 _ERRORS: Final = {name: getattr(errno, name.upper()) for name in ("enospc", "eio", "edquot", "erofs", "eacces")}
 _CRASHES: Final = ("crash-before", "crash-middle", "crash-after")
 KINDS: Final = (*_CRASHES, "short-write", *_ERRORS)
-"""``short-write`` takes half of the bytes and says so, as a system call may; the writer has to go on."""
+"""``short-write`` writes half of the bytes and returns their number, as the system call may do."""
 
 _WRITE_ONLY: Final = ("crash-middle", "short-write")
 
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class Operation(NamedTuple):
-    """One durable operation that took place, or was about to."""
+    """A durable operation that was attempted."""
 
     name: OperationName
     path: Path
@@ -54,7 +54,7 @@ class Operation(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What is to happen at the ``n``-th operation called ``operation``, and with ``lasting`` at all later ones."""
+    """A fault of a ``kind`` at the ``n``-th operation called ``operation``, and at all later ones if ``lasting``."""
 
     operation: AnyOperation
     n: int
@@ -62,19 +62,19 @@ class Fault:
     lasting: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a fault that could never strike, with a UserError."""
+        """Raise UserError for an invalid fault."""
         if self.operation not in ("any", *get_args(OperationName)) or self.kind not in KINDS or self.n < 1:
             raise UserError(
                 f"{VARIABLE}: no fault {self.operation}:{self.n}:{self.kind}; expected OPERATION:N:KIND, with any or "
                 f"one of {', '.join(get_args(OperationName))}, N from 1, and one of {', '.join(KINDS)}"
             )
         if self.kind in _WRITE_ONLY and self.operation != "write":
-            raise UserError(f"{VARIABLE}: {self.kind} is for write alone, not for {self.operation}")
+            raise UserError(f"{VARIABLE}: {self.kind} applies only to write, not to {self.operation}")
 
 
 @dataclass(kw_only=True)
 class _Armed:
-    """A fault with its count of operations so far."""
+    """A fault with the number of matching operations so far."""
 
     fault: Fault
     seen: int = 0
@@ -92,24 +92,24 @@ _environment_read = False
 
 
 def perform(name: OperationName, path: str | os.PathLike[str], action: Callable[[], T]) -> T:
-    """Run ``action``, the one system call that ``name`` stands for, at its fault point. Raises OSError if it fails."""
-    kind = _meet(name, path)
+    """Run ``action``, the system call called ``name``, with a fault point. Raises OSError if it fails."""
+    kind = _check(name, path)
     result = action()
     _die_if(kind == "crash-after")
     return result
 
 
 def write(path: str | os.PathLike[str], descriptor: int, data: memoryview) -> int:
-    """Write bytes to an open file at its fault point; return how many were taken, and raise, as ``os.write`` does."""
-    kind = _meet("write", path)
-    taken = os.write(descriptor, data[: max(1, len(data) // 2)] if kind in _WRITE_ONLY else data)
+    """Write bytes to an open file with a fault point; return how many were written. Raises OSError."""
+    kind = _check("write", path)
+    written = os.write(descriptor, data[: max(1, len(data) // 2)] if kind in _WRITE_ONLY else data)
     _die_if(kind in ("crash-middle", "crash-after"))
-    return taken
+    return written
 
 
 @contextmanager
 def inject(operation: AnyOperation, n: int, kind: str, *, lasting: bool = False) -> Iterator[Callable[[], bool]]:
-    """Let the ``n``-th such operation inside the block fail; yields a function that returns whether it came to that."""
+    """Inject a fault inside the block; yields a function that returns whether the ``n``-th operation was reached."""
     armed = _Armed(fault=Fault(operation=operation, n=n, kind=kind, lasting=lasting))
     _armed.append(armed)
     try:
@@ -120,7 +120,7 @@ def inject(operation: AnyOperation, n: int, kind: str, *, lasting: bool = False)
 
 @contextmanager
 def count_operations() -> Iterator[list[Operation]]:
-    """Record the operations inside the block, in their order, in the list that it yields."""
+    """Yield a list to which the operations inside the block are appended."""
     log: list[Operation] = []
     _logs.append(log)
     try:
@@ -130,7 +130,7 @@ def count_operations() -> Iterator[list[Operation]]:
 
 
 def parse_fault(text: str) -> Fault:
-    """Read ``OPERATION:N:KIND`` or ``OPERATION:N+:KIND``. Raises UserError if the text is no such fault."""
+    """Parse ``OPERATION:N:KIND`` or ``OPERATION:N+:KIND``. Raises UserError for other texts."""
     operation, _, rest = text.partition(":")
     count, _, kind = rest.partition(":")
     digits = count.removesuffix("+")
@@ -138,8 +138,8 @@ def parse_fault(text: str) -> Fault:
     return Fault(operation=operation, n=n, kind=kind, lasting=count.endswith("+"))  # type: ignore[arg-type]
 
 
-def _meet(name: OperationName, path: str | os.PathLike[str]) -> str | None:
-    """Count an operation in, and die or raise OSError if a fault asks for that here; return the kind of a later one."""
+def _check(name: OperationName, path: str | os.PathLike[str]) -> str | None:
+    """Count an operation; die or raise OSError if a fault before it is due; return the kind of any other due fault."""
     global _environment_read
     if not _environment_read:
         _environment_read = True

@@ -1,20 +1,19 @@
-"""Durable files and locked folders: everything that hornbook keeps on a disk is written here.
+"""Durable writes of files and folders, and locks of folders.
 
     write_file(path, chunks)      create -> write ... write -> fsync           inside a folder that is not yet committed
     replace_file(path, data)      .name.tmp-123-9f3a61c2 -> fsync -> rename -> fsync parent    one file, atomically
     commit_directory(tmp, final)  fsync every folder -> rename -> fsync parent          many files, atomically
     Appender(path)                one line, one system call                             logs
-    with lock_folder(folder):     a second process meets a UserError that names the first
+    with lock_folder(folder):     a second process gets a UserError that names the first
 
 An ``OSError`` becomes a ``StorageError`` of one line with the path and, on a full disk, the bytes needed and free.
 A failed fsync is never retried: the kernel may have dropped the pages and would then report success (Rebello et al.,
-"Can Applications Recover from fsync Failures?", 2020); the caller has to write again from scratch. A folder may come
-from a stranger, so no file in it redirects a write: a new file is created exclusively, and a log that continues must be
-a regular file with one name. Only a file that the user names is written through a link.
+"Can Applications Recover from fsync Failures?", 2020); the caller must write again from scratch. A folder may come from
+an untrusted source, so no file in it can redirect a write: a new file is created exclusively, and an existing log must
+be a regular file with one hard link. Only a file named by the user is written through a link.
 
-A lock is ``flock`` on ``folder/lock``, so the kernel takes it back however its holder dies; the file holds the holder's
-number. It belongs to a file, not to its name, and the holder may remove the file: so it counts only if the name still
-leads to the locked file, and else is taken anew. A forked child shares the lock until it ends, too.
+A lock is ``flock`` on ``folder/lock``, which has the holder's process id; the kernel releases it however the holder
+dies. A holder may remove the file, so a lock is valid only while the name refers to the locked file. A fork shares it.
 """
 
 import errno
@@ -45,31 +44,31 @@ from hornbook.storage.system import (
 )
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
-"""What a file takes; a contiguous numpy array is handed over as ``memoryview(array)``, without a copy."""
+"""Data to write; pass a contiguous numpy array as ``memoryview(array)`` to avoid a copy."""
 
 _LOCK: Final = "lock"
 _ATTEMPTS: Final = 20
-"""To lock a file that others remove; each time, one of them has to end within the same few microseconds."""
+"""Attempts to lock a file that others remove; an attempt fails only if one of them does so within microseconds."""
 _ANY: Final = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What became of a file: its size in bytes and the SHA-256 of its content, in hexadecimal."""
+    """The size in bytes and the hexadecimal SHA-256 of a written file."""
 
     size: int
     sha256: str
 
 
 class FileWriter:
-    """A file that grows piece by piece and is durable once the ``with`` block ends; an error inside removes it.
+    """A context manager that writes a file incrementally; it is durable after the block, and removed by an error.
 
         with FileWriter(path) as writer:
             writer.write(b"...")
         writer.written  # Written(size=3, sha256="...")
 
-    There is no buffer: hand over large pieces. A file or a link that is there already is removed first, so this is for
-    folders that are not yet committed; elsewhere see ``replace_file``.
+    There is no buffer, so write large pieces. An existing file or link is removed first, so use this only in folders
+    that are not yet committed; elsewhere use ``replace_file``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,11 +80,11 @@ class FileWriter:
 
     @property
     def written(self) -> Written:
-        """Size and hash of what was handed over so far."""
+        """Size and hash of the data written so far."""
         return Written(size=self._size, sha256=self._hash.hexdigest())
 
     def write(self, data: BytesLike) -> None:
-        """Append all bytes of ``data``."""
+        """Append ``data``."""
         view = memoryview(data)
         if not view.nbytes:
             return
@@ -95,7 +94,7 @@ class FileWriter:
         self._size += view.nbytes
 
     def finish(self) -> Written:
-        """Wait until the content is on the disk, close, and return size and hash."""
+        """Sync the content to disk, close the file, and return size and hash."""
         with storage_errors("write", self.path):
             sync(self.path, self._descriptor)
             descriptor, self._descriptor = self._descriptor, -1
@@ -103,7 +102,7 @@ class FileWriter:
         return self.written
 
     def abandon(self) -> None:
-        """Close and remove the file, as far as that is possible."""
+        """Close and remove the file, ignoring errors."""
         if self._descriptor >= 0:
             with suppress(OSError):
                 os.close(self._descriptor)
@@ -126,37 +125,39 @@ class FileWriter:
 
 
 class Appender:
-    """A log that grows line by line; each line is one system call, so ``kill -9`` never tears one.
+    """A log to which lines are appended, each with one system call, so that ``kill -9`` never leaves half a line.
 
-    A line that a power cut tore, or that did not fit on the disk, is removed, so that a reader meets whole lines.
-    ``anew`` empties the file first, which may then be a link, a device or a pipe; otherwise each of these raises
-    PathError.
+    A line that is incomplete after a power failure or on a full disk is removed, so readers find only whole lines.
+
+    Args:
+        path: the file; a link, a device or a pipe raises PathError unless ``truncate``.
+        truncate: truncate the file first; it may then also be a link, a device or a pipe.
     """
 
-    def __init__(self, path: Path, *, anew: bool = False) -> None:
+    def __init__(self, path: Path, *, truncate: bool = False) -> None:
         self.path = path
         with storage_errors("open", path):
-            if anew:
+            if truncate:
                 self._descriptor = perform("open", path, lambda: os.open(path, _ANY, 0o666))
             else:
                 self._descriptor = perform("open", path, lambda: open_own(path, os.O_APPEND))
                 os.ftruncate(self._descriptor, end_of_last_line(self._descriptor))
 
     def append(self, line: str) -> None:
-        """Hand one line, without its newline, to the operating system; after an error the file ends as before."""
-        assert "\n" not in line, "a line holds no newline"
+        """Write one line, given without its newline, to the operating system; an error leaves the file unchanged."""
+        assert "\n" not in line, "a line has no newline"
         data = line.encode() + b"\n"
         before = os.fstat(self._descriptor).st_size
         with storage_errors("append to", self.path, needed=len(data)):
             try:
                 write_all(self.path, self._descriptor, memoryview(data))
             except OSError:
-                with suppress(OSError):  # what a device or a pipe has taken, it keeps
+                with suppress(OSError):  # a device or a pipe cannot be truncated
                     os.ftruncate(self._descriptor, before)
                 raise
 
     def sync(self) -> None:
-        """Wait until all lines are on the disk; a device or a pipe has none."""
+        """Sync all lines to disk; does nothing for a device or a pipe."""
         with storage_errors("write", self.path):
             if stat.S_ISREG(os.fstat(self._descriptor).st_mode):
                 sync(self.path, self._descriptor)
@@ -175,9 +176,9 @@ class Appender:
 
 
 def write_file(path: Path, data: BytesLike | Iterable[BytesLike]) -> Written:
-    """Create a file, or replace what is there, wait until its content is on the disk, and return its size and hash.
+    """Create or replace a file, sync its content to disk, and return its size and hash.
 
-    The folder's entry is made durable by whoever commits the folder. On an error the file is removed.
+    The entry in the folder becomes durable when the folder is committed. On an error the file is removed.
     """
     with FileWriter(path) as writer:
         for chunk in (data,) if isinstance(data, bytes | bytearray | memoryview) else data:
@@ -186,7 +187,7 @@ def write_file(path: Path, data: BytesLike | Iterable[BytesLike]) -> Written:
 
 
 def replace_file(path: Path, data: BytesLike | Iterable[BytesLike]) -> Written:
-    """Give ``path`` new content, durably and at once: readers, and crashes, meet the old content or the new."""
+    """Replace the content of ``path`` durably and atomically: readers, also after a crash, see the old or the new."""
     temporary = temporary_beside(path)
     written = write_file(temporary, data)
     try:
@@ -200,12 +201,12 @@ def replace_file(path: Path, data: BytesLike | Iterable[BytesLike]) -> Written:
 
 
 def temporary_beside(path: Path) -> Path:
-    """Return a new path in the folder of ``path`` that nobody can guess; it names this process."""
+    """Return a new, unpredictable path in the folder of ``path``, with the id of this process."""
     return path.with_name(f".{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
 
 
 def make_directory(path: Path, *, exist_ok: bool = True) -> None:
-    """Create a folder and its missing parents, durably; one that is there already is fine unless told otherwise."""
+    """Create a folder and its missing parents durably. Raises PathError if it exists, unless ``exist_ok``."""
     with storage_errors("create the folder", path):
         if exist_ok and path.is_dir():
             return
@@ -217,7 +218,7 @@ def make_directory(path: Path, *, exist_ok: bool = True) -> None:
 
 
 def fsync_directory(path: Path) -> None:
-    """Wait until the entries of a folder (names that came, went or changed) are on the disk."""
+    """Sync the entries of a folder (names added, removed or changed) to disk."""
     with storage_errors("write the folder", path):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -227,7 +228,7 @@ def fsync_directory(path: Path) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Rename, atomically, and wait until that is on the disk; replaces a file at ``target``, never a filled folder."""
+    """Rename atomically and sync to disk; replaces a file at ``target``, but not a nonempty folder."""
     with storage_errors(f"rename {source.name} to", target):
         perform("rename", target, lambda: source.rename(target))
     fsync_directory(target.parent)
@@ -236,9 +237,9 @@ def rename(source: Path, target: Path) -> None:
 
 
 def commit_directory(temporary: Path, final: Path) -> None:
-    """Give a folder of finished files its final name: the rename is the moment at which all of it exists."""
+    """Rename a folder of finished files, which makes them visible all at once. Raises PathError if ``final`` exists."""
     if os.path.lexists(final):
-        raise PathError(f"cannot create {final}: it exists already; remove it or choose another name")
+        raise PathError(f"cannot create {final}: it exists already; remove it, or choose another name")
     with storage_errors("read the folder", temporary):
         folders = [Path(folder) for folder, _, _ in os.walk(temporary, topdown=False, onerror=_raise)]
     for folder in folders:
@@ -247,13 +248,13 @@ def commit_directory(temporary: Path, final: Path) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file or a link; none there is fine."""
+    """Remove a file or a link, if it exists."""
     with storage_errors("remove", path), suppress(FileNotFoundError):
         perform("unlink", path, path.unlink)
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder with all that is in it (links themselves, never what they point to); none there is fine."""
+    """Remove a file or a folder with its content, if it exists; links are removed, not followed."""
     if not path.is_dir() or path.is_symlink():
         remove_file(path)
         return
@@ -273,10 +274,10 @@ def sha256_file(path: Path) -> str:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
-    """Hold the folder, which is created where missing, for the length of the block.
+    """Lock a folder, created if missing, for the duration of the block.
 
-    Yields a function that raises StorageError if the folder or its lock file was moved or removed since. A block that
-    raises before it adds anything leaves no trace. Raises UserError if another process holds the folder.
+    Yields a function that raises StorageError if the folder or its lock file has been moved or removed. If the block
+    raises before it adds anything, new folders and lock files are removed. Raises UserError if the folder is locked.
     """
     traces = _Traces(folder)
     descriptor = _lock(folder)
@@ -284,11 +285,11 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
     def require() -> None:
         if not _is_still_there(folder / _LOCK, descriptor):
             raise StorageError(
-                f"{folder} or its lock file was moved or removed while this process used it; move it back"
+                f"{folder} or its lock file was moved or removed while this process was using it; move it back"
             )
 
     try:
-        with suppress(OSError):  # on a full disk the lock holds without the number of its holder
+        with suppress(OSError):  # on a full disk, the lock is valid without the process id
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield require
@@ -300,9 +301,9 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
 
 
 def remove_locked_folder(folder: Path) -> None:
-    """Remove a folder that this process holds, the lock after all else; if another has it by then, the folder stays."""
+    """Remove a folder that this process has locked, the lock file last, unless another process locks it meanwhile."""
     if folder.is_symlink():
-        remove_file(folder)  # never what it points to
+        remove_file(folder)  # the link, not its target
         return
     with storage_errors("read the folder", folder):
         entries = sorted(entry for entry in folder.iterdir() if entry.name != _LOCK)
@@ -318,7 +319,7 @@ def remove_locked_folder(folder: Path) -> None:
 
 
 class _Traces:
-    """What a folder was before it was locked, so that work that fails before it writes anything leaves no trace."""
+    """The state of a folder before it was locked, to restore it if the block fails before it adds anything."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -327,10 +328,10 @@ class _Traces:
         self._before = self._entries()
 
     def remove(self) -> None:
-        """Remove the lock file and the folders that are new, unless there is more; to be called with the lock held."""
+        """Remove a new lock file and new folders, unless something else was added; call it with the lock held."""
         if _LOCK in self._before or self._entries() != self._before | {_LOCK}:
             return
-        with suppress(OSError):  # what cannot be removed stays; the error of the work counts
+        with suppress(OSError):  # the error of the block is more important
             perform("unlink", self._folder / _LOCK, (self._folder / _LOCK).unlink)
             for folder in self._missing:
                 perform("unlink", folder, folder.rmdir)
@@ -341,7 +342,7 @@ class _Traces:
 
 
 def _remove_litter(path: Path) -> None:
-    """Remove what killed processes left beside ``path`` when they were about to replace it."""
+    """Remove the temporary files of ``replace_file`` that killed processes left beside ``path``."""
     pattern = re.compile(re.escape(f".{path.name}.tmp-") + r"(\d{1,10})(-[0-9a-f]{8})?")
     with suppress(OSError, StorageError):
         for entry in path.parent.iterdir():
@@ -354,15 +355,15 @@ def _raise(error: OSError) -> None:
 
 
 def _lock(folder: Path) -> int:
-    """Return the descriptor of the folder's lock file, which this process holds and which nobody has removed."""
+    """Lock the folder's lock file and return its descriptor. Raises UserError if another process holds the lock."""
     for attempt in range(_ATTEMPTS):
         try:
             make_directory(folder)
             with storage_errors("open", folder / _LOCK):
                 descriptor = open_own(folder / _LOCK)
         except PathError as error:
-            may_have_gone = isinstance(error.__cause__, FileNotFoundError | FileExistsError)  # while it was made
-            if may_have_gone and attempt + 1 < _ATTEMPTS:
+            is_race = isinstance(error.__cause__, FileNotFoundError | FileExistsError)  # another process removed it
+            if is_race and attempt + 1 < _ATTEMPTS:
                 continue
             raise
         try:
@@ -379,17 +380,17 @@ def _lock(folder: Path) -> int:
         except OSError as error:
             os.close(descriptor)
             raise StorageError(
-                f"cannot lock {folder}: {error.strerror}; choose a folder on a file system that has locks"
+                f"cannot lock {folder}: {error.strerror}; choose a folder on a file system that supports locks"
             ) from error
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)
-    raise StorageError(f"cannot lock {folder}: other processes keep removing it; try again when they have ended")
+    raise StorageError(f"cannot lock {folder}: other processes keep removing it; try again after they have ended")
 
 
 def _is_still_there(path: Path, descriptor: int) -> bool:
-    """Tell whether the open file is the one that the path leads to."""
+    """Return whether the path refers to the open file."""
     with storage_errors("read", path):
         try:
             return os.path.samestat(os.fstat(descriptor), path.stat())

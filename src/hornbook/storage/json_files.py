@@ -1,4 +1,4 @@
-r"""Small JSON files, read strictly: what two readers could take for two things is refused.
+r"""Strict reading of small JSON files, which rejects content that parsers interpret differently, and writing them.
 
 dump_json({"step": 5})                  b'{\n  "step": 5\n}\n', the same bytes for the same value
 read_json(path, "the manifest")         {"step": 5}, or a DataError of one line
@@ -17,11 +17,11 @@ MAX_JSON_BYTES: Final = 64 << 20
 
 
 def read_bytes(path: Path, what: str, *, limit: int = MAX_JSON_BYTES) -> bytes:
-    """Return a small file's content. Raises DataError if ``what``, as in "the manifest", is missing or too large."""
+    """Return the content of a small file, ``what`` in errors. Raises DataError if it is missing or too large."""
     try:
         with storage_errors("read", path):
-            if not stat.S_ISREG(path.stat().st_mode):  # a pipe would let us wait for ever
-                raise DataError(f"{path}: expected a file, {what}; found something else")
+            if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe might block forever
+                raise DataError(f"{path}: {what} is not a regular file; check the path")
             with path.open("rb") as file:
                 data = file.read(limit + 1)
     except StorageError as error:
@@ -29,17 +29,17 @@ def read_bytes(path: Path, what: str, *, limit: int = MAX_JSON_BYTES) -> bytes:
             raise DataError(f"{path}: {what} is missing; check the path") from error
         raise
     if len(data) > limit:
-        raise DataError(f"{path}: {what} is larger than {format_bytes(limit)}; expected a small file")
+        raise DataError(f"{path}: {what} is larger than {format_bytes(limit)}; check the path")
     return data
 
 
 def read_json(path: Path, what: str) -> Any:
-    """Return the content of a JSON file. Raises as ``read_bytes`` and ``parse_json``."""
+    """Return the value in a JSON file. Raises DataError if ``what`` is missing, too large or malformed."""
     return parse_json(read_bytes(path, what), f"{path}: {what}")
 
 
 def parse_json(data: bytes, what: str) -> Any:
-    """Return the value of JSON in UTF-8, see ``load_strictly``. Raises DataError, which begins with ``what``."""
+    """Return the value of JSON in UTF-8, see ``load_strictly``. Raises DataError, with ``what`` as prefix."""
     try:
         return load_strictly(data.decode())
     except (ValueError, RecursionError) as error:
@@ -58,7 +58,7 @@ def dump_sealed(values: dict[str, Any]) -> bytes:
 
 
 def is_intact(values: dict[str, Any]) -> bool:
-    """Tell whether an object that was read has its checksum; files from before there was one have none, and pass."""
+    """Return whether an object matches its ``checksum``; True without one, since older versions did not write it."""
     content = dict(values)
     found = content.pop("checksum", None)
     return found is None or found == _checksum(content)
@@ -69,7 +69,7 @@ def _checksum(values: dict[str, Any]) -> str:
 
 
 def dump_json(value: Any) -> bytes:
-    """Return JSON, the same bytes for the same value: keys sorted, indented. Raises ValueError for NaN and Infinity."""
+    """Return indented JSON with sorted keys: equal values give equal bytes. Raises ValueError for NaN and Infinity."""
     return (json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 

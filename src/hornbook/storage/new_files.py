@@ -1,14 +1,14 @@
-"""New files and folders: they get their names when all of them is on the disk, and no conversion overwrites anything.
+"""Atomic creation of new folders, and files that are completed in several attempts.
 
-    with new_folder(Path("out")) as folder:           folder is .out.converting/content; a rename makes it out
+    with new_folder(Path("out")) as folder:           folder is .out.converting/content, then renamed to out
         write_file(folder / "data", ...)
 
-    .dump.bz2.partial/lock, .dump.bz2.partial/content      open_partial: after each attempt a little longer
+    .dump.bz2.partial/lock, .dump.bz2.partial/content      open_partial: grows with each attempt
     dump.bz2                                               after ``commit``, by one rename
 
-An error inside ``new_folder`` removes what was written; what a killed process left is cleared by the next conversion to
-the same path. A partial file stays for the next attempt; after a power cut its end may be wrong, so check the whole
-before ``commit``. Locks keep a second process out.
+An error inside ``new_folder`` removes what was written; the next conversion to the same path removes what a killed
+process left. A partial file remains for the next attempt; after a power failure its end may be wrong, so verify the
+whole file before ``commit``. Locks exclude other processes, and nothing is overwritten.
 """
 
 import os
@@ -30,7 +30,7 @@ from hornbook.storage.system import open_own, perform, storage_errors, sync, wri
 
 
 def refuse_existing(*paths: Path) -> None:
-    """Raise UserError if one of the paths is there already."""
+    """Raise UserError if one of the paths exists."""
     for path in paths:
         if os.path.lexists(path):
             raise UserError(f"{path} exists already; remove it, or choose another target")
@@ -38,9 +38,9 @@ def refuse_existing(*paths: Path) -> None:
 
 @contextmanager
 def working_folder(target: Path) -> Iterator[Path]:
-    """Yield the path of a folder beside ``target``, on its file system; one process at a time has it.
+    """Yield the path of a locked working folder beside ``target``, on the same file system, removed after the block.
 
-    It may hold what a killed process left. After the block it is gone. Raises UserError if another process has it.
+    It may have files of a killed process. Raises UserError if another process holds the lock.
     """
     work = target.with_name(f".{target.name}.converting")
     with lock_folder(work):
@@ -52,7 +52,7 @@ def working_folder(target: Path) -> Iterator[Path]:
 
 
 def make_empty(folder: Path) -> Path:
-    """Make a folder with nothing in it, and return its path."""
+    """Create an empty folder, removing an existing one, and return its path."""
     remove_tree(folder)
     make_directory(folder)
     return folder
@@ -60,7 +60,7 @@ def make_empty(folder: Path) -> Path:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Yield a folder to fill, committed as ``target`` after the block. Raises UserError if ``target`` is taken."""
+    """Yield an empty folder, committed as ``target`` after the block. Raises UserError if ``target`` exists."""
     refuse_existing(target)
     with working_folder(target) as work:
         folder = make_empty(work)
@@ -69,13 +69,13 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def numeric_key(path: Path) -> tuple[list[tuple[int, str]], str]:
-    """Return a key that sorts names by their numbers: ``data_2`` before ``data_10``."""
+    """Return a sort key that compares numbers in names numerically: ``data_2`` before ``data_10``."""
     words = re.split(r"(\d+)", path.name)
     return [(int(word), "") if word.isdecimal() else (-1, word) for word in words], path.name
 
 
 class PartialFile:
-    """Content that can be added to, thrown away, or given its final name; see ``open_partial``."""
+    """A file that is written in several attempts; see ``open_partial``."""
 
     def __init__(self, final: Path, folder: Path) -> None:
         self.final, self.path, self._folder = final, folder / "content", folder
@@ -84,34 +84,37 @@ class PartialFile:
 
     @property
     def size(self) -> int:
-        """Bytes that are there, those of former attempts included."""
+        """Size in bytes, including earlier attempts."""
         return os.fstat(self._descriptor).st_size
 
     def write(self, data: bytes) -> None:
-        """Add to the end. Raises StorageError if it did not fit, or the disk failed; what fitted stays."""
+        """Append data. Raises StorageError if the disk is full or failing; the part that fit remains."""
         with storage_errors("write", self.path, needed=len(data)):
             write_all(self.path, self._descriptor, memoryview(data))
 
     def restart(self) -> None:
-        """Throw away what is there."""
+        """Discard the content."""
         with storage_errors("write", self.path):
             os.ftruncate(self._descriptor, 0)
 
     def commit(self) -> None:
-        """Give the content its final name, durably; a file that is there is replaced."""
+        """Rename the content durably to its final name, replacing an existing file."""
         with storage_errors("write", self.path):
             sync(self.path, self._descriptor)
         rename(self.path, self.final)
         remove_locked_folder(self._folder)
 
     def close(self) -> None:
-        """Close the file; the content stays."""
+        """Close the file and keep its content."""
         os.close(self._descriptor)
 
 
 @contextmanager
 def open_partial(final: Path) -> Iterator[PartialFile]:
-    """Yield what former attempts left of ``final``, or a new one. Raises UserError if another process is at it."""
+    """Yield the partial file of ``final``, with the content of earlier attempts.
+
+    Raises UserError if another process is writing it.
+    """
     folder = _folder_of(final)
     with lock_folder(folder):
         partial = PartialFile(final, folder)
@@ -122,7 +125,7 @@ def open_partial(final: Path) -> Iterator[PartialFile]:
 
 
 def discard_partial(final: Path) -> None:
-    """Remove what attempts at ``final`` have left, if anything. Raises UserError if another process is at it."""
+    """Remove the partial file of ``final``, if any. Raises UserError if another process is writing it."""
     if (folder := _folder_of(final)).exists():
         with lock_folder(folder):
             remove_locked_folder(folder)

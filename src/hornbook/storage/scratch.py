@@ -1,11 +1,11 @@
-"""Scratch: a large file for what a process computes with, as long as it lives; nothing in it is durable.
+"""Scratch files: large files for the working data of a process, without durability.
 
 ::
 
-    scratch-00000/lock        held by the process; the system lets go of it when the process ends, however it ends
-    scratch-00000/state       reserved in full at the start, read and written by pread and pwrite at fixed offsets
+    scratch-00000/lock        locked by the process; the system releases the lock however the process ends
+    scratch-00000/state       fully reserved at the start, accessed with pread and pwrite at fixed offsets
 
-A process that is killed leaves its folder behind. Whoever starts next in the same place removes it.
+A killed process leaves its folder behind; the next process that uses the same base folder removes it.
 """
 
 import mmap
@@ -21,7 +21,7 @@ from hornbook.storage.files import lock_folder, remove_file, remove_locked_folde
 from hornbook.storage.system import format_bytes, free_bytes, is_locked, open_own, storage_errors
 
 _PREFIX: Final = "scratch-"
-_MEND: Final = "choose another folder with --memory.scratch"
+_REMEDY: Final = "choose another folder with --memory.scratch"
 
 
 def scratch_path(base: Path, rank: int) -> Path:
@@ -30,7 +30,7 @@ def scratch_path(base: Path, rank: int) -> Path:
 
 
 def remove_leftovers(base: Path) -> None:
-    """Remove the scratch folders in ``base`` that no living process holds; what cannot be removed stays."""
+    """Remove the scratch folders in ``base`` that no process has locked, ignoring errors."""
     for folder in sorted(base.glob(f"{_PREFIX}[0-9]*")):
         if folder.is_dir() and not folder.is_symlink() and not is_locked(folder):
             with suppress(StorageError, UserError), lock_folder(folder):
@@ -42,22 +42,22 @@ def require_scratch(base: Path, needed: int) -> None:
     free = free_bytes(base)
     if free < needed:
         raise StorageError(
-            f"phased execution needs {format_bytes(needed)} of scratch in {base}, which has {format_bytes(free)} free: "
-            f"free some space, or {_MEND}"
+            f"phased execution needs {format_bytes(needed)} of scratch in {base}, which has {format_bytes(free)} free; "
+            f"free some space, or {_REMEDY}"
         )
 
 
 @contextmanager
 def scratch_folder(folder: Path, needed: int) -> Iterator[Path]:
-    """Hold a folder for scratch, empty at first, for the length of the block; it is removed on leaving.
+    """Lock an empty scratch folder for the duration of the block, and remove it afterwards.
 
     Args:
-        folder: as ``scratch_path`` names it; what is in it goes.
-        needed: bytes that will be written.
+        folder: a path from ``scratch_path``; existing files in it are removed.
+        needed: number of bytes that will be written.
 
     Raises:
-        UserError: another process holds the folder.
-        StorageError: the disk has fewer bytes free, or the folder cannot be made.
+        UserError: another process has locked the folder.
+        StorageError: the disk has fewer bytes free, or the folder cannot be created.
     """
     with lock_folder(folder):
         try:
@@ -72,18 +72,18 @@ def scratch_folder(folder: Path, needed: int) -> Iterator[Path]:
 
 
 class ScratchFile:
-    """A file that is read and written at offsets, from several threads at once.
+    """A file that several threads read and write at offsets.
 
     Attributes:
-        num_read: bytes read so far.
-        num_written: bytes written so far.
+        num_read: number of bytes read so far.
+        num_written: number of bytes written so far.
     """
 
     def __init__(self, path: Path) -> None:
-        """Create the file, or empty it.
+        """Create the file, or truncate an existing one.
 
         Raises:
-            StorageError: it cannot be made, or its file system lacks reads and writes at offsets, or mapped files.
+            StorageError: it cannot be created, or its file system does not support pread, pwrite or mmap.
         """
         self._path, self.size = path, 0
         self.num_read = self.num_written = 0
@@ -94,7 +94,10 @@ class ScratchFile:
 
     @classmethod
     def nameless(cls, folder: Path | str | None = None) -> "ScratchFile":
-        """Return a file that goes with the process, in ``folder`` or the system's folder for temporary files."""
+        """Return a file without a name, so that it disappears with the process.
+
+        ``folder`` is None for the system's folder for temporary files.
+        """
         with storage_errors("create scratch in", Path(folder or tempfile.gettempdir())):
             descriptor, path = tempfile.mkstemp(prefix=_PREFIX, dir=folder)
         os.close(descriptor)
@@ -109,17 +112,17 @@ class ScratchFile:
             self.write(memoryview(probe), 8)
             self.read(memoryview(back), 8)
             with self.map() as view:
-                reason = None if back == view[8:16] == probe else "what was written does not come back"
+                reason = None if back == view[8:16] == probe else "reading returns other data than was written"
         except StorageError as error:
             reason = str(error.__cause__ or error)
         if reason is not None:
-            told = f"the file system of {self._path.parent} cannot hold scratch, which needs pread, pwrite and mmap"
-            raise StorageError(f"{told} ({reason}): {_MEND}")
+            problem = f"the file system of {self._path.parent} lacks pread, pwrite or mmap, which scratch files need"
+            raise StorageError(f"{problem} ({reason}); {_REMEDY}")
         self.write(memoryview(bytes(8)), 8)
         self.num_read = self.num_written = 0
 
     def reserve(self, size: int) -> None:
-        """Take room for ``size`` bytes in all, zeros where nothing was written; it never shrinks.
+        """Reserve ``size`` bytes in total; new bytes are zero, and the file never shrinks.
 
         Raises:
             StorageError: the disk is full.
@@ -134,18 +137,18 @@ class ScratchFile:
         self.size = size
 
     def read(self, into: memoryview, offset: int) -> None:
-        """Fill ``into``, bytes, with what is at ``offset``. Raises StorageError if it cannot be read."""
+        """Fill ``into``, bytes, with the data at ``offset``. Raises StorageError if it cannot be read."""
         end = offset + len(into)
         with storage_errors("read", self._path):
             while offset < end:
                 count = os.preadv(self._descriptor, [into[len(into) - (end - offset) :]], offset)
                 if not count:
-                    raise StorageError(f"{self._path} ends before byte {end:,}; it was changed while it was in use")
+                    raise StorageError(f"{self._path} ends before byte {end:,}: it was changed while it was in use")
                 offset += count
         self.num_read += len(into)
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Write ``data``, bytes, at ``offset``, inside of what is reserved. Raises StorageError if it cannot."""
+        """Write ``data``, bytes, at ``offset``, within the reserved size. Raises StorageError."""
         end = offset + len(data)
         with storage_errors("write", self._path):
             while offset < end:
@@ -153,10 +156,10 @@ class ScratchFile:
         self.num_written += len(data)
 
     def map(self) -> mmap.mmap:
-        """Return what is reserved as memory, in which reads and writes at offsets show."""
+        """Return the reserved bytes as a memory map, which is coherent with ``read`` and ``write``."""
         with storage_errors("map", self._path):
             return mmap.mmap(self._descriptor, self.size)
 
     def close(self) -> None:
-        """Close the file; maps of it stay."""
+        """Close the file; its memory maps remain valid."""
         os.close(self._descriptor)

@@ -1,4 +1,4 @@
-"""What the other storage modules ask the operating system, and how they tell of its refusals."""
+"""System calls for the other storage modules, their errors, and facts about the machine."""
 
 import errno
 import fcntl
@@ -18,9 +18,9 @@ _MISTAKEN: Final = (
     errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
     errno.EACCES, errno.EPERM,
 )  # fmt: skip
-"""What the system says of a path that is wrong, or of one that is not ours: no disk will mend that by itself.
+"""Errors of a wrong path or missing permission, which the user must fix.
 
-A disk that is read-only (EROFS) is not among them: after an I/O error Linux makes it so.
+Not EROFS: Linux makes a file system read-only after an I/O error.
 """
 _NEW: Final = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
 _NOT_FOR_THIS_FILE: Final = (errno.EINVAL, errno.ENOTTY, errno.ENOTSUP, errno.EOPNOTSUPP)
@@ -28,16 +28,16 @@ _NOT_FOR_THIS_FILE: Final = (errno.EINVAL, errno.ENOTTY, errno.ENOTSUP, errno.EO
 
 T = TypeVar("T")
 fault_points: ModuleType | None = None
-"""`hornbook.storage.faults` once it is imported, by a test or for the variable ``HORNBOOK_FAULT``."""
+"""`hornbook.storage.faults`, if it was imported by a test or because of the variable ``HORNBOOK_FAULT``."""
 
 
 @contextmanager
 def storage_errors(verb: str, path: Path, needed: int | None = None) -> Iterator[None]:
-    """Turn an ``OSError`` inside the block into one line: "cannot ``verb`` ``path``: ...".
+    """Convert an ``OSError`` inside the block to an error of one line: "cannot ``verb`` ``path``: ...".
 
     Raises:
-        PathError: the block raised an ``OSError`` since the path is wrong, or not this user's.
-        StorageError: it raised another one; on a full disk the line tells the ``needed`` and the free bytes.
+        PathError: the ``OSError`` says that the path is wrong or permission is missing.
+        StorageError: any other ``OSError``; on a full disk, the message has the ``needed`` and the free bytes.
     """
     try:
         yield
@@ -50,7 +50,7 @@ def as_storage_error(verb: str, path: Path, error: OSError, needed: int | None =
     kind = PathError if error.errno in _MISTAKEN else StorageError
     reason, remedy = error.strerror or type(error).__name__, "check the path, its permissions and the disk"
     if error.errno in _FULL:
-        remedy = "free some space or choose another folder"
+        remedy = "free some space, or choose another folder"
         with suppress(OSError, StorageError):
             more = f"{format_bytes(needed)} more needed, " if needed else ""
             reason += f" ({more}{format_bytes(free_bytes(path))} free)"
@@ -58,10 +58,10 @@ def as_storage_error(verb: str, path: Path, error: OSError, needed: int | None =
 
 
 def open_own(path: Path, flags: int = 0) -> int:
-    """Open a file of a run for reading and writing, created where missing, and return its descriptor.
+    """Open a file of a run for reading and writing, created if missing, and return its descriptor.
 
-    Raises PathError if there is a link, a device, a pipe, or a file with another name: whoever made the folder may have
-    put that there so that this process writes elsewhere. Raises OSError, too.
+    Raises PathError for a link, a device, a pipe, or a file with several hard links, by which an untrusted folder could
+    make this process write elsewhere. Raises OSError.
     """
     wrong = PathError(f"cannot open {path}: expected a regular file with one name, not a link or a device; remove it")
     try:
@@ -78,7 +78,7 @@ def open_own(path: Path, flags: int = 0) -> int:
 
 
 def create_new(path: Path) -> int:
-    """Open a new file, in place of a file or a link that has its name."""
+    """Open a new file for writing, replacing an existing file or link, and return its descriptor. Raises OSError."""
     try:
         return os.open(path, _NEW, 0o666)
     except FileExistsError:
@@ -89,7 +89,7 @@ def create_new(path: Path) -> int:
 
 
 def end_of_last_line(descriptor: int) -> int:
-    """Return where the last whole line of a file ends, looking backwards."""
+    """Return the offset after the last newline of a file, or 0."""
     end = os.fstat(descriptor).st_size
     while end:
         start = max(0, end - 65536)
@@ -101,7 +101,7 @@ def end_of_last_line(descriptor: int) -> int:
 
 
 def free_bytes(path: Path) -> int:
-    """Return the bytes that this process may still write to the disk which holds, or will hold, ``path``."""
+    """Return the number of bytes available to this process on the file system of ``path``, which need not exist."""
     existing = existing_parent(path)
     with storage_errors("read", existing):
         status = os.statvfs(existing)
@@ -114,17 +114,17 @@ def require_space(folder: Path, needed: int) -> None:
     if free < needed:
         raise StorageError(
             f"cannot save a checkpoint in {folder}: {format_bytes(needed)} needed, {format_bytes(free)} free; "
-            "free some space or choose another folder"
+            "free some space, or choose another folder"
         )
 
 
 def existing_parent(path: Path) -> Path:
-    """Return ``path``, made absolute, or the nearest folder above it that exists."""
+    """Return the absolute ``path`` if it exists, else its nearest existing parent."""
     return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
 
 
 def format_bytes(size: int) -> str:
-    """Return a size for people: ``512 B``, ``1.5 KiB``, ``2.0 GiB``."""
+    """Return a human-readable size: ``512 B``, ``1.5 KiB``, ``2.0 GiB``."""
     amount = float(size)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1024:
@@ -134,12 +134,12 @@ def format_bytes(size: int) -> str:
 
 
 def perform(name: str, path: Path, action: Callable[[], T]) -> T:
-    """Run ``action``, the one durable system call that ``name`` stands for, at its fault point. Raises OSError."""
+    """Run ``action``, the durable system call called ``name``, with a fault point. Raises OSError."""
     return action() if fault_points is None else fault_points.perform(name, path, action)
 
 
 def write_all(path: Path, descriptor: int, view: memoryview) -> None:
-    """Write all bytes to an open file, each system call at its fault point. Raises OSError."""
+    """Write all bytes to an open file, each system call with a fault point. Raises OSError."""
     while view:
         view = view[
             os.write(descriptor, view) if fault_points is None else fault_points.write(path, descriptor, view) :
@@ -147,15 +147,15 @@ def write_all(path: Path, descriptor: int, view: memoryview) -> None:
 
 
 def sync(path: Path, descriptor: int) -> None:
-    """Wait, at a fault point, until what was written to an open file or folder is on the disk. Raises OSError."""
+    """Sync an open file or folder to disk, with a fault point. Raises OSError."""
     perform("fsync", path, lambda: flush_to_disk(descriptor))
 
 
 def flush_to_disk(descriptor: int) -> None:
-    """Wait until what was written to a file, or the entries of a folder, would survive a power cut.
+    """Sync the content of a file, or the entries of a folder, so that they survive a power failure. Raises OSError.
 
-    On macOS ``fsync`` stops at the drive, whose cache a power cut empties; ``F_FULLFSYNC`` does not (its man page:
-    fsync(2)). File systems that know nothing of it, as on a network, get the ``fsync``. Raises OSError.
+    On macOS, ``fsync`` leaves data in the drive's cache, and ``F_FULLFSYNC`` flushes that, too (man page fsync(2)). On
+    file systems without ``F_FULLFSYNC``, such as network ones, ``fsync`` is used.
     """
     full_fsync = getattr(fcntl, "F_FULLFSYNC", None)
     if full_fsync is not None:
@@ -163,22 +163,22 @@ def flush_to_disk(descriptor: int) -> None:
             fcntl.fcntl(descriptor, full_fsync)
             return
         except OSError as error:
-            if error.errno not in _NOT_FOR_THIS_FILE:  # after an I/O error fsync might say that all is well
+            if error.errno not in _NOT_FOR_THIS_FILE:  # after an I/O error, fsync might report success
                 raise
     os.fsync(descriptor)
 
 
 def usable_cores() -> int:
-    """The cores that this process may use, at least one: those it may run on, or its container's quota if that is less.
+    """Return the number of cores available to this process, at least 1: its CPU affinity, limited by ``cpu_quota``.
 
-    A core of two hyperthreads counts twice.
+    A core with two hyperthreads counts twice.
     """
     may_run_on = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(may_run_on, cpu_quota())
 
 
 def cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """The cores that a container's CPU quota amounts to, at least one; the machine's where there is none."""
+    """Return the CPU quota of the container in whole cores, at least 1; without a quota, the cores of the machine."""
     everything = os.cpu_count() or 1
     try:
         quota, _, period = path.read_text(encoding="ascii").strip().partition(" ")
@@ -188,7 +188,7 @@ def cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
 
 def cpu_facts(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
-    """Return what Linux reports of the first processor, by its names for it; nothing elsewhere."""
+    """Return the properties of the first processor in Linux' ``/proc/cpuinfo``; empty on other systems."""
     try:
         block = path.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
     except OSError:
@@ -198,16 +198,16 @@ def cpu_facts(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
 
 
 def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> set[str]:
-    """Return the instruction sets that Linux reports, an empty set elsewhere; Arm's list is named Features."""
+    """Return the instruction sets that Linux reports, on Arm as "Features"; empty on other systems."""
     facts = cpu_facts(path)
     return set((facts.get("flags") or facts.get("Features") or "").split())
 
 
 def process_is_alive(pid: int) -> bool:
-    """Tell whether a process of this machine has the number ``pid``; its own number counts as dead.
+    """Return whether another process of this machine has the id ``pid``; False for the id of this process.
 
-    What carries this process's own number and is not its doing was left by one that died: in a container, every run
-    may be process 1.
+    A temporary file with this process's id that it did not create was left by a process that died: in a container,
+    every run may have process id 1.
     """
     if pid == os.getpid() or not 0 < pid < 2**31:
         return False
@@ -221,11 +221,11 @@ def process_is_alive(pid: int) -> bool:
 
 
 def lock_file(descriptor: int) -> None:
-    """Lock an open file for this process alone; waits a little for those who only ask, as `is_locked` does.
+    """Lock an open file exclusively, after waiting up to 25 ms for processes that only test the lock (``is_locked``).
 
     Raises:
-        BlockingIOError: another process holds it.
-        OSError: its file system knows no locks.
+        BlockingIOError: another process holds the lock.
+        OSError: the file system does not support locks.
     """
     for wait in (0.005, 0.02):
         with suppress(BlockingIOError):
@@ -236,7 +236,7 @@ def lock_file(descriptor: int) -> None:
 
 
 def is_locked(folder: Path) -> bool:
-    """Tell whether a living process holds the folder; one whose lock file cannot be read counts as free."""
+    """Return whether a process holds the lock of a folder; False if the lock file cannot be opened."""
     try:
         descriptor = os.open(folder / "lock", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -1,14 +1,14 @@
-"""The Hugging Face hub's own client, any release of it since 0.30, and what its errors mean to a user.
+"""Access to the Hugging Face hub through its client, any release since 0.30, with errors of one line.
 
     with hub_errors("hf:owner/name: ", "data set", "owner/name"):
         client.hf_hub_download(...)
 
-    no such name, no access, a cache alone by the user's own setting     UserError, exit code 2
-    the hub cannot be reached, or fails                                  HornbookError, exit code 1: try again
-    the cache's disk is full, or read-only, or fails                     StorageError, exit code 1
-    the cache's place is wrong, or not this user's                       PathError, exit code 2
+    no such name, no access, not cached in offline mode                  UserError, exit code 2
+    the hub is unreachable, or fails                                     HornbookError, exit code 1: try again
+    the disk of the cache is full, read-only or failing                  StorageError, exit code 1
+    the path of the cache is wrong or not accessible                     PathError, exit code 2
 
-Only error names that all releases share are used, whichever HTTP library they were built on.
+Uses only names of errors that all releases have, whatever HTTP library they use.
 """
 
 import errno
@@ -26,19 +26,19 @@ from hornbook.storage.system import as_storage_error
 Kind: TypeAlias = Literal["data set", "model"]
 
 NAME_PART: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
-"""A pattern of the owner, or of what is owned, in a name of the hub."""
-SCHEME: Final = re.compile("hf://?")  # pathlib makes one slash of two
+"""A pattern for the owner, and for the name after it, of a repository of the hub."""
+SCHEME: Final = re.compile("hf://?")  # pathlib joins the two slashes
 _LOCAL_OWNER: Final = "runs"
-"""The default folder of runs, never asked of the hub, even where it does not exist."""
+"""The default folder of runs, which is never looked up on the hub, even if it does not exist."""
 
 _OF_THE_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def is_model_name(source: str | Path) -> bool:
-    """Whether a source of weights is a model of the hub, and not a path, so that no folder's name leaves the machine.
+    """Return whether a source of weights is a model of the hub, not a path, so that local names are not sent anywhere.
 
-    ``hf://owner/name`` is always the hub. Otherwise a name is ``owner/name`` with exactly one slash, where the working
-    directory has no ``owner`` and the owner is not ``runs``.
+    ``hf://owner/name`` always is. ``owner/name``, with exactly one slash, is if the working directory has no ``owner``
+    and the owner is not ``runs``.
     """
     text = str(source)
     owner = text.partition("/")[0]
@@ -47,22 +47,22 @@ def is_model_name(source: str | Path) -> bool:
 
 
 class OutOfReachError(HornbookError):
-    """The hub cannot be reached now, and the cache does not have what was asked for; ``reason`` names the failure."""
+    """The hub is unreachable and the files are not in the cache; ``reason`` names the failure."""
 
     def __init__(self, lead: str, reason: str) -> None:
         super().__init__(
             f"{lead}not in the cache, and the Hugging Face hub cannot be reached ({reason}; HF_ENDPOINT?); try again, "
-            "or bring the files into a folder here"
+            "or copy the files into a local folder and name that"
         )
         self.reason = reason
 
 
 class OfflineError(UserError):
-    """The hub may not be asked, by the user's own setting, and the cache does not have what was asked for."""
+    """Offline mode is set, and the files are not in the cache."""
 
 
 def import_client(lead: str) -> Any:
-    """Return the module ``huggingface_hub``. Raises UserError, beginning with ``lead``, if it is not installed."""
+    """Return the module ``huggingface_hub``. Raises UserError, with ``lead`` as prefix, if it is not installed."""
     purpose = f"{lead}the Hugging Face hub"
     for module in ("huggingface_hub.constants", "huggingface_hub.errors"):
         require(module, extra="hub", purpose=purpose)
@@ -70,7 +70,7 @@ def import_client(lead: str) -> Any:
 
 
 def cache_folder(client: Any, kind: Kind, repository: str) -> Path:
-    """Where the client's cache keeps what it has of a repository; there is no such folder before anything came."""
+    """Return the folder of a repository in the client's cache; it exists once a file was downloaded."""
     kinds = {"data set": "datasets", "model": "models"}
     return Path(client.constants.HF_HUB_CACHE) / f"{kinds[kind]}--{repository.replace('/', '--')}"
 
@@ -79,25 +79,26 @@ def model_of(source: str | Path) -> str:
     """Return the name of a model, ``owner/name``, without ``hf://``. Raises UserError if it is malformed."""
     name = SCHEME.sub("", str(source), count=1)
     if not re.fullmatch(f"({NAME_PART}/)?{NAME_PART}", name):
-        raise UserError(f"{name!r:.120} is no name of the Hugging Face hub; expected one like openai-community/gpt2")
+        raise UserError(
+            f"{name!r:.120} is not a name of the Hugging Face hub; expected one such as openai-community/gpt2"
+        )
     return name
 
 
 def snapshot(name: str, patterns: Sequence[str], *, revision: str | None = None, what: str, is_meant: bool) -> Path:
-    """Return the folder of the cache with those files of a model that match patterns, fetched if need be.
+    """Return the cached folder of a model with the files that match patterns, downloaded if necessary.
 
     Args:
         name: ``owner/name``.
-        patterns: of files.
-        revision: branch, tag or commit; the main branch if None.
-        what: the user looks for, as in ``"tokenizer"``, for errors.
-        is_meant: whether the user has said that it is a model of the hub; otherwise it may be a mistyped path.
+        patterns: patterns of file names.
+        revision: branch, tag or commit; None means the main branch.
+        what: the kind of thing to find, such as ``"tokenizer"``, for errors.
+        is_meant: whether the user explicitly named the hub; otherwise the name may be a mistyped path.
 
     Raises:
-        UserError: there is no such model or revision, the extra is not installed, or the cache does not have it and
-            HF_HUB_OFFLINE is set; the hub is out of reach, and neither ``is_meant`` nor the cache says that a model is
-            meant.
-        HornbookError: the hub failed half-way, or is out of reach; trying again may help.
+        UserError: there is no such model or revision, the extra is not installed, or the files are not in the cache and
+            HF_HUB_OFFLINE is set; or the hub is unreachable, not ``is_meant`` and the model is not in the cache.
+        HornbookError: the hub failed or is unreachable; trying again may help.
         StorageError: the disk of the cache is full or failing.
     """
     where = f"{name} (revision {revision})" if revision else name
@@ -118,12 +119,13 @@ def snapshot(name: str, patterns: Sequence[str], *, revision: str | None = None,
 
 @contextmanager
 def hub_errors(lead: str, kind: Kind, repository: str) -> Iterator[None]:
-    """Turn the client's errors inside the block into errors of one line that begin with ``lead``.
+    """Convert the client's errors inside the block to errors of one line with ``lead`` as prefix.
 
     Raises:
-        UserError: there is no such thing, or not for this user; ``OfflineError``, it may not be asked for.
-        HornbookError: the hub failed; ``OutOfReachError``, it cannot be reached.
-        StorageError: the disk of the cache is full or failing; ``PathError``, its path is wrong or not this user's.
+        UserError: the repository, revision or file does not exist or is not accessible; ``OfflineError`` in offline
+            mode.
+        HornbookError: the hub failed; ``OutOfReachError`` if it is unreachable.
+        StorageError: the disk of the cache is full or failing; ``PathError`` if its path is wrong or not accessible.
     """
     client = import_client(lead)
     errors = client.errors
@@ -132,21 +134,21 @@ def hub_errors(lead: str, kind: Kind, repository: str) -> Iterator[None]:
     except errors.GatedRepoError:
         page = f"https://huggingface.co/{'datasets/' * (kind == 'data set')}{repository}"
         raise UserError(
-            f"{lead}the {kind} is gated; ask for access at {page}, and log in with `hf auth login`"
+            f"{lead}the {kind} is gated; request access at {page}, and log in with `hf auth login`"
         ) from None
     except (errors.RepositoryNotFoundError, errors.HFValidationError):
         raise UserError(
-            f"{lead}the Hugging Face hub has no such {kind}, or not for you; check the name, or log in with "
+            f"{lead}the Hugging Face hub has no such {kind}, or you have no access; check the name, or log in with "
             "`hf auth login`"
         ) from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         raise _not_cached(lead, error, is_offline=client.constants.HF_HUB_OFFLINE) from error
     except (errors.RevisionNotFoundError, errors.EntryNotFoundError):
-        raise UserError(f"{lead}the {kind} has no such revision or file; check the name of it") from None
+        raise UserError(f"{lead}the {kind} has no such revision or file; check its name") from None
     except errors.HfHubHTTPError as error:
         raise HornbookError(f"{lead}the Hugging Face hub failed ({type(error).__name__}); try again") from error
     except (OSError, errors.HTTPError) as error:
-        # an error of the disk names a file, or says so by its number, which no error of a network does
+        # unlike network errors, disk errors have a file name or one of these numbers
         if isinstance(error, OSError) and (error.filename is not None or error.errno in _OF_THE_DISK):
             raise as_storage_error("use the cache", Path(client.constants.HF_HUB_CACHE), error) from error
         raise _not_cached(lead, error, is_offline=False) from error
@@ -155,7 +157,7 @@ def hub_errors(lead: str, kind: Kind, repository: str) -> Iterator[None]:
 def _not_cached(lead: str, error: Exception, *, is_offline: bool) -> HornbookError:
     if is_offline:
         return OfflineError(
-            f"{lead}not in the cache, and the Hugging Face hub may not be asked (HF_HUB_OFFLINE); unset that, or "
-            "bring the files into a folder here"
+            f"{lead}not in the cache, and HF_HUB_OFFLINE is set; unset it, or copy the files into a local folder and "
+            "name that"
         )
     return OutOfReachError(lead, reason=type(error.__cause__ or error).__name__)

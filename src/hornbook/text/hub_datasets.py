@@ -1,14 +1,14 @@
-"""Data sets by name from the Hugging Face hub, through its own client; nothing of them is run.
+"""Data sets of the Hugging Face hub, downloaded with its client; code of a data set never runs.
 
-    hf:owner/name@main/en/*.parquet   ->  the files of that revision whose paths match, * and / included
+    hf:owner/name@main/en/*.parquet   ->  the files of that revision whose paths match; * also matches /
     hf:owner/name                     ->  the files of the Parquet branch, <config>/<split>/*.parquet
-                                          without one, or with only a part of the rows there: the repository's data
-                                          files, of the first suffix in _KINDS that it has
+                                          if the branch is missing or incomplete, the repository's data files
+                                          with the first suffix in _KINDS that it has
 
-A name becomes sources that name a commit, ``hf:owner/name@<commit>/<file>``, so they mean the same bytes for ever; each
-is fetched when its turn comes and stays in the client's cache. What a revision held when it was last asked for is kept
-there, too, so a data set that was read once is read again without a network, whole or not at all. ``HF_ENDPOINT``,
-``HF_HOME``, ``HF_HUB_OFFLINE`` and the token are the client's matter. ``huggingface_hub`` is the extra ``hub``.
+A name is resolved to sources with a commit, ``hf:owner/name@<commit>/<file>``, which always mean the same bytes. Each
+is downloaded into the client's cache when it is read. The list of files of a revision is also stored there when it is
+requested, so a data set that was read once can be read offline, completely or not at all. ``HF_ENDPOINT``, ``HF_HOME``,
+``HF_HUB_OFFLINE`` and the token are handled by the client, ``huggingface_hub``, the extra ``hub``.
 """
 
 import re
@@ -26,7 +26,7 @@ from hornbook.text.readers.jsonl import JSONL_SUFFIXES
 from hornbook.text.reading import ReadOptions, has_suffix, is_excluded
 
 CONVERTED: Final = "refs/convert/parquet"
-"""The branch with the Parquet files that the hub makes of most data sets."""
+"""The branch with the Parquet files that the hub creates for most data sets."""
 
 _REPOSITORY: Final = rf"(?P<repository>{NAME_PART}/{NAME_PART}|{NAME_PART}(?=@|$))"
 _NAME: Final = re.compile(
@@ -44,34 +44,34 @@ _KINDS: Final = {
     "tsv": ((".tsv",),),
     "wikipedia": ((".xml",),),
 }
-"""The files that a format takes of a repository, by their suffixes; it is ``.txt`` for those that are not here."""
+"""The suffixes of a repository's files for each format, in order of preference; ``.txt`` for other formats."""
 _NO_DATA: Final = ("README.md", "config.json", "dataset_info.json", "dataset_infos.json")
 
 
 def is_file_name(source: str) -> bool:
-    """Whether a source is a file of a data set of the hub."""
+    """Return whether a source is a file of a data set of the hub."""
     match = _FILE.fullmatch(source)
     return match is not None and ".." not in match["file"].split("/")
 
 
 def list_files(name: str, options: ReadOptions) -> list[str]:
-    """Return the sources that a data set consists of.
+    """Return the sources of a data set.
 
     Args:
-        name: ``hf:owner/name``, with a branch, tag or commit after an ``@``, and with a pattern of files after a ``/``;
-            or one of these sources, which is itself.
-        options: of the Parquet branch, the split and the configuration; the format, suffixes and names of files.
+        name: ``hf:owner/name``, optionally with a branch, tag or commit after an ``@`` and a pattern of files after a
+            ``/``; or such a source, which is returned unchanged.
+        options: the split and configuration of the Parquet branch; the format, suffixes and excluded names of files.
 
     Raises:
-        UserError: the name is malformed or names nothing, it has no files that can be read, or as ``hub_errors``.
-        HornbookError: as ``hub_errors``.
+        UserError: the name is malformed, matches nothing, or has no readable files; or see ``hub_errors``.
+        HornbookError: see ``hub_errors``.
     """
     if is_file_name(name) and not has_magic(name):
         return [name]
     match = _NAME.fullmatch(name)
     if match is None or ".." in name:
         raise UserError(
-            f"{name!r:.120} is no data set of the Hugging Face hub; expected hf:owner/name, hf:owner/name@tag or "
+            f"{name!r:.120} is not a data set of the Hugging Face hub; expected hf:owner/name, hf:owner/name@tag or "
             "hf:owner/name/pattern"
         )
     repository, revision, pattern = match["repository"], match["revision"], match["pattern"]
@@ -79,11 +79,11 @@ def list_files(name: str, options: ReadOptions) -> list[str]:
         is_named = revision == CONVERTED
         try:
             commit, files = _listing(repository, CONVERTED)
-        except (UserError, OutOfReachError):  # if the hub is out of reach, the repository's own files tell so
+        except (UserError, OutOfReachError):  # if the hub is unreachable, listing the repository raises the error
             if is_named:
                 raise
             files = []
-        # of a split over 5 GB the hub converts the first 5, into a folder partial-<split>; read only by name
+        # of a split over 5 GB, the hub converts only the first 5 GB, into partial-<split>; read those only by name
         if is_named or (files and not any("/partial-" in file for file in files)):
             chosen = _of_split(_kept(files, options, (".parquet",)), options, f"hf:{repository}")
             return [f"hf:{repository}@{commit}/{file}" for file in chosen]
@@ -91,7 +91,7 @@ def list_files(name: str, options: ReadOptions) -> list[str]:
     for option in ("config", "split"):
         if getattr(options, option) is not None:
             raise UserError(
-                f"{name}: --{option} applies to the Parquet branch, which is not read here; name the files by a "
+                f"{name}: --{option} applies to the Parquet branch, which is not used here; select the files with a "
                 f"pattern, as in hf:{repository}/*{getattr(options, option)}*"
             )
     if pattern is not None:
@@ -101,16 +101,16 @@ def list_files(name: str, options: ReadOptions) -> list[str]:
         found = next((some for kind in kinds if (some := _kept(files, options, kind))), [])
     if not found:
         raise UserError(
-            f"{name}: has no files that can be read as --from {options.format}; expected Parquet, JSONL or text, or a "
-            f"pattern of its files, as in hf:{repository}/data/*.parquet"
+            f"{name}: no files for --from {options.format}; expected Parquet, JSONL or text, or a pattern of files, as "
+            f"in hf:{repository}/data/*.parquet"
         )
     return [f"hf:{repository}@{commit}/{file}" for file in found]
 
 
 def fetch(source: str) -> Path:
-    """Return the path of a file of the hub in the cache, fetched if need be. Raises as ``hub_errors``."""
+    """Return the cached path of a file of the hub, downloaded if necessary. Raises the errors of ``hub_errors``."""
     match = _FILE.fullmatch(source)
-    assert match is not None, "callers ask is_file_name"
+    assert match is not None, "callers check is_file_name"
     lead = f"{source}: "
     client = import_client(lead)
     with hub_errors(lead, "data set", match["repository"]):
@@ -119,7 +119,7 @@ def fetch(source: str) -> Path:
 
 
 def _kept(files: Iterable[str], options: ReadOptions, suffixes: tuple[str, ...]) -> list[str]:
-    """Return the data files of some suffix that the options do not leave out."""
+    """Return the data files with one of the suffixes that the options do not exclude."""
     kept = []
     for file in files:
         path = PurePosixPath(file)
@@ -131,22 +131,22 @@ def _kept(files: Iterable[str], options: ReadOptions, suffixes: tuple[str, ...])
 
 
 def _of_split(files: list[str], options: ReadOptions, name: str) -> list[str]:
-    """The files ``config/split/*`` of one configuration and split."""
-    for place, option, kind in ((0, "config", "configurations"), (1, "split", "splits")):
-        names = list(dict.fromkeys(file.split("/")[place] for file in files if file.count("/") > place))
+    """Return the files ``config/split/*`` of the configuration and split. Raises UserError if one must be chosen."""
+    for depth, option, kind in ((0, "config", "configurations"), (1, "split", "splits")):
+        names = list(dict.fromkeys(file.split("/")[depth] for file in files if file.count("/") > depth))
         wanted = getattr(options, option)
         if wanted is None and (len(names) == 1 or (option == "config" and "default" in names)):
             wanted = names[0] if len(names) == 1 else "default"
         if wanted not in names:
             listed = ", ".join(f"{each:.60}" for each in names[:12]) + ", ..." * (len(names) > 12)
-            what = "" if wanted is None else f"none is called {wanted!r:.60}; "
+            what = "" if wanted is None else f"none is named {wanted!r:.60}; "
             raise UserError(f"{name} has the {kind} {listed or 'none'}; {what}choose one with --{option}")
-        files = [file for file in files if file.split("/")[place] == wanted]
+        files = [file for file in files if file.split("/")[depth] == wanted]
     return files
 
 
 def _listing(repository: str, revision: str | None) -> tuple[str, list[str]]:
-    """The commit of a revision and its files; a commit is asked for once, any other whenever the hub can be reached."""
+    """Return the commit of a revision and its files; a commit is requested once, others if the hub is reachable."""
     where = f"hf:{repository}@{revision}" if revision else f"hf:{repository}"
     client = import_client(f"{where}: ")
     folder = cache_folder(client, "data set", repository)
@@ -174,4 +174,4 @@ def _to_listing(content: Any, where: str) -> tuple[str, list[str]]:
     match content:
         case {"commit": str(commit), "files": [*files]} if re.fullmatch(_COMMIT, commit):
             return commit, [name for name in files if isinstance(name, str)]
-    raise HornbookError(f"{where}: expected a commit and a list of files from the Hugging Face hub; try again")
+    raise HornbookError(f"{where}: the Hugging Face hub did not return a commit and a list of files; try again")

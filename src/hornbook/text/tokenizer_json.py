@@ -145,7 +145,9 @@ def _robertas_ids(dictionary: Path, vocab: dict[str, int]) -> dict[str, int]:
     names = [line.rpartition(" ")[0] for line in _read_lines(dictionary, "RoBERTa's dictionary")]
     known = [name in token_of for name in names]
     if sum(known) != len(token_of) or not all(known[: len(token_of)]) or len(set(names)) < len(names):
-        raise DataError(f"{dictionary}: expected a row for each of GPT-2's {len(token_of)} ids, then fillers only")
+        raise DataError(
+            f"{dictionary}: expected a row for each of GPT-2's {len(token_of)} ids, then fillers only; restore the file"
+        )
     *first, mask = ROBERTA_TOKENS
     fillers = names[len(token_of) :][: -(len(first) + len(token_of)) % 8]
     tokens = [*first, *(token_of[name] for name in names[: len(token_of)]), *fillers, mask]

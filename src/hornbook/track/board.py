@@ -1,15 +1,14 @@
-"""The live board: the page of runs for a server, which asks it again and again for what is new.
+"""The live board: the page of runs for a server, which polls for changes.
 
 ::
 
     page()                              the page, without runs
     answer({"run": [...], "seen": [...], "have": [...]})
         -> {"signature", "selected", "parts": {"head", "runs", "before", "after"}, "curves": [...]}
-        -> {"signature"} alone where nothing has changed since the answer of that signature
+        -> only {"signature"} if nothing has changed since the answer with that signature
 
-A run is read again when one of its files changes, and of its log only the lines that are new. Requests name runs of a
-list that the board made itself; no file is opened for a name that is not in it. Rows of runs that have ended and are
-not shown are forgotten.
+A run is read again when one of its files changes, but only the new lines of its log. Requests can name only runs in a
+list that the board made itself; no other file is opened. Rows of runs that have ended and are not shown are dropped.
 """
 
 import hashlib
@@ -30,7 +29,7 @@ from hornbook.track.runs import Row, RunFiles, RunSummary, compare_read, find_ru
 from hornbook.version import __version__
 
 SEARCH_SECONDS = 5.0
-"""How long a list of the runs below the folders is taken for current."""
+"""Seconds for which a list of the runs below the folders is cached."""
 MOST_SHOWN = 26
 _WATCHED = ("metrics.jsonl", "samples.jsonl", "evaluation.json", "environment.json", "recipe.toml", "checkpoints")
 
@@ -38,7 +37,7 @@ Query: TypeAlias = Mapping[str, Sequence[str]]
 
 
 class _Watched:
-    """A run as it was last read; ``problem`` is why it could not be."""
+    """A run as last read; ``problem`` is set if that failed."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self.folder, self.number = folder, number
@@ -52,13 +51,13 @@ class _Watched:
         """Drop all rows."""
         self._tail = metrics.Tail(self.folder / "metrics.jsonl")
         self.token = secrets.token_hex(4)
-        """Says of which log the rows are that a page has: it changes when the log is replaced."""
+        """Identifies the log of a page's rows: it changes when the log is replaced."""
         self.rows: list[Row] = []
         self.samples: list[Row] = []
         self.files: RunFiles | None = None
 
     def refresh(self, *, is_shown: bool) -> None:
-        """Read what has changed since the last call; of a run that has ended and is not shown, keep the summary."""
+        """Read the changes since the last call; keep only the summary of a run that has ended and is not shown."""
         stamp = _stamp(self.folder)
         if stamp != self.stamp or (is_shown and not self.files and not self.problem):
             self.stamp = stamp
@@ -93,11 +92,11 @@ def _stamp(folder: Path) -> object:
 
 
 class Board:
-    """Runs below some folders.
+    """The live board of the runs below some folders.
 
     Args:
-        roots: folders to search, again while the board is shown; a run may appear later, the folders too.
-        clock: seconds that count up.
+        roots: folders to search, repeatedly; runs and the folders themselves may appear later.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(self, roots: Sequence[Path], clock: Callable[[], float] = time.monotonic) -> None:
@@ -106,16 +105,16 @@ class Board:
         self._searched = -SEARCH_SECONDS
 
     def page(self) -> str:
-        """Return the page, which asks for the rest itself."""
+        """Return the page, which fetches its content."""
         foot = f"hornbook {__version__} serves {', '.join(map(str, self._roots))}"
         return document(Parts(title="hornbook", foot=foot), live=True)
 
     def answer(self, query: Query) -> dict[str, Any]:
-        """Return what the page shows, or its signature alone where nothing has changed.
+        """Return the content of the page, or only its signature if nothing has changed.
 
         Args:
-            query: ``run``, the runs to show; ``seen``, for each of them, "token.rows" of its log that the page has;
-                ``have``, the signature of the last answer. Whatever is not known is ignored.
+            query: ``run``, the runs to show; ``seen``, for each of them, "token.rows" of its log on the page; ``have``,
+                the signature of the last answer. Unknown values are ignored.
         """
         self._search()
         asked = dict.fromkeys(query.get("run", ()))
@@ -149,7 +148,7 @@ class Board:
         self._runs = {name: watched or fresh[name] for name, watched in known.items()}
 
     def _default(self) -> list[_Watched]:
-        """Return the run that is shown where none is asked for: one that is running, or the one that logged last."""
+        """Return the run shown by default: a running one, or the one that logged last."""
         return sorted(self._runs.values(), key=_recency)[-1:]
 
     def _signature(self, shown: Sequence[_Watched]) -> str:
@@ -180,7 +179,7 @@ class Board:
         return curves_of(run.files, label=label, number=run.number, since=since, token=run.token)
 
     def _list(self) -> Html:
-        """Return the runs to choose from, running ones and the newest first."""
+        """Return the list of runs, running ones and the newest first."""
         ordered = sorted(self._runs.values(), key=_recency, reverse=True)
         return tag("ul", *(tag("li", _entry(run)) for run in ordered), class_="runs") if ordered else Html()
 
@@ -195,7 +194,7 @@ def _recency(run: _Watched) -> tuple[bool, float]:
 
 
 def _entry(run: _Watched) -> Html:
-    """Return a run as a box to tick: name, state, progress, last loss."""
+    """Return a run as a checkbox: name, state, progress, last loss."""
     label = run_labels(run.number + 1)[run.number]
     box = tag("input", type="checkbox", value=run.name, aria_label=f"show {run.name}")
     summary = run.summary

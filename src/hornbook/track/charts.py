@@ -1,7 +1,7 @@
-"""Axes and points of line charts, for the terminal; ``charts.js`` has the same for the page.
+"""Axes and points of line charts for the terminal; ``charts.js`` does the same for the page.
 
-At most ``MAX_POINTS`` points are drawn for a series, the least and the greatest of every slice, so that a spike of one
-step survives a million rows. A logarithmic axis is chosen where the values span more than a factor of ``LOG_FROM``.
+At most ``MAX_POINTS`` points are drawn per series, the minimum and maximum of every slice, so that a spike of one step
+remains visible among a million rows. Axes whose values span more than a factor of ``LOG_FROM`` are logarithmic.
 """
 
 import math
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 Point = tuple[float, float | None]
-"""A place on the horizontal axis and a value; ``None`` breaks the line."""
+"""A horizontal position and a value; ``None`` breaks the line."""
 MAX_POINTS = 1500
 LOG_FROM = 2.5
 _TINY = 1e-100
@@ -24,34 +24,34 @@ _LOG_MANTISSAS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """Values between ``low`` and ``high``, placed from 0 to 1."""
+    """An axis that maps values between ``low`` and ``high`` to 0 to 1."""
 
     low: float
     high: float
     logarithmic: bool = False
 
     def place(self, value: float) -> float:
-        """Where ``value`` lies; outside the axis it is put on its end."""
+        """Return the position of ``value``, clamped to the axis."""
         clipped = min(max(value, self.low), self.high)
         if self.logarithmic:
             return math.log(clipped / self.low) / math.log(self.high / self.low)
         return (clipped - self.low) / (self.high - self.low)
 
     def ticks(self, wanted: int) -> list[float]:
-        """About ``wanted`` round values inside the axis."""
+        """Return about ``wanted`` round values on the axis."""
         return _log_ticks(self.low, self.high, wanted) if self.logarithmic else _ticks(self.low, self.high, wanted)
 
 
 def slices(points: Sequence[Point], num_slices: int) -> Iterator[Sequence[Point]]:
-    """Yield ``points`` in pieces that differ in length by one at most."""
+    """Split ``points`` into slices whose lengths differ by at most one."""
     for part in range(num_slices):
         yield points[part * len(points) // num_slices : (part + 1) * len(points) // num_slices]
 
 
 def decimate(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
-    """At most ``limit`` points that draw the same picture: of each slice, its least and its greatest value, in order.
+    """Return at most ``limit`` points that draw the same picture: the minimum and maximum of each slice, in order.
 
-    The first and the last point always stay. A slice of ``None`` alone stays a gap.
+    The first and the last point are always included. A slice of only ``None`` remains a gap.
     """
     if len(points) <= limit:
         return list(points)
@@ -64,7 +64,7 @@ def decimate(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
 
 
 def x_axis(lines: Sequence[Sequence[Point]]) -> Axis:
-    """The places of all points; from zero where they begin near it."""
+    """Return the horizontal axis of all points, from zero if they begin near it."""
     places = [points[at][0] for points in lines for at in (0, -1)]
     low, high = min(places), max(places)
     low = 0.0 if 0 < low < 0.1 * high else low
@@ -72,7 +72,7 @@ def x_axis(lines: Sequence[Sequence[Point]]) -> Axis:
 
 
 def y_axis(lines: Sequence[Sequence[Point]]) -> Axis:
-    """An axis that holds all values, logarithmic where they span more than a factor of ``LOG_FROM``."""
+    """Return the vertical axis of all values, logarithmic if they span more than a factor of ``LOG_FROM``."""
     values = [value for points in lines for _, value in points if value is not None]
     low, high = min(values), max(values)
     if low > _TINY and high / low > LOG_FROM:

@@ -1,6 +1,6 @@
-"""Runs side by side: facts, curves over each other over steps, tokens or time, and where the recipes differ.
+"""Compare runs: their facts, overlaid curves over steps, tokens or time, and the differences of their recipes.
 
-It is the page of a report with several runs in it, as a file (``write_comparison``) or a part of the live board.
+This is a report's page with several runs, as a file (``write_comparison``) or a part of the live board.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,16 +20,16 @@ from hornbook.version import __version__
 
 NUM_COLORS = 8
 Labelled: TypeAlias = tuple[str, int, RunFiles]
-"""A run with its label, "A", and its number, which decides its color."""
+"""A run with its label, "A", and its number, which determines its color."""
 
 
 def write_comparison(path: Path, comparison: Comparison, over: Over) -> None:
     """Write the page, atomically.
 
     Args:
-        path: of the file.
-        comparison: of the runs.
-        over: the axis that is shown at first.
+        path: path of the file.
+        comparison: comparison of the runs.
+        over: the initial horizontal axis.
 
     Raises:
         StorageError: the page cannot be written.
@@ -50,12 +50,12 @@ def render_comparison(comparison: Comparison, over: Over) -> str:
 
 
 def comparison_parts(comparison: Comparison, numbers: Sequence[int], samples: Sequence[Sequence[Row]]) -> Parts:
-    """Return what stands around the curves of several runs.
+    """Return the parts of the page around the curves of several runs.
 
     Args:
-        comparison: of the runs.
-        numbers: of the runs, from 0: each decides a label and a color.
-        samples: of each run, what it wrote.
+        comparison: comparison of the runs.
+        numbers: numbers of the runs, from 0, which determine labels and colors.
+        samples: generated texts of each run.
     """
     labels = run_labels(max(numbers) + 1)
     runs = [(labels[number], number, run) for number, run in zip(numbers, comparison.files, strict=True)]
@@ -99,12 +99,12 @@ def _summaries(comparison: Comparison, runs: Sequence[Labelled]) -> Html:
 
 
 def _key(number: int, label: str) -> Html:
-    """The label of a run in its color."""
+    """Return the label of a run in its color."""
     return tag("span", label, class_=f"key run{number % NUM_COLORS}")
 
 
 def _each(runs: Sequence[Labelled], make: Callable[[RunFiles], Html]) -> Iterator[Html]:
-    """Yield what is made of each run, below its name, where there is something."""
+    """Yield the non-empty results of ``make`` for each run, below the run's name."""
     for label, number, run in runs:
         if made := make(run):
             yield tag("div", tag("h3", _key(number, label), f" {run.name}"), made, class_="task")

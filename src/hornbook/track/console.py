@@ -1,7 +1,7 @@
-"""What a training run says while it runs; the only room of the package, besides the commands, that prints.
+"""The console output of a training run; besides the commands, the only module of the package that prints.
 
-Everything goes to standard error, so that standard output is the command's own. On a terminal, a live display moves
-below what is said (`hornbook.track.live`)::
+Everything goes to standard error, so that standard output belongs to the command. On a terminal, a live display follows
+the lines (`hornbook.track.live`)::
 
     hornbook  demo
       parameters  5,312,768
@@ -12,12 +12,13 @@ below what is said (`hornbook.track.live`)::
     728/2,000 steps  micro-batch 3/8  ━━━━━━━━━━━━━━━━━━━━━━━────────────────────────────────────────  3 min 10 s left
     loss 2.7921  lr 5.11e-04  grad 0.902  25.2k tokens/s  MFU 41.3%  2.1 GiB memory
 
-Elsewhere (a file, a pipe, a dumb terminal) there are only the lines. No thread redraws the display: it moves when a
-micro-batch begins, at most ten times a second. The price is that it stands still within a micro-batch and during
-measurements; the gain is nothing that runs beside the training, forks with it or holds a lock when a signal comes.
+Without a terminal (a file, a pipe, a dumb terminal) there are only the lines. No thread redraws the display: it is
+drawn when a micro-batch begins, at most ten times per second. The price: it stands still within a micro-batch and
+during measurements; in return, nothing runs beside the training, is forked with it or holds a lock when a signal
+arrives.
 
-Text from outside (a model's sample, a path) is shown, never obeyed: control characters become visible escapes and no
-markup is read. A terminal that goes away makes the console silent; it does not end the run.
+Text from outside (a model's sample, a path) is printed literally: control characters are escaped and markup is not
+interpreted. If the terminal disappears, the console becomes silent; the run continues.
 """
 
 import io
@@ -43,14 +44,14 @@ _SECONDS_BETWEEN_DRAWINGS = 0.1
 
 
 class Console:
-    """The voice of a run.
+    """The console output of a run.
 
     Args:
-        quiet: only warnings are said.
-        stream: where to write; standard error if not given.
+        quiet: print only warnings.
+        stream: output stream; None for standard error.
 
     Attributes:
-        is_live: whether there is a terminal with a live display.
+        is_live: whether a live display is shown.
     """
 
     def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
@@ -62,27 +63,27 @@ class Console:
         self._rows, self._next_drawing = 0, 0.0
 
     def start(self, name: str, facts: Mapping[str, str]) -> None:
-        """The header: what is trained, and the facts that a reader wants before the first step."""
+        """Print the header: the run's name and facts."""
         self._line(Text.assemble(("hornbook", "bold"), "  ", (one_line(name), "bold cyan")))
         self._pairs(facts)
 
     def train(self, row: Mapping[str, Any], total_steps: int) -> None:
-        """A logged training step; with the MFU where no live display shows it."""
+        """Print a logged training step, with the MFU unless the live display shows it."""
         left = f"{units.duration(seconds_left(row, total_steps))} left"
         step = f"{_step(row)}/{units.count(total_steps)}"
         self._line(Text("  ".join([step, *numbers_of(row, mfu_too=not self.is_live), left])))
 
     def is_due(self) -> bool:
-        """Tell whether the live display may be drawn again."""
+        """Return whether the live display may be redrawn."""
         return self.is_live and time.perf_counter() >= self._next_drawing
 
     def live(self, row: Mapping[str, Any], total_steps: int, *, micro_batch: tuple[int, int]) -> None:
-        """Draw the live display, if there is a terminal.
+        """Draw the live display on a terminal.
 
         Args:
-            row: of the last finished step, with ``memory`` in bytes; before the first step it lacks most numbers.
-            total_steps: length of the run.
-            micro_batch: which one, from 1, is computed now, and how many a step has.
+            row: row of the last finished step, with ``memory`` in bytes; mostly empty before the first step.
+            total_steps: length of the run in steps.
+            micro_batch: number of the current micro-batch, from 1, and their number per step.
         """
         if not self.is_live:
             return
@@ -95,7 +96,7 @@ class Console:
         self._rows, self._next_drawing = len(lines), time.perf_counter() + _SECONDS_BETWEEN_DRAWINGS
 
     def interject(self, text: str) -> None:
-        """A line in the place of the live display; for signal handlers, since it uses neither locks nor buffers."""
+        """Print a line in place of the live display; safe in signal handlers: without locks or buffers."""
         if self._quiet:
             return
         up = "\r\x1b[2K" + "\x1b[1A\x1b[2K" * (self._rows - 1) if self._rows else "\n"
@@ -103,7 +104,7 @@ class Console:
             os.write(self._target.fileno(), f"{up}{text}{os.linesep * max(self._rows, 1)}".encode())
 
     def validation(self, row: Mapping[str, Any]) -> None:
-        """A validation loss."""
+        """Print a validation loss."""
         parts = [_step(row), f"validation loss {units.loss(units.number(row, 'loss'))}"]
         parts += [f"{name} {units.loss(units.number(row, key))}" for name, key in metrics.store_losses(row).items()]
         bits = units.number(row, "bits_per_byte")
@@ -113,17 +114,17 @@ class Console:
         self._line(Text(one_line("  ".join(parts)), style="green"))
 
     def task(self, row: Mapping[str, Any]) -> None:
-        """The first number of an evaluation task."""
+        """Print the first metric of an evaluation task."""
         value = units.number(row, "value")
         shown = units.MISSING if value is None else units.significant(value, 4)
         self._line(Text(one_line(f"{_step(row)}  {row['task']}  {row['metric']} {shown}"), style="green"))
 
     def checkpoint(self, path: object) -> None:
-        """A checkpoint was committed."""
+        """Print that a checkpoint was saved."""
         self._line(Text(f"saved {one_line(str(path))}", style="dim"))
 
     def sample(self, step: int, text: str) -> None:
-        """A text that the model wrote after a step; whatever it holds, it cannot leave its indented block."""
+        """Print a text generated after a step, in an indented block that it cannot leave."""
         if self._quiet:
             return
         self._line(Text(f"step {units.count(step)}  generated text", style="green"))
@@ -134,20 +135,20 @@ class Console:
                 self._line(Text(f"    {line}"))
 
     def note(self, text: str) -> None:
-        """Something worth knowing, on one line."""
+        """Print a note on one line."""
         self._line(Text(one_line(text)))
 
     def warn(self, text: str) -> None:
-        """Something that the user may want to mend, on one line; said even when quiet."""
+        """Print a warning on one line, also if quiet."""
         self._rich.print(Text.assemble(("warning: ", "bold yellow"), one_line(text)), soft_wrap=True)
 
     def finish(self, summary: Mapping[str, object]) -> None:
-        """Ends the live display and says how the run ended."""
+        """End the live display and print how the run ended."""
         self.close()
         self._pairs({key: str(value) for key, value in summary.items()})
 
     def close(self) -> None:
-        """Ends the live display, if there is one; what was said stays on the screen."""
+        """End the live display, if any; the lines remain on the screen."""
         if self._live is not None:
             self._live.stop()
             self._live, self._rows = None, 0
@@ -163,7 +164,7 @@ class Console:
             self._rich.print(text, soft_wrap=True)
 
     def _pairs(self, pairs: Mapping[str, str]) -> None:
-        """Names in one column, values in the other."""
+        """Print names and values in two columns."""
         width = max((len(one_line(key)) for key in pairs), default=0)
         for key, value in pairs.items():
             self._line(Text.assemble("  ", (one_line(key).ljust(width), "dim"), "  ", one_line(value)))
@@ -174,7 +175,7 @@ def _step(row: Mapping[str, Any]) -> str:
 
 
 class _SteadyStream(io.TextIOBase):
-    """A text stream that takes every text: what its encoding lacks is escaped, and a reader that left is no error."""
+    """A text stream that never fails: unencodable characters are escaped, and a closed pipe is ignored."""
 
     def __init__(self, target: TextIO) -> None:
         self._target = target

@@ -1,8 +1,8 @@
-"""Loss curves of several runs over the same axis in the terminal: steps, tokens or training time.
+"""Curves of several runs over a common axis for the terminal: steps, tokens or training time.
 
     metrics.jsonl of A, B ──charts_of──► Curve(label="A", points=[(1024.0, 7.1), ...]) ──► track/terminal_chart
 
-A validation row has a step and no tokens or seconds, so its place is interpolated between the training rows around it.
+Validation rows have no tokens or seconds, so their horizontal position is interpolated between training rows.
 """
 
 import bisect
@@ -24,20 +24,20 @@ class Curve:
     """One run's line in a chart."""
 
     label: str
-    """Of the run: "A", "B", ..."""
+    """The run's label: "A", "B", ..."""
     number: int
-    """Of the run, from 0: decides its color."""
+    """The run's number, from 0, which determines its color."""
     points: list[Point]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Curves that belong into one picture: of runs with the same objective, so that their losses can be compared."""
+    """Curves of runs with the same objective, so that their losses can be compared."""
 
     title: str
     unit: str
     over: str
-    """What the horizontal axis counts: "step", "tokens", "minutes of training"."""
+    """Label of the horizontal axis: "step", "tokens", "minutes of training"."""
     curves: list[Curve]
 
 
@@ -47,10 +47,10 @@ def run_labels(num_runs: int) -> list[str]:
 
 
 def charts_of(runs: Sequence[RunFiles], over: Over) -> list[Chart]:
-    """Return the charts of training loss, validation loss and bits per byte, each for every objective among the runs.
+    """Return the charts of training loss, validation loss and bits per byte, one for each objective.
 
     Args:
-        runs: in the order of their labels.
+        runs: runs in the order of their labels.
         over: the horizontal axis.
     """
     axis, scale = _axis(runs, over)
@@ -75,7 +75,7 @@ def charts_of(runs: Sequence[RunFiles], over: Over) -> list[Chart]:
 
 
 def _axis(runs: Sequence[RunFiles], over: Over) -> tuple[str, float]:
-    """Return the label of the axis, and what its values are to be divided by."""
+    """Return the label of the axis and the divisor of its values."""
     if over == "steps":
         return "step", 1.0
     if over == "tokens":
@@ -86,7 +86,7 @@ def _axis(runs: Sequence[RunFiles], over: Over) -> tuple[str, float]:
 
 
 def _points(run: RunFiles, kind: str, key: str, over: Over, scale: float) -> list[Point]:
-    """Return (place, value) of each step, the last word counting; a step whose place is unknown is left out."""
+    """Return (position, value) of each step, from its last row, leaving out steps with an unknown position."""
     values = {float(row["step"]): number(row, key) for row in run.of_kind(kind)}
     place_of = _interpolation(_places(run, over))
     found = ((place_of(step) if over != "steps" else step, value) for step, value in sorted(values.items()))
@@ -94,7 +94,7 @@ def _points(run: RunFiles, kind: str, key: str, over: Over, scale: float) -> lis
 
 
 def _places(run: RunFiles, over: Over) -> list[tuple[float, float]]:
-    """Return (step, tokens or seconds) of the training rows, from the start on."""
+    """Return (step, tokens or seconds) of the training rows, from the start."""
     rows = run.of_kind("train")
     key = "tokens" if over == "tokens" else "seconds"
     places = {0.0: 0.0}
@@ -103,14 +103,14 @@ def _places(run: RunFiles, over: Over) -> list[tuple[float, float]]:
         value = number(row, key)
         if value is None:
             continue
-        total += before if value < before else 0.0  # a session that counts anew
+        total += before if value < before else 0.0  # a session that counts from zero
         before = value
         places[float(row["step"])] = total + value
     return sorted(places.items()) if len(places) > 1 else []
 
 
 def _interpolation(places: Sequence[tuple[float, float]]) -> Callable[[float], float | None]:
-    """Return a function from a step to its place, linear between known ones; None beyond the last."""
+    """Return the linear interpolation from steps to positions; None beyond the last."""
     steps = [step for step, _ in places]
 
     def place_of(step: float) -> float | None:

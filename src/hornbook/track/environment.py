@@ -1,4 +1,4 @@
-"""What a run ran on: enough to explain its speed and to repeat it, and nothing that is private.
+"""The environment of a run: enough to explain its speed and to repeat it, without private data.
 
     capture() -> {"hornbook": "0.1.0", "torch": "2.13.0", "cpu": "Intel Xeon ...", "threads": 2,
                   "instruction_sets": ["avx512_bf16", "amx_bf16"], "git": {"commit": "1f0c...", "dirty": false},
@@ -7,9 +7,9 @@
     environment.json = {"sessions": [{"from_step": 0, "to_step": 400, **capture()}, {"from_step": 400, ...,
                                                                                          "ended": "finished"}]}
 
-A run that is resumed, perhaps on another machine, gets one session more, which is how its report knows. The environment
-variables are never recorded, since they are where keys are kept; the price is that a run which an odd variable made
-odd does not say so. Passwords inside addresses on the command line are blanked.
+A resume, perhaps on another machine, adds a session, which the report shows. Environment variables are never recorded,
+since they may hold keys; the price is that the effect of an unusual variable cannot be traced. Passwords in addresses
+on the command line are removed.
 """
 
 import datetime
@@ -35,12 +35,12 @@ INSTRUCTION_SETS = (
     "asimd", "asimdhp", "bf16", "i8mm", "sve", "sve2", "svebf16",
 )  # fmt: skip
 _NO_LIMIT = 1 << 62
-"""What version 1 of control groups says where there is no limit is at least so much."""
+"""Version 1 of control groups reports at least this value if there is no limit."""
 _PASSWORD = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 
 
 def capture() -> dict[str, Any]:
-    """The machine, the versions and the command of this process; sizes in bytes, ``started`` in UTC (ISO 8601)."""
+    """Return machine, versions and command of this process; sizes in bytes, ``started`` in UTC (ISO 8601)."""
     return {
         "hornbook": __version__,
         "python": platform.python_version(),
@@ -57,16 +57,16 @@ def capture() -> dict[str, Any]:
 
 
 def record_session(path: Path, from_step: int, to_step: int, facts: Mapping[str, Any] | None = None) -> None:
-    """Adds this process to ``environment.json`` as a session that goes on after ``from_step`` finished steps.
+    """Add this process to ``environment.json`` as a session that starts after ``from_step`` finished steps.
 
     Args:
-        path: of ``environment.json``.
-        from_step: steps that the run has finished.
-        to_step: the run's last step, which a recipe whose length is in epochs or tokens does not say.
-        facts: what else to record.
+        path: path of ``environment.json``.
+        from_step: finished steps of the run.
+        to_step: the run's last step, which is not in a recipe with a length in epochs or tokens.
+        facts: further facts to record.
 
     Raises:
-        DataError: the file that is there is malformed.
+        DataError: the existing file is malformed.
         StorageError: it cannot be read or written.
     """
     earlier = sessions(path)
@@ -75,10 +75,10 @@ def record_session(path: Path, from_step: int, to_step: int, facts: Mapping[str,
 
 
 def record_end(path: Path, ended: Literal["finished", "diverged"]) -> None:
-    """Note in ``environment.json`` how the last session ended; one that was stopped or killed has no such note.
+    """Record in ``environment.json`` how the last session ended, unless it was stopped or killed.
 
     Raises:
-        DataError: the file that is there is malformed.
+        DataError: the existing file is malformed.
         StorageError: it cannot be read or written.
     """
     if recorded := sessions(path):
@@ -86,7 +86,7 @@ def record_end(path: Path, ended: Literal["finished", "diverged"]) -> None:
 
 
 def sessions(path: Path) -> list[dict[str, Any]]:
-    """The sessions that ``environment.json`` records, oldest first; none without the file, one for a bare capture.
+    """Return the sessions in ``environment.json``, oldest first; none without a file, one for a bare capture.
 
     Raises:
         DataError: the file is malformed.
@@ -100,20 +100,20 @@ def sessions(path: Path) -> list[dict[str, Any]]:
 
 
 def cpu_model() -> str:
-    """The processor's name as the machine gives it, or its architecture."""
+    """Return the processor's name, or its architecture if unknown."""
     if sys.platform == "darwin":
         return output_of("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
     return cpu_facts().get("model name") or platform.processor() or platform.machine() or "unknown"
 
 
 def instruction_sets(path: Path = Path("/proc/cpuinfo")) -> list[str]:
-    """Those of the processor's instruction sets that decide how fast a matrix product is."""
+    """Return the processor's instruction sets that determine the speed of matrix products."""
     flags = cpu_flags(path)
     return [name for name in INSTRUCTION_SETS if name in flags]
 
 
 def memory_bytes() -> int | None:
-    """The memory that this process may use: the machine's, or the control group's limit where that is lower."""
+    """Return the memory that this process may use: the machine's, or the control group's limit if that is lower."""
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -123,26 +123,26 @@ def memory_bytes() -> int | None:
 
 
 def memory_limit(groups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the control group's limit in bytes, of version 2 or 1; None where there is none."""
+    """Return the control group's limit in bytes, of version 2 or 1; None if there is none."""
     told = _text(groups / "memory.max") or _text(groups / "memory" / "memory.limit_in_bytes")
     return int(told) if told.isdecimal() and int(told) < _NO_LIMIT else None
 
 
 def available_memory_bytes(information: Path = Path("/proc/meminfo")) -> int | None:
-    """Return the memory that the machine could give to a process now without swapping; None where it does not say.
+    """Return the memory that a process can get now without swapping; None if unknown.
 
-    A control group may give less: see `memory_limit`.
+    A control group may allow less: see `memory_limit`.
     """
     line = next((line for line in _text(information).splitlines() if line.startswith("MemAvailable:")), None)
     return int(line.split()[1]) * 1024 if line else None
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit of the repository around ``folder`` and whether a tracked file differs from it; ``None`` without one.
+    """Return the commit of the repository of ``folder`` and whether tracked files differ; ``None`` without one.
 
-    The repository may be a stranger's, and `git status` runs what its configuration names: ``core.fsmonitor``, filters,
-    the programs that fetch missing objects, and all of these in each submodule. So the files are compared in a
-    temporary repository with no configuration of its own, which borrows index and objects.
+    The repository may be untrusted, and `git status` runs programs in its configuration: ``core.fsmonitor``, filters,
+    those that fetch missing objects, and all of these in each submodule. So the files are compared in a temporary
+    repository with an empty configuration, which borrows index and objects.
     """
     asked = ("HEAD", "--show-toplevel", "--git-path", "index", "--git-path", "objects")
     found = _git("rev-parse", *asked, folder=folder).splitlines()
@@ -165,7 +165,7 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def command_line(arguments: list[str]) -> str:
-    """The command as it can be pasted into a shell, without the folders before the program and without passwords."""
+    """Return the command for pasting into a shell, without the program's folder and without passwords."""
     name = Path(arguments[0]).name if arguments else ""
     program = "python -m hornbook" if name == "__main__.py" else name
     words = (word.encode("utf-8", "backslashreplace").decode() for word in arguments[1:])
@@ -194,7 +194,7 @@ def _text(path: Path) -> str:
 
 
 def _git(*words: str, folder: Path, variables: Mapping[str, str] | None = None) -> str:
-    """What git prints in ``folder``; it starts no other program and writes nothing."""
+    """Return git's output in ``folder``; git starts no other program and writes nothing."""
     switched_off = ("core.fsmonitor=false", "core.hooksPath=/dev/null")
     options = [option for setting in switched_off for option in ("-c", setting)]
     without_transport = {"GIT_ALLOW_PROTOCOL": "none"}
@@ -203,7 +203,7 @@ def _git(*words: str, folder: Path, variables: Mapping[str, str] | None = None) 
 
 
 def output_of(*command: str, environment: Mapping[str, str] | None = None) -> str:
-    """Return what a program prints, or nothing where it is missing, fails or takes longer than 5 s."""
+    """Return a program's output; empty if it is missing, fails or takes longer than 5 s."""
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, errors="replace", timeout=5, check=True

@@ -1,13 +1,13 @@
-"""The evaluations of a run, all of them, in ``evaluation.json``.
+"""All evaluations of a run, in ``evaluation.json``.
 
     {"tasks": [{"name": "bits_per_byte", "rows": [{"metric": "bits_per_byte", "value": 1.79, ...}, ...],
                 "data": {"name": "corpora/mine", "split": "validation", "fingerprint": "9f86..."},
                 "options": {"window": null, "overlap": null, "max_sequences": null, "compute": "bf16"},
                 "checkpoint": "runs/mine/checkpoints/step-00000500", "step": 500, "date": "2026-11-22T08:00:00+00:00"}]}
 
-``data`` says which text was scored, so that no number is taken for one on the run's own validation split. An option
-that was left to the task is null; a text that is no file or store has no ``fingerprint``. Files of earlier versions,
-which had only names, rows and one checkpoint for all, are read; what they do not say is missing here, too.
+``data`` identifies the scored text, so that no result is mistaken for one on the run's own validation split. Options
+with the task's default are null; a text that is not a file or store has no ``fingerprint``. Files of earlier versions,
+which had only names, rows and one checkpoint for all, can be read; what they lack is missing here, too.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,13 +20,13 @@ from hornbook.storage.json_files import dump_json, read_json
 from hornbook.track.units import number
 
 Evaluation = dict[str, Any]
-"""One task, measured once: an entry of ``tasks`` above."""
+"""The result of one task: an entry of ``tasks`` above."""
 
 _CONVENTION = ("window", "overlap", "max_sequences")
 
 
 def read_evaluations(path: Path) -> list[Evaluation]:
-    """Return the evaluations in the order in which they were made; none without the file.
+    """Return the evaluations in chronological order; none without a file.
 
     Raises:
         DataError: the file is malformed.
@@ -45,10 +45,10 @@ def read_evaluations(path: Path) -> list[Evaluation]:
 
 
 def add_evaluations(path: Path, new: Iterable[Evaluation]) -> None:
-    """Add evaluations to a file; one of the same task, text, options and checkpoint takes the place of the earlier.
+    """Add evaluations to a file; one with the same task, text, options and checkpoint replaces the earlier one.
 
     Raises:
-        DataError: the file that is there is malformed; it stays as it is.
+        DataError: the existing file is malformed; it is not changed.
         StorageError: it cannot be read or written.
     """
     kept = read_evaluations(path)
@@ -58,10 +58,10 @@ def add_evaluations(path: Path, new: Iterable[Evaluation]) -> None:
 
 
 def own_bits_per_byte(evaluations: Sequence[Evaluation], validation: str | None) -> Evaluation | None:
-    """Return the newest evaluation of bits per byte on the run's own validation split by its default convention.
+    """Return the newest evaluation of bits per byte on the run's validation split with default options.
 
     Args:
-        evaluations: of a run.
+        evaluations: evaluations of a run.
         validation: fingerprint of the run's validation data, None if it has none.
     """
     own = [
@@ -83,7 +83,7 @@ def value_of(evaluation: Evaluation, metric: str) -> float | None:
 
 
 def text_of(evaluation: Mapping[str, Any]) -> str:
-    """Name the text that an evaluation scored: ``corpora/mine, validation split``."""
+    """Return the name of the text that an evaluation scored: ``corpora/mine, validation split``."""
     data = _part(evaluation, "data")
     name, split = data.get("name"), data.get("split")
     if not isinstance(name, str):
@@ -92,7 +92,7 @@ def text_of(evaluation: Mapping[str, Any]) -> str:
 
 
 def options_of(evaluation: Mapping[str, Any]) -> str:
-    """Name the options that were not left to the task: ``window 128, overlap 0``."""
+    """Return the options that differ from the task's defaults: ``window 128, overlap 0``."""
     options = _part(evaluation, "options")
     return ", ".join(
         f"{name.replace('_', ' ')} {options[name]}" for name in _CONVENTION if options.get(name) is not None
@@ -105,7 +105,7 @@ def _is_evaluation(task: object) -> bool:
 
 
 def _is_repeated(earlier: Evaluation, later: Evaluation) -> bool:
-    """Tell whether two evaluations measured the same; of texts without a fingerprint, their rows decide."""
+    """Return whether two evaluations measured the same; for texts without a fingerprint, by their rows."""
     if _key(earlier) != _key(later):
         return False
     return "fingerprint" in _part(later, "data") or earlier["rows"] == later["rows"]

@@ -1,4 +1,4 @@
-"""What the page of a run draws: its charts, their lines, and the points of these, as JSON for ``charts.js``.
+"""The charts of a run's page: their lines and points, as JSON for ``charts.js``.
 
 ::
 
@@ -6,7 +6,7 @@
                           ──series_of───► {"train/loss": {"points": [[step, value], ...], "means": [...]}, ...}
 
 A long line is sent as ``charts.MAX_POINTS`` points that draw the same picture, and as the means of ``NUM_MEANS`` slices
-to be smoothed, since extremes alone would bend a smoothed curve.
+for smoothing, since smoothing the extremes would distort the curve.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,10 +27,10 @@ TERMS = {
     "accuracy": ("Accuracy", "share that is right"),
     "padding": ("Padding", "share of all places"),
 }
-"""Title and unit of what an encoder's rows have besides the loss."""
+"""Title and unit of the metrics in an encoder's rows besides the loss."""
 NUM_MEANS = 1000
 _PLACES = ("train/tokens", "train/seconds")
-"""Series that place a step on the other horizontal axes."""
+"""Series that map a step to the other horizontal axes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,9 @@ class Line:
     """A line of a chart.
 
     Attributes:
-        key: of its series: ``train/loss``, ``validation/loss/wiki``, or ``task/NAME/METRIC``.
-        label: "training" or "validation"; empty where the title of the chart says it all.
-        style: its look by class: "train" or "validation".
+        key: key of its series: ``train/loss``, ``validation/loss/wiki``, or ``task/NAME/METRIC``.
+        label: "training" or "validation"; empty if the chart's title suffices.
+        style: its CSS class: "train" or "validation".
         noisy: whether it is smoothed.
     """
 
@@ -55,13 +55,13 @@ class Figure:
     """A chart.
 
     Attributes:
-        title: what is drawn.
-        unit: what the vertical axis counts.
-        lines: the later above the earlier.
+        title: title of the chart.
+        unit: unit of the vertical axis.
+        lines: lines, later ones drawn above earlier ones.
         large: whether it is as wide as the page.
-        zero: whether the vertical axis begins at zero; otherwise it fits the values.
-        short: whether values are written as 24.1k.
-        by_objective: whether values of runs with different objectives are not comparable.
+        zero: whether the vertical axis starts at zero rather than fitting the values.
+        short: whether values are abbreviated, as 24.1k.
+        by_objective: whether values are comparable only between runs with the same objective.
     """
 
     title: str
@@ -74,7 +74,7 @@ class Figure:
 
 
 def figures_of(run: RunFiles) -> list[Figure]:
-    """Return the charts of a run, in their order, with the lines that have a value."""
+    """Return the charts of a run, in order, with the lines that have values."""
     train, validation = run.of_kind("train"), run.of_kind("validation")
     terms = _terms([*train, *validation])
     unit = "nats" if _terms(train) else "nats per token"
@@ -114,16 +114,16 @@ def _one(title: str, key: str, unit: str, *, noisy: bool = False, **options: boo
 
 
 def _terms(rows: Sequence[Row]) -> list[str]:
-    """Return the terms of an encoder's objective, and what else its rows hold, in the order of the charts.
+    """Return the terms of an encoder's objective and the other metrics in its rows, in chart order.
 
-    A loss that is the only one is left to the large chart, and what is always zero is left out.
+    A single loss is left to the large chart, and metrics that are always zero are left out.
     """
     found = [name for name in TERMS if any(row.get(name) for row in rows)]
     return found if "nsp" in found else [name for name in found if name != "mlm"]
 
 
 def leading_metrics(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the first metric of each task that was run on the way, from the rows of kind ``task``."""
+    """Return the first metric of each task that ran during training, from the rows of kind ``task``."""
     leading: dict[str, str] = {}
     for row in rows:
         leading.setdefault(str(row.get("task")), str(row.get("metric")))
@@ -134,9 +134,9 @@ def series_of(rows: Sequence[Row], figures: Iterable[Figure], *, whole: bool = T
     """Return the series of all lines that have a point in the rows, by key.
 
     Args:
-        rows: of the log, all of them or later ones.
-        figures: whose lines are wanted.
-        whole: whether these are all rows; then long series are shortened.
+        rows: rows of the log, all or only later ones.
+        figures: charts whose lines to return.
+        whole: whether these are all rows, so that long series are shortened.
     """
     keys = [*_PLACES, *_keys(figures)]
     series = {}
@@ -151,11 +151,11 @@ def curves_of(run: RunFiles, *, label: str, number: int, since: int = 0, token: 
     """Return a run's curves as JSON for the page.
 
     Args:
-        run: what its folder holds.
-        label: "A", "B", ..., where several runs are shown.
-        number: decides its color.
-        since: rows of its log that the page has already.
-        token: says of which log these rows are.
+        run: the run's files.
+        label: "A", "B", ..., if several runs are shown.
+        number: determines its color.
+        since: number of log rows that the page already has.
+        token: identifies the log of these rows.
     """
     figures = figures_of(run)
     return {
@@ -182,7 +182,7 @@ def _values(rows: Iterable[Row], key: str) -> Iterator[Point]:
 
 
 def _points(rows: Iterable[Row], key: str) -> list[Point]:
-    """Return one point a step; of a step that a resume did again, the last row counts."""
+    """Return one point per step; for a step repeated after a resume, the last row counts."""
     return sorted(dict(_values(rows, key)).items())
 
 
@@ -197,7 +197,7 @@ def _shortened(points: list[Point]) -> dict[str, Any]:
 
 
 def _rounded(points: Iterable[Point]) -> list[tuple[float, float | None]]:
-    """Return points with seven digits, twice what a chart resolves; a whole step is written as such."""
+    """Return points with seven digits, twice what a chart resolves; integer steps stay integers."""
     return [
         (int(step) if step == int(step) else round(step, 1), None if value is None else float(f"{value:.7g}"))
         for step, value in points

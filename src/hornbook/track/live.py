@@ -1,11 +1,11 @@
-"""What a row of the training says, and how the live display of a terminal lays it out.
+"""The metrics in a training row, and their layout in a terminal's live display.
 
 At 100 columns::
 
     728/2,000 steps  micro-batch 3/8  ━━━━━━━━━━━━━━━━━━━━━───────────────────────────────  3 min 10 s left
     loss 2.7921  lr 5.11e-04  grad 0.902  25.2k tokens/s  MFU 41.3%  2.1 GiB memory
 
-On a narrow one the parts go to further lines, and the bar gives way::
+On a narrow terminal, the parts wrap and the bar is left out::
 
     12,728/20,000 steps  micro-batch 13/64  1 h 03 min left
     loss 2.7921  lr 5.11e-04  grad 0.902  25.2k tokens/s
@@ -22,11 +22,11 @@ from hornbook.track import units
 _GAP = "  "
 _SHORTEST_BAR = 8
 _LONGEST_LINE = 100
-"""Columns with a bar: a longer line would say no more, and it leaves a rest behind when the window becomes narrower."""
+"""Most columns with a bar: longer lines say no more, and leave remains when the window becomes narrower."""
 
 
 def seconds_left(row: Mapping[str, Any], total_steps: int) -> float | None:
-    """Time for the steps that remain, at the row's speed: (total - step) · (tokens / step) / tokens per second."""
+    """Return the time left at the row's speed: (total - step) · (tokens / step) / tokens per second."""
     step, tokens, speed = (units.number(row, key) for key in ("step", "tokens", "tokens_per_second"))
     if not step or not tokens or not speed or speed < 0:
         return None
@@ -34,10 +34,10 @@ def seconds_left(row: Mapping[str, Any], total_steps: int) -> float | None:
 
 
 def numbers_of(row: Mapping[str, Any], *, more: bool = False, mfu_too: bool = False) -> list[str]:
-    """Loss, learning rate, gradient norm, speed and, where they apply, skipped steps.
+    """Return loss, learning rate, gradient norm, speed and, if any, skipped steps, as texts.
 
-    An encoder's accuracies take the place of learning rate and gradient norm, so that its lines are no longer than a
-    decoder's. With ``more`` there is room for both, for the MFU, which ``mfu_too`` asks for alone, and for the memory.
+    An encoder's accuracies replace learning rate and gradient norm, so that its lines are no longer than a decoder's.
+    ``more`` adds both, the memory and the MFU; ``mfu_too`` adds only the MFU.
     """
     loss, learning_rate, norm, speed, skipped, mfu, memory = (
         units.number(row, key)
@@ -67,7 +67,7 @@ def numbers_of(row: Mapping[str, Any], *, more: bool = False, mfu_too: bool = Fa
 
 
 def accuracies_of(row: Mapping[str, Any]) -> list[str]:
-    """What an encoder's row says beside its loss: how often it is right."""
+    """Return the accuracies in an encoder's row, as texts."""
     names = {"mlm_accuracy": "mlm", "nsp_accuracy": "nsp", "accuracy": "accuracy"}
     values = ((name, units.number(row, key)) for key, name in names.items())
     return [f"{name} {value:.1%}" for name, value in values if value is not None]
@@ -76,14 +76,14 @@ def accuracies_of(row: Mapping[str, Any]) -> list[str]:
 def live_lines(
     row: Mapping[str, Any], total_steps: int, micro_batch: tuple[int, int], *, width: int, ascii_only: bool = False
 ) -> list[Text]:
-    """The lines of the live display, each at most ``width`` columns: progress with a bar, then the numbers.
+    """Return the live display, lines of at most ``width`` columns: progress with a bar, then the metrics.
 
     Args:
-        row: of the last finished step; without a loss, there are no numbers yet.
-        total_steps: length of the run.
-        micro_batch: which one, from 1, is computed now, and how many a step has.
-        width: of the terminal, in columns.
-        ascii_only: whether the bar is drawn with ASCII alone.
+        row: row of the last finished step; without a loss, no metrics are shown.
+        total_steps: length of the run in steps.
+        micro_batch: number of the current micro-batch, from 1, and their number per step.
+        width: width of the terminal in columns.
+        ascii_only: whether to draw the bar with only ASCII characters.
     """
     step, (number, count) = units.number(row, "step") or 0.0, micro_batch
     head = [f"{units.count(step)}/{units.count(total_steps)} steps"]
@@ -103,7 +103,7 @@ def live_lines(
 
 
 def _packed(parts: Iterable[str], width: int) -> list[str]:
-    """Join parts to lines of at most ``width`` columns; a part that is longer is a line of its own, cut off."""
+    """Join parts into lines of at most ``width`` columns; a longer part is truncated."""
     lines: list[str] = []
     for part in parts:
         if lines and len(lines[-1]) + len(_GAP) + len(part) <= width:

@@ -1,17 +1,17 @@
-"""The log of a run: one strict JSON object a line, in the order in which things happened.
+"""The log of a run: one strict JSON object per line, in chronological order.
 
     {"kind": "train", "step": 10, "loss": 7.1, "learning_rate": 0.001, ...}
     {"kind": "train", "step": 20, "loss": null, "non_finite": {"loss": "nan"}, ...}
     {"kind": "validation", "step": 20, "loss": 6.9, "loss/wiki": 6.7, "loss/books": 7.2, ...}   of a mixture
     {"kind": "train", "step": 20, "idle/0": 0.31, "idle/1": 0.18, ...}     of a pipeline, by rank; see `IDLE`
     {"kind": "topology", "step": 20, "layer": "blocks.0.attention.out", ...}    an update of a block-sparse pattern
-    {"kind": "train", "step": 30, "lo        <- the process was killed here: a torn last line is no error
+    {"kind": "train", "step": 30, "lo        <- the process was killed here: a truncated last line is not an error
 
-``step`` counts finished steps. ``samples.jsonl`` is kept by the same functions. A line reaches the operating system at
-once, so that ``kill -9`` loses none, and the disk when ``sync`` is called, which the loop does at a checkpoint. The
-price: a power cut may lose the rows since the last checkpoint, which are the rows that the resumed run writes again.
+``step`` counts finished steps. ``samples.jsonl`` uses the same functions. A line reaches the operating system at once,
+so that ``kill -9`` loses none, and the disk when ``sync`` is called, which the loop does at checkpoints. The price: a
+power loss may lose the rows since the last checkpoint, which the resumed run writes again.
 
-A full or failing disk stops no training: rows wait in memory until they can be written, at the price of that memory.
+A full or failing disk does not stop training: rows are kept in memory until they can be written.
 """
 
 import json
@@ -34,29 +34,29 @@ _logger = logging.getLogger("hornbook.track")
 
 Row = dict[str, Any]
 STORE_LOSS = "loss/"
-"""What a column begins with that holds the validation loss of one store; the rest is the store's name."""
+"""Prefix of the columns with the validation loss of one store, before the store's name."""
 IDLE = "idle/"
-"""What a column begins with that holds the share of a step's forward and backward passes for which a rank of a pipeline
-waited for another; the rest is the rank within the pipeline."""
+"""Prefix of the columns with the share of a step's forward and backward passes for which a pipeline rank waited for
+others, before the rank within the pipeline."""
 
 
 def store_losses(row: Mapping[str, Any]) -> dict[str, str]:
-    """The columns of a validation row that hold the loss of one store, by the store's name."""
+    """Return the columns of a validation row with the losses of stores, by store name."""
     return {key.removeprefix(STORE_LOSS): key for key in row if key.startswith(STORE_LOSS)}
 
 
 class MetricsLog:
-    """Appends rows to ``path``, after the last whole line that is there; the rest of a torn one is cut off.
+    """A log to which rows are appended after the last complete line; a truncated line is removed.
 
-    A row that cannot be written waits in memory, and so do the rows after it, until a later ``append``, ``sync`` or
-    ``close`` writes them in their order.
+    A row that cannot be written is kept in memory, and so are later rows, until an ``append``, ``sync`` or ``close``
+    writes them in order.
 
     Args:
-        path: the log; created where missing.
-        warn: is told once when rows begin to wait, when the disk cannot be waited for, and when rows are lost.
+        path: the log; created if missing.
+        warn: called when rows are first kept in memory, when syncing fails, and when rows are lost.
 
     Attributes:
-        also: is called with each row as well, if given.
+        also: called with each row, if set.
 
     Raises:
         StorageError: the file cannot be opened.
@@ -68,7 +68,7 @@ class MetricsLog:
         self._waiting: deque[str] = deque()
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Writes one row and hands it to the operating system; ``row`` holds a whole number ``step``."""
+        """Write one row to the operating system; ``row`` must have an integer ``step``."""
         self._waiting.append(encode(row))
         if (error := self._write_waiting()) and len(self._waiting) == 1:
             self._warn(f"{error}; rows are kept in memory until they can be written")
@@ -76,17 +76,17 @@ class MetricsLog:
             self.also(row)
 
     def sync(self) -> None:
-        """Waits until all rows are on the disk; a disk that fails is a warning."""
+        """Wait until all rows are on disk; warn if the disk fails."""
         error = self._write_waiting()
         try:
             self._appender.sync()
         except StorageError as failure:
             error = failure
         if error:
-            self._warn(f"a power cut would lose rows: {error}")
+            self._warn(f"a power loss would lose rows: {error}")
 
     def close(self) -> None:
-        """Closes the file; rows that still cannot be written are lost, with a warning."""
+        """Close the file; warn if rows cannot be written and are lost."""
         if error := self._write_waiting():
             self._warn(f"{counted(len(self._waiting), 'row')} lost: {error}")
             self._waiting.clear()
@@ -109,7 +109,7 @@ class MetricsLog:
 
 
 def encode(row: Mapping[str, Any]) -> str:
-    """One row as a line of strict JSON, without its newline: a number that is not finite becomes null and is named.
+    """Return a row as strict JSON without a newline; non-finite values become null and are listed.
 
     ``{"step": 3, "loss": nan}`` -> ``{"step": 3, "loss": null, "non_finite": {"loss": "nan"}}``
     """
@@ -121,17 +121,17 @@ def encode(row: Mapping[str, Any]) -> str:
 
 
 def read(path: Path) -> list[Row]:
-    """All whole rows of a log; none where there is no file, since a run that has not logged yet is no error.
+    """Return all complete rows of a log; none if there is no file, as before the first row.
 
     Raises:
-        DataError: a line before the last is no JSON object with a whole number ``step``; names file and line.
+        DataError: a line before the last is not a JSON object with an integer ``step``; names file and line.
         StorageError: the file cannot be read.
     """
     return [row for _, row in _lines(path, _content(path))]
 
 
 class Tail:
-    """Reads a log that grows, each whole line once.
+    """A reader of a growing log, which returns each complete line once.
 
     Args:
         path: the log, which may not exist yet.
@@ -142,12 +142,12 @@ class Tail:
         self._inode, self._offset, self._num_lines = 0, 0, 0
 
     def new_rows(self) -> tuple[list[Row], bool]:
-        """Return the rows after those of the last call, and whether the log begins anew and these are all it has.
+        """Return the rows after those of the last call, and whether the log was replaced and these are all its rows.
 
-        A log is replaced when a resume cuts rows off. A last line without its end is left for the next call.
+        A resume that removes rows replaces the log. An incomplete last line is left for the next call.
 
         Raises:
-            DataError: a line is malformed; the next call begins with the same lines.
+            DataError: a line is malformed; the next call starts with the same lines.
             StorageError: the log cannot be read.
         """
         offset, num_lines, inode, content = self._offset, self._num_lines, self._inode, b""
@@ -164,16 +164,16 @@ class Tail:
 
 
 def cut_back(path: Path, step: int, measured: Mapping[str, int] | None = None) -> None:
-    """Rewrites the log, atomically, without the rows of steps after ``step``; other lines keep their bytes.
+    """Rewrite the log, atomically, without rows after ``step``; other lines are unchanged.
 
     Args:
         path: the log.
-        step: the step from which the run goes on.
-        measured: by kind of row, the last step of which the resumed run has it already; it writes later ones again.
+        step: the step from which the run resumes.
+        measured: by kind of row, the last step that the resumed run counts as measured; it writes later ones again.
 
     Raises:
-        DataError: as ``read``.
-        StorageError: the log cannot be read or written; the old one is then untouched.
+        DataError: see ``read``.
+        StorageError: the log cannot be read or written; the old one is then unchanged.
     """
     last, before = measured or {}, _content(path)
     kept = (line for line, row in _lines(path, before) if row["step"] <= last.get(str(row.get("kind")), step))
@@ -183,9 +183,9 @@ def cut_back(path: Path, step: int, measured: Mapping[str, int] | None = None) -
 
 
 def _lines(path: Path, content: bytes, first: int = 1, *, is_torn: bool = True) -> Iterator[tuple[bytes, Row]]:
-    """Every whole line with its row, blank ones passed over; ``first`` is the number of the first in its file.
+    """Yield every complete, non-blank line with its row; ``first`` is the first line's number in the file.
 
-    With ``is_torn``, a last line that does not parse was torn and is no error.
+    With ``is_torn``, a last line that does not parse was truncated and is not an error.
     """
     lines = content.split(b"\n")
     while lines and not lines[-1].strip():
@@ -199,7 +199,7 @@ def _lines(path: Path, content: bytes, first: int = 1, *, is_torn: bool = True) 
             if is_torn and position == len(lines) - 1:
                 return
             raise DataError(
-                f"{path}:{first + position}: {reason}; expected one JSON object a line with a whole number `step`; "
+                f"{path}:{first + position}: {reason}; expected one JSON object per line with an integer `step`; "
                 "remove that line or restore the file"
             ) from reason
 

@@ -1,14 +1,14 @@
-"""HTML that cannot be broken into: every text is escaped unless it was built here.
+"""Build HTML without injection: every text is escaped unless it was built here.
 
     tag("td", "<b>", title='"') -> <td title="&quot;">&lt;b&gt;</td>        an Html
-    tag("tr", tag("td", "1"))   -> <tr><td>1</td></tr>                      an Html inside stays as it is
+    tag("tr", tag("td", "1"))   -> <tr><td>1</td></tr>                      nested Html is not escaped
 
-``Html`` is a ``str`` that only ``tag`` and ``join`` make, so a text that came from a run (a sample, a recipe, a path)
-has no way to become an element. The page's own policy also forbids every script but the page's, by its hash, and every
-address but, on the board, the server's.
+``Html`` is a ``str`` that only ``tag`` and ``join`` make, so a text from a run (a sample, a recipe, a path) cannot
+become an element. The page's content security policy also forbids every script except its own, by hash, and every
+address except, on the board, the server's.
 
-The report of a run, runs compared and the live board are one page: ``document`` with the parts in it, or, on the board,
-with none, as its script fetches them.
+A run's report, a comparison and the live board are one page: ``document`` with its parts or, for the board, without,
+since its script fetches them.
 """
 
 import base64
@@ -35,14 +35,14 @@ class Html(str):
 
 
 def escape(text: object) -> Html:
-    """``text`` as the content of an element or attribute; what it cannot hold, or reorders letters, becomes U+FFFD."""
+    """Escape text for elements and attributes; control and bidirectional characters become U+FFFD."""
     if isinstance(text, Html):
         return text
     return Html(html.escape(_UNSAFE.sub("\N{REPLACEMENT CHARACTER}", str(text)), quote=True))
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Html:
-    """An element. ``class_`` stands for class, ``_`` in a name for ``-``; an attribute that is ``None`` is left out."""
+    """Return an element. ``class_`` means class, ``_`` in names ``-``; attributes that are ``None`` are left out."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
         for key, value in attributes.items()
@@ -54,22 +54,22 @@ def tag(name: str, /, *children: object, **attributes: object) -> Html:
 
 
 def join(children: Iterable[object]) -> Html:
-    """One after the other, each escaped if it is plain text."""
+    """Concatenate children, escaping plain text."""
     return Html("".join(escape(child) for child in children))
 
 
 def section(title: str, *children: object) -> Html:
-    """A headed part of the page, or nothing where there is nothing to show."""
+    """Return a section with a heading, or nothing if it has no content."""
     return tag("section", tag("h2", title), *children) if any(children) else Html()
 
 
 def card(label: str, value: str, detail: str = "") -> Html:
-    """One number of the summary."""
+    """Return the card of one number in the summary."""
     return tag("div", tag("dt", label), tag("dd", value), tag("p", detail) if detail else "", class_="card")
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[object]], numeric: frozenset[int] = frozenset()) -> Html:
-    """A table that scrolls inside itself where the page is narrow; ``numeric`` columns are set flush right."""
+    """Return a table that scrolls by itself on narrow pages; ``numeric`` columns are right-aligned."""
 
     def cells(name: str, row: Iterable[object]) -> Html:
         return join(tag(name, cell, class_="num" if at in numeric else None) for at, cell in enumerate(row))
@@ -86,21 +86,21 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]], numeric: frozen
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> Html:
-    """Names and values below each other."""
+    """Return a list of names and values."""
     rows = [join([tag("dt", name), tag("dd", value)]) for name, value in pairs]
     return tag("dl", *rows, class_="facts") if rows else Html()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What stands around the curves.
+    """The parts of the page around the curves.
 
     Attributes:
-        title: of the window.
-        head: below the page's name.
-        before: above the curves.
-        after: below them.
-        foot: at the end of the page.
+        title: title of the window.
+        head: content below the page's name.
+        before: content above the curves.
+        after: content below the curves.
+        foot: content at the end of the page.
     """
 
     title: str
@@ -111,13 +111,13 @@ class Parts:
 
 
 def document(parts: Parts, curves: Sequence[Mapping[str, Any]] = (), *, over: str = "steps", live: bool = False) -> str:
-    """Return the whole page: one file that fetches nothing but, where it is live, ``data`` from its server.
+    """Return the whole page: one file that fetches nothing except, if it is live, ``data`` from its server.
 
     Args:
-        parts: around the curves.
-        curves: of each run; see ``figures.curves_of``.
-        over: the horizontal axis that is shown at first.
-        live: whether it is the board.
+        parts: the parts around the curves.
+        curves: curves of each run; see ``figures.curves_of``.
+        over: the initial horizontal axis.
+        live: whether it is the live board.
     """
     has_curves = live or any(run["figures"] for run in curves)
     noscript = tag("noscript", tag("p", "The curves need JavaScript, which is in this file.", class_="note"))
@@ -152,9 +152,9 @@ def still_document(title: str, *body: object, style_sheet: Path) -> str:
     """Return a whole page without a script: one file that fetches nothing.
 
     Args:
-        title: of the window.
-        body: the page.
-        style_sheet: of what is on this page alone.
+        title: title of the window.
+        body: content of the page.
+        style_sheet: additional style sheet of this page.
     """
     style = tag("style", Html(style_sheet.read_text(encoding="utf-8")))
     return f"<!doctype html>\n{tag('html', _head(title), tag('body', style, *body), lang='en')}\n"
@@ -178,6 +178,6 @@ def _script() -> str:
 
 
 def _as_json(data: Mapping[str, object]) -> Html:
-    """``data`` as the content of a script element, which a text in it cannot end."""
+    """Return ``data`` as the content of a script element, which no text in it can end."""
     source = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
     return Html(source.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))

@@ -1,9 +1,9 @@
-"""Pictures of the patterns of block-sparse linear maps, from the rows of kind ``topology`` of a run's log.
+"""Pictures of block-sparse patterns, from the rows of kind ``topology`` in a run's log.
 
 ::
 
     {"kind": "topology", "step": 200, "layer": "blocks.0.feed_forward.up", "pattern": ["0f3…", …], "tried": 0.17, …}
-        -> the pattern at the start and after the last update, a square a place, the darker the more blocks it has
+        -> the pattern at the start and after the last update, one square per cell, darker for more blocks
 """
 
 import re
@@ -19,9 +19,9 @@ _DIGITS = re.compile("[0-9a-f]*")
 
 
 def pattern_table(rows: Sequence[Row]) -> Html:
-    """A line for each layer, with the first and last patterns that were logged; nothing where there are no rows.
+    """Return a row per layer with its first and last logged pattern; nothing without rows.
 
-    Rows of step 0 are of initial patterns; logs of old runs begin with the first update.
+    Rows of step 0 have the initial patterns; logs of old runs start with the first update.
     """
     layers: dict[str, list[Row]] = {}
     for row in rows:
@@ -43,7 +43,7 @@ def _percent(share: float | None) -> str:
 
 
 def _picture(row: Row, described: str) -> Html:
-    """A pattern as squares whose opacity is the share of blocks that are there."""
+    """Return a pattern as squares whose opacity is the share of blocks that exist."""
     pattern = row.get("pattern")
     if not isinstance(pattern, list) or not all(isinstance(line, str) and _DIGITS.fullmatch(line) for line in pattern):
         return Html()

@@ -1,4 +1,4 @@
-"""What a profile says, and its file: ``profile.json`` in the profile's folder, beside the page and the traces."""
+"""Profiles and their file: ``profile.json`` in the profile's folder, next to the page and the traces."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -14,35 +14,35 @@ _FORMAT = 1
 
 
 class Span(NamedTuple):
-    """What a rank did in a part of the profiled step."""
+    """An activity of a rank in the profiled step."""
 
     kind: str
     """data, forward, backward, update, or waiting (for other ranks)."""
     start: float
-    """Seconds since the step began on this rank."""
+    """Seconds since the start of the step on this rank."""
     end: float
 
 
 class ModuleTime(NamedTuple):
-    """Seconds of a module in a step, its submodules apart."""
+    """Seconds per step of a module without its submodules."""
 
     name: str
     forward: float
     backward: float
     recomputed: float
-    """Of forward passes that are made again in the backward pass."""
+    """Seconds of forward passes recomputed in the backward pass."""
     waiting: float
-    """For other ranks, in both passes."""
+    """Seconds of waiting for other ranks, in both passes."""
     calls: float
 
     @property
     def seconds(self) -> float:
-        """All of them."""
+        """The sum of all times."""
         return self.forward + self.backward + self.recomputed + self.waiting
 
 
 class OperatorTime(NamedTuple):
-    """Seconds of an operator in a step, without those that it calls; of a kernel on a GPU."""
+    """Seconds per step of an operator without those that it calls; on a GPU, of a kernel."""
 
     name: str
     seconds: float
@@ -50,57 +50,57 @@ class OperatorTime(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Tensors that were in memory at the peak."""
+    """Tensors in memory at the peak."""
 
     kind: str
     """weights, gathered weights, optimizer state, gradients, activations, or temporary."""
     where: str
-    """Module that made them, or the operator."""
+    """Module or operator that created them."""
     bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankProfile:
-    """What one rank did in a step; times are medians over unprofiled steps."""
+    """The step of one rank; times are medians over unprofiled steps."""
 
     data: float
-    """Seconds for which it waited for its batch."""
+    """Seconds of waiting for the batch."""
     compute: float
-    """Seconds of the forward and backward passes, and of the sums of gradients, waiting included."""
+    """Seconds of the forward and backward passes, and of reducing gradients, including waiting."""
     update: float
     """Seconds of clipping and the update."""
     waiting: float
-    """Seconds for which it waited for other ranks, in all phases."""
+    """Seconds of waiting for other ranks, in all phases."""
     idle: float | None
-    """Share of ``compute`` for which the rank's pipeline stages had nothing to do; None without a pipeline."""
+    """Share of ``compute`` for which the rank's pipeline stages were idle; None without a pipeline."""
     peak_bytes: int
-    """Most bytes of tensors at once."""
+    """Peak bytes of tensors."""
     process_bytes: int | None
-    """What the process holds afterwards: resident memory, or tensors on a GPU with the allocator's peak."""
+    """The process's memory afterwards: resident memory, or the allocator's peak on a GPU."""
     memory: tuple[tuple[float, int], ...]
-    """(Share of the step from 0 to 1, bytes of tensors), in time."""
+    """(Share of the step from 0 to 1, bytes of tensors), in order."""
     held: tuple[Held, ...]
-    """What was in memory at the peak, the largest first."""
+    """Tensors in memory at the peak, largest first."""
     spans: tuple[Span, ...]
-    """Of one profiled step."""
+    """Activities in one profiled step."""
     trace: str
     """Name of the Chrome trace in the profile's folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What ``hornbook profile`` measures."""
+    """The measurements of ``hornbook profile``."""
 
     facts: Mapping[str, str]
-    """What a reader wants to know first: model, device, dtype, batch, versions."""
+    """Facts for the header: model, device, dtype, batch, versions."""
     step_seconds: float
-    """Median of unprofiled steps, of the slowest rank."""
+    """Median over unprofiled steps, of the slowest rank."""
     tokens_per_second: float
     tflops: float | None
     mfu: float | None
-    """None, as ``tflops``, for a model of one's own without a formula."""
+    """None, like ``tflops``, for a custom model without a formula."""
     profiled_seconds: float
-    """Of a step under the profiler, which the times by module and operator are of."""
+    """Seconds of a step under the profiler, to which the times by module and operator refer."""
     modules: tuple[ModuleTime, ...]
     """Sums over the ranks."""
     operators: tuple[OperatorTime, ...]
@@ -109,23 +109,23 @@ class Profile:
 
     @property
     def waiting(self) -> float:
-        """Share of the step for which ranks wait for each other, their mean."""
+        """Mean share of the step for which ranks wait for each other."""
         return sum(rank.waiting for rank in self.ranks) / len(self.ranks) / self.step_seconds
 
     @property
     def data(self) -> float:
-        """Share of the step for which ranks wait for data, their mean."""
+        """Mean share of the step for which ranks wait for data."""
         return sum(rank.data for rank in self.ranks) / len(self.ranks) / self.step_seconds
 
     @property
     def idle(self) -> float | None:
-        """Share of ``compute`` for which pipeline stages have nothing to do, their mean; None without a pipeline."""
+        """Mean share of ``compute`` for which pipeline stages are idle; None without a pipeline."""
         shares = [rank.idle for rank in self.ranks if rank.idle is not None]
         return sum(shares) / len(shares) if shares else None
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes of tensors at once, of the rank that has most."""
+        """Peak bytes of tensors on the rank with the most."""
         return max(rank.peak_bytes for rank in self.ranks)
 
 
@@ -135,11 +135,11 @@ def write_profile(folder: Path, profile: Profile) -> None:
 
 
 def read_profile(path: Path) -> Profile:
-    """Return a profile by its folder or its ``profile.json``.
+    """Read a profile from its folder or its ``profile.json``.
 
     Raises:
         UserError: there is none.
-        DataError: it is damaged, or of another version.
+        DataError: it is damaged, or has another version.
     """
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
@@ -147,7 +147,7 @@ def read_profile(path: Path) -> Profile:
     found = read_json(file, "profile")
     try:
         if found.pop("format") != _FORMAT:
-            raise ValueError("it is of another version")
+            raise ValueError("it has another version")
         return _profile(found)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{file}: not a profile of this version ({error}); run `hornbook profile` again") from error

@@ -1,8 +1,8 @@
-"""The page of a profile: one HTML file that opens anywhere, with the traces beside it.
+"""The page of a profile: one self-contained HTML file, next to the traces.
 
-    headline ─► cards     spans ─► a lane a rank     modules, operators ─► bars     memory ─► a curve and what is held
+    headline ─► cards     spans ─► a lane per rank     modules, operators ─► bars     memory ─► a curve and the tensors
 
-Blocks are shown together, `blocks.*.attention.qkv`, with each block by itself folded away.
+Blocks are aggregated as `blocks.*.attention.qkv`, with the single blocks folded.
 """
 
 import re
@@ -42,7 +42,7 @@ def write_profile_page(path: Path, profile: Profile) -> None:
 
 
 def headline(profile: Profile) -> list[tuple[str, str, str]]:
-    """Return the numbers that matter most: name, value, and a detail."""
+    """Return the key metrics: name, value, and a detail."""
     data, ranks = f"{profile.data:.1%}", counted(len(profile.ranks), "rank")
     used = "" if profile.tflops is None else f"{units.flop_rate(1e12 * profile.tflops)} of model operations"
     process = max((rank.process_bytes or 0 for rank in profile.ranks), default=0)
@@ -88,7 +88,7 @@ def _sections(profile: Profile) -> Iterator[Html]:
 
 
 def _lanes(ranks: Sequence[RankProfile]) -> Html:
-    """A lane for each rank: what it did from the begin of a profiled step to its end."""
+    """Return a lane per rank with its activities in a profiled step."""
     length = max((span.end for rank in ranks for span in rank.spans), default=0.0)
     if not length:
         return Html()
@@ -107,9 +107,7 @@ def _lanes(ranks: Sequence[RankProfile]) -> Html:
         ]
         rows += [tag("dt", f"rank {number}" if len(ranks) > 1 else ""), tag("dd", *bars)]
     ends = tag("p", tag("span", "0"), tag("span", _ms(length)), class_="ends")
-    caption = tag(
-        "figcaption", tag("h3", "Who does what when"), tag("span", "under the profiler", class_="unit"), legend
-    )
+    caption = tag("figcaption", tag("h3", "Timeline by rank"), tag("span", "under the profiler", class_="unit"), legend)
     return tag("figure", caption, tag("dl", *rows, class_="lanes"), ends, class_="timeline")
 
 
@@ -139,7 +137,7 @@ def _phases(profile: Profile) -> Html:
 
 
 def _modules(profile: Profile) -> Iterator[Html]:
-    """Modules of all blocks together, and each block by itself."""
+    """Yield the modules aggregated over blocks, and those of each block."""
     kinds = [kind for kind in _MODULE_KINDS if any(getattr(module, kind) > 0 for module in profile.modules)]
     yield tag("ul", *(tag("li", _MODULE_KINDS[kind], class_=kind) for kind in kinds), class_="kinds")
     together = _added_up(profile.modules, lambda name: _BLOCK.sub("blocks.*", name))
@@ -198,7 +196,7 @@ def _memory(profile: Profile) -> Iterator[Html]:
 
 
 def _memory_chart(ranks: Sequence[RankProfile]) -> Html:
-    """Tensors in memory over the step, a line a rank."""
+    """Return the chart of tensors in memory over the step, one line per rank."""
     y = charts.Axis(low=0.0, high=1.06 * max(rank.peak_bytes for rank in ranks) / _MIB or 1.0)
     x = charts.Axis(low=0.0, high=100.0)
     grid = [tag("i", class_="gy", style=f"bottom:{100 * y.place(tick):.2f}%") for tick in y.ticks(5)]
@@ -230,7 +228,7 @@ def _memory_chart(ranks: Sequence[RankProfile]) -> Html:
 
 
 def _held(rank: RankProfile) -> list[tuple[str, dict[str, float], float]]:
-    """What is in memory at the peak, as bars, with all blocks together."""
+    """Return the tensors in memory at the peak as bars, aggregated over blocks."""
     totals, numbers = defaultdict[tuple[str, str], int](int), defaultdict[tuple[str, str], int](int)
     for held in rank.held:
         key = (held.kind, _BLOCK.sub("blocks.*", held.where))
@@ -267,7 +265,7 @@ def _bars(
     of: float | None = None,
     show: Callable[[float], str] = lambda seconds: _ms(seconds),
 ) -> Html:
-    """Names with bars in parts, values, and shares of all."""
+    """Return names with segmented bars, values and shares."""
     rows = list(rows)
     total = sum(value for _, _, value in rows) if of is None else of
     longest = max((value for _, _, value in rows), default=0.0) or 1.0
@@ -288,5 +286,5 @@ def _bars(
 
 
 def _ms(seconds: float) -> str:
-    """Return seconds as people read them: 12.3 ms, 1.25 s."""
+    """Format seconds: 12.3 ms, 1.25 s."""
     return f"{units.significant(seconds)} s" if seconds >= 1 else f"{units.significant(1e3 * seconds)} ms"

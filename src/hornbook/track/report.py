@@ -1,13 +1,13 @@
-"""The report of a run: one HTML file that opens anywhere, made from what the run folder holds.
+"""The report of a run: one self-contained HTML file, made from the run's folder.
 
-    metrics.jsonl ─────► summary, curves, skipped steps, the tasks that were run on the way
+    metrics.jsonl ─────► summary, curves, skipped steps, tasks run during training
     evaluation.json ───► bits per byte beside gzip and xz, a table for each task
-    samples.jsonl ─────► what the model wrote
+    samples.jsonl ─────► generated texts
     checkpoints/ ──────► names and sizes                      ──► report.html
-    recipe.toml, environment.json ► what was run, and on what
+    recipe.toml, environment.json ► recipe and machine
 
-Whatever is missing is left out, so a run can be looked at while it runs and after it failed. It is a picture of one
-moment: write it again for a newer one, or look at ``hornbook runs serve``, which is the same page and stays up to date.
+Missing files are left out, so the report of a running or failed run works, too. It shows one moment: write it again for
+a newer one, or use ``hornbook runs serve``, which serves the same page live.
 """
 
 import datetime
@@ -35,10 +35,10 @@ _TOML_PART = re.compile(r"""(?P<head>^\s*\[.*?\]\s*$)|(?P<text>"(?:\\.|[^"\\])*"
 
 
 def write_report(run_folder: Path) -> Path:
-    """Writes ``report.html`` into a run folder, atomically, and names it.
+    """Write ``report.html`` into a run folder, atomically, and return its path.
 
     Raises:
-        UserError: there is no run.
+        UserError: the folder has no run.
         DataError: one of its files is malformed; names it.
         StorageError: a file cannot be read or the page cannot be written.
     """
@@ -50,12 +50,12 @@ def write_report(run_folder: Path) -> Path:
 
 
 def render(run: RunFiles, samples: Sequence[Row]) -> str:
-    """Return the page of a run that was read."""
+    """Return the page of a run."""
     return document(parts_of(run, samples), [curves_of(run, label="", number=0)])
 
 
 def parts_of(run: RunFiles, samples: Sequence[Row]) -> Parts:
-    """Return what stands around the curves of a run."""
+    """Return the parts of a run's page around its curves."""
     summary = summary_of(run)
     return Parts(
         title=f"{summary.name} · hornbook",
@@ -78,7 +78,7 @@ def _parts(run: RunFiles, samples: Sequence[Row], train: Sequence[Row]) -> Itera
 
 
 def _lead(summary: RunSummary, run: RunFiles) -> Html:
-    """What the run is doing, how far it has come, since when, and on what."""
+    """Return the run's state, progress, start and machine."""
     total = f" of {units.count(summary.total_steps)}" if summary.total_steps else ""
     state = summary.state.capitalize()
     done = summary.state == "finished"
@@ -125,7 +125,7 @@ def _cards(summary: RunSummary, run: RunFiles) -> Html:
 
 
 def _right(run: RunFiles) -> tuple[str, str, str]:
-    """How often an encoder is right, held out or else in the training: the leading share, and beside it the others."""
+    """Return an encoder's accuracies, held-out or else in training: title, value and the others as a detail."""
     for kind, where in (("validation", "held out"), ("train", "in training")):
         rows = run.of_kind(kind)
         shares = [(TERMS[term][0], f"{share:.1%}") for term in _RIGHT if (share := last(rows, term)) is not None]
@@ -136,7 +136,7 @@ def _right(run: RunFiles) -> tuple[str, str, str]:
 
 
 def _race(run: RunFiles) -> Html:
-    """The model's bits per byte on its validation split beside what general compressors need for it, as bars."""
+    """Return bars of the bits per byte of the model and of compressors on its validation split."""
     own = own_bits_per_byte(run.tasks, run.validation_fingerprint)
     bits = value_of(own, "bits_per_byte") if own else None
     if own is None or bits is None:
@@ -165,7 +165,7 @@ def _bars(values: Sequence[tuple[str, float]]) -> Html:
 
 
 def _tasks_on_the_way(run: RunFiles) -> Iterator[dict[str, Any]]:
-    """What each task said the last time that it was run in the course of the training."""
+    """Yield the last result of each task that ran during training."""
     rows = run.of_kind("task")
     newest = {str(row.get("task")): row["step"] for row in rows}
     for name, step in newest.items():
@@ -174,7 +174,7 @@ def _tasks_on_the_way(run: RunFiles) -> Iterator[dict[str, Any]]:
 
 
 def _skipped(train: Sequence[Row]) -> Html:
-    """Where the count of skipped steps grew, and what was not finite there."""
+    """Return a table of the skipped steps and their non-finite values."""
     rows, before, since = [], 0.0, 0
     for row in train:
         now = number(row, "skipped_steps") or 0.0
@@ -189,7 +189,7 @@ def _skipped(train: Sequence[Row]) -> Html:
 
 
 def sample_list(samples: Sequence[Row]) -> Html:
-    """The newest samples in the open, a selection of the earlier ones, evenly spread, folded away."""
+    """Return the newest samples and, folded, an evenly spaced selection of the earlier ones."""
     newest, earlier = samples[: -SAMPLES_SHOWN - 1 : -1], samples[:-SAMPLES_SHOWN]
     if not newest:
         return Html()
@@ -217,7 +217,7 @@ def _task(task: Mapping[str, Any]) -> Html:
 
 
 def _convention(row: Mapping[str, Any]) -> Html:
-    """By what convention and precision a number was measured and, set apart, whose numbers it can be held against."""
+    """Return a metric's convention and precision and, highlighted, the published results it is comparable with."""
     peer, compute = row.get("comparable_with"), row.get("compute") or "none"
     precision = "" if compute == "none" else f"; computed in {compute}"
     marked = [" ", tag("strong", f"Comparable with {peer}.")] if peer else []
@@ -247,7 +247,7 @@ def _written(path: Path) -> str:
 
 
 def _moment(text: str) -> str:
-    """``2026-11-20T14:03:59+00:00`` -> ``2026-11-20 14:03 UTC``; what is no moment stays as it is."""
+    """``2026-11-20T14:03:59+00:00`` -> ``2026-11-20 14:03 UTC``; any other text is unchanged."""
     try:
         moment = datetime.datetime.fromisoformat(text).astimezone(datetime.UTC)
     except (ValueError, OverflowError):
@@ -256,7 +256,7 @@ def _moment(text: str) -> str:
 
 
 def _toml(text: str) -> Html:
-    """The recipe with its sections and comments set apart."""
+    """Return the recipe with its sections and comments highlighted."""
     parts: list[object] = []
     at = 0
     for match in _TOML_PART.finditer(text):
@@ -267,7 +267,7 @@ def _toml(text: str) -> Html:
 
 
 def _session(session: Mapping[str, Any], num_sessions: int) -> Html:
-    """One start of the run, in the order that a reader asks: what, on what, with which software."""
+    """Return one start of the run: its command, machine and software."""
     git = session.get("git")
     commit = f"{git.get('commit', '')}{', modified' if git.get('dirty') else ''}" if isinstance(git, dict) else None
     sets = session.get("instruction_sets")

@@ -1,4 +1,4 @@
-"""What a run is doing, and how far it has come: from its lock, its last session and its checkpoints.
+"""The state and progress of a run, derived from its lock, its last session and its checkpoints.
 
 environment.json   last session ended -> finished or diverged     checkpoints/step-00000124   saved after step 124
 lock               held               -> running
@@ -19,7 +19,7 @@ State: TypeAlias = Literal["running", "finished", "stopped", "diverged", "import
 
 
 def newest_checkpoint(folder: Path) -> tuple[int, Path] | None:
-    """Return step and folder of a run's newest checkpoint, sound or not; None if it has none.
+    """Return step and folder of a run's newest checkpoint, intact or not; None if it has none.
 
     Raises:
         StorageError: the folder of checkpoints cannot be read.
@@ -29,13 +29,13 @@ def newest_checkpoint(folder: Path) -> tuple[int, Path] | None:
 
 
 def is_imported(folder: Path) -> bool:
-    """Tell whether the folder holds a model that ``hornbook checkpoint import`` made, and no training."""
+    """Return whether the folder has only a model imported by ``hornbook checkpoint import``."""
     newest = newest_checkpoint(folder)
     return newest is not None and (newest[1] / "source.json").is_file() and not (folder / "run.json").exists()
 
 
 def document_of(checkpoint: Path, name: str) -> dict[str, Any]:
-    """Return a JSON document of a checkpoint; one that is missing or damaged is empty, since others may be sound."""
+    """Return a JSON document of a checkpoint, empty if it is missing or damaged, since others may be intact."""
     try:
         found = read_json(checkpoint / f"{name}.json", name)
     except HornbookError:
@@ -44,12 +44,12 @@ def document_of(checkpoint: Path, name: str) -> dict[str, Any]:
 
 
 def state_of(folder: Path, sessions: Sequence[Mapping[str, Any]], total_steps: int | None) -> State:
-    """Return what a run is doing.
+    """Return the state of a run.
 
     Args:
-        folder: of the run.
+        folder: the run's folder.
         sessions: its starts, oldest first.
-        total_steps: its length, None if that is not known.
+        total_steps: its length in steps, None if unknown.
 
     Raises:
         StorageError: the folder of checkpoints cannot be read.
@@ -68,5 +68,5 @@ def state_of(folder: Path, sessions: Sequence[Mapping[str, Any]], total_steps: i
     if total_steps is not None and saved >= total_steps:
         return "finished"
     set_aside = (path.name.removesuffix(".diverged") for path in (folder / "checkpoints").glob("step-*.diverged"))
-    diverged = any((parse_step(name) or 0) > saved for name in set_aside)  # before sessions recorded their end
+    diverged = any((parse_step(name) or 0) > saved for name in set_aside)  # from older versions
     return "diverged" if diverged else "stopped"

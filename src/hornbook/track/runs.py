@@ -1,11 +1,11 @@
-"""Runs as folders: found, summarized and held against each other.
+"""Find, summarize and compare the folders of runs.
 
     runs/demo/metrics.jsonl, recipe.toml, environment.json, evaluation.json
         ──summarize──► RunSummary(step=2000, best_validation_loss=2.91, ...)
-        ──compare────► the summaries, and every recipe key whose value is not the same in all of them
+        ──compare────► the summaries, and every recipe key whose values differ
 
-Everything is read from the files, each time: there is no index that could be out of date. The price is that a list
-reads every row of every run.
+Everything is read from the files each time: there is no index that could be out of date. The price: a list reads every
+row of every run.
 """
 
 import os
@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class RunFiles:
-    """What a run folder holds, read once."""
+    """The content of a run folder, read once."""
 
     folder: Path
     rows: list[Row]
@@ -37,7 +37,7 @@ class RunFiles:
     sessions: list[dict[str, Any]]
     tasks: list[Evaluation]
     validation_fingerprint: str | None
-    """Of the run's own validation data, by ``run.json``."""
+    """Fingerprint of the run's validation data, from ``run.json``."""
 
     @property
     def name(self) -> str:
@@ -47,14 +47,14 @@ class RunFiles:
 
     @property
     def objective(self) -> str | None:
-        """What the run learns, as ``causal_lm``: losses of different objectives are not comparable."""
+        """The run's objective, such as ``causal_lm``: losses of different objectives are not comparable."""
         objective = self.recipe.get("objective")
         name = objective.get("name") if isinstance(objective, dict) else None
         return name if isinstance(name, str) else None
 
     @property
     def held_out(self) -> str:
-        """The text that the validation loss is of: ``corpora/mine, validation split``."""
+        """The text of the validation loss: ``corpora/mine, validation split``."""
         data = self.recipe.get("data")
         data = data if isinstance(data, dict) else {}
         train = data.get("train")
@@ -62,20 +62,20 @@ class RunFiles:
         return f"{named}, validation split" if named else "its validation split"
 
     def of_kind(self, kind: str) -> list[Row]:
-        """The rows of one kind: "train", "validation", "task" or "topology"."""
+        """Return the rows of one kind: "train", "validation", "task" or "topology"."""
         return [row for row in self.rows if row.get("kind") == kind]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """A run in a line. Losses in nats per scored token, ``seconds`` of training; ``None`` where it was not measured."""
+    """The summary of a run. Losses in nats per scored token, ``seconds`` of training; ``None`` if not measured."""
 
     name: str
     folder: str
     state: State
     objective: str | None
     step: int
-    """The last step that was trained, as far as its log or a checkpoint says."""
+    """The last trained step, from the log or a checkpoint."""
     total_steps: int | None
     tokens: int | None
     loss: float | None
@@ -83,12 +83,12 @@ class RunSummary:
     best_validation_loss: float | None
     best_step: int | None
     bits_per_byte: float | None
-    """Of the run's own validation split."""
+    """Bits per byte of the run's validation split."""
     bits_per_byte_by: Literal["evaluation", "validation"] | None
-    """Whether it is of ``hornbook evaluate``, whose windows overlap, or of the validation loss, whose do not."""
+    """Whether it is from ``hornbook evaluate``, with overlapping windows, or from the validation loss, without."""
     tokens_per_second: float | None
     mfu: float | None
-    """Share of the machine's peak: the median, as of the speed."""
+    """Median share of the machine's peak."""
     seconds: float | None
     skipped_steps: int
     num_sessions: int
@@ -97,7 +97,7 @@ class RunSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Runs side by side; ``differences`` maps a dotted recipe key to its value in each, ``None`` where not set."""
+    """Several runs; ``differences`` maps dotted recipe keys to the value in each run, ``None`` if not set."""
 
     runs: tuple[RunSummary, ...]
     differences: dict[str, tuple[object, ...]]
@@ -105,7 +105,7 @@ class Comparison:
 
     @property
     def cautions(self) -> list[str]:
-        """Reasons why the losses of the runs are not comparable."""
+        """Return reasons why the losses of the runs are not comparable."""
         objectives = dict.fromkeys(run.objective or "an unknown one" for run in self.files)
         texts = {run.validation_fingerprint for run in self.files} - {None}
         found = []
@@ -117,13 +117,13 @@ class Comparison:
 
 
 def find_runs(root: Path) -> list[Path]:
-    """All run folders at or below ``root``, sorted; what lies inside a run, hidden folders and links are not entered.
+    """Return all run folders at or below ``root``, sorted; runs, hidden folders and links are not searched.
 
     Raises:
-        UserError: ``root`` is no folder.
+        UserError: ``root`` is not a folder.
     """
     if not root.is_dir():
-        raise UserError(f"no folder {root} here: `hornbook train` makes the folder runs; or name another")
+        raise UserError(f"no folder {root} here: `hornbook train` creates the folder runs; or name another folder")
     found = []
     for folder, names, _ in os.walk(root):
         names[:] = sorted(name for name in names if not name.startswith("."))
@@ -134,27 +134,27 @@ def find_runs(root: Path) -> list[Path]:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a training was begun there, by its log or its recipe and environment, or a model was imported to it."""
+    """Return whether a folder has a run, by its log or its recipe and environment, or an imported model."""
     if (folder / "metrics.jsonl").is_file():
         return True
     return ((folder / "recipe.toml").is_file() and (folder / "environment.json").is_file()) or is_imported(folder)
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """Return the folder of the run that a checkpoint lies in; None if it lies elsewhere."""
+    """Return the folder of the run that contains a checkpoint, or None."""
     folder = checkpoint.parent.parent
     return folder if checkpoint.parent.name == "checkpoints" and is_run(folder) else None
 
 
 def read_run(folder: Path, rows: list[Row] | None = None) -> RunFiles:
-    """Reads a run folder; files that are not there yet are empty.
+    """Read a run folder; missing files count as empty.
 
     Args:
-        folder: of the run.
-        rows: of its log, where they have been read already.
+        folder: the run's folder.
+        rows: rows of its log, if already read.
 
     Raises:
-        UserError: there is no run.
+        UserError: the folder has no run.
         DataError: one of its files is malformed; names it.
         StorageError: one of its files cannot be read.
     """
@@ -174,12 +174,12 @@ def read_run(folder: Path, rows: list[Row] | None = None) -> RunFiles:
 
 
 def summarize(folder: Path) -> RunSummary:
-    """A run in a line; errors as ``read_run``."""
+    """Return the summary of a run folder; see ``read_run`` for errors."""
     return summary_of(read_run(folder))
 
 
 def summary_of(run: RunFiles) -> RunSummary:
-    """The summary of a run that was read."""
+    """Return the summary of a run."""
     train, validation = run.of_kind("train"), run.of_kind("validation")
     losses = [(loss, int(row["step"])) for row in validation if (loss := number(row, "loss")) is not None]
     best, best_step = min(losses, default=(None, None))
@@ -214,12 +214,12 @@ def summary_of(run: RunFiles) -> RunSummary:
 
 
 def compare(folders: Sequence[Path]) -> Comparison:
-    """Runs side by side, and where their recipes differ; errors as ``read_run``."""
+    """Return the comparison of run folders; see ``read_run`` for errors."""
     return compare_read([read_run(folder) for folder in folders])
 
 
 def compare_read(runs: Sequence[RunFiles]) -> Comparison:
-    """Return ``compare`` of runs that were read."""
+    """Return the comparison of runs."""
     recipes = [flatten(run.recipe) for run in runs]
     keys = sorted({key for recipe in recipes for key in recipe})
     values = {key: tuple(recipe.get(key) for recipe in recipes) for key in keys}
@@ -228,14 +228,14 @@ def compare_read(runs: Sequence[RunFiles]) -> Comparison:
 
 
 def plain_value(value: object) -> object:
-    """A recipe's value as JSON has it: numbers, texts, truths and lists stay, a date becomes a text."""
+    """Return a recipe's value as JSON: numbers, texts, booleans and lists are unchanged, a date becomes a text."""
     if isinstance(value, list):
         return [plain_value(item) for item in value]
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"model": {"num_layers": 4}}`` -> ``{"model.num_layers": 4}``."""
+    """Return a tree with dotted keys: ``{"model": {"num_layers": 4}}`` -> ``{"model.num_layers": 4}``."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -243,12 +243,12 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def last(rows: Iterable[Row], key: str) -> float | None:
-    """The last finite value of a column."""
+    """Return the last finite value of a column."""
     return next((value for row in reversed(list(rows)) if (value := number(row, key)) is not None), None)
 
 
 def training_seconds(train: Iterable[Row]) -> float | None:
-    """The time of all sessions: ``seconds`` counts up, and where it falls, a session that counts anew began."""
+    """Return the time of all sessions: where ``seconds`` decreases, a session that counts from zero began."""
     total, before = 0.0, None
     for row in train:
         seconds = number(row, "seconds")
@@ -268,7 +268,7 @@ def _parse_recipe(text: str, path: Path) -> dict[str, Any]:
 
 
 def _imported_recipe(folder: Path) -> dict[str, Any]:
-    """What an imported checkpoint says of its model; the rest of its recipe describes no training that took place."""
+    """Return the model section of an imported checkpoint; the rest of its recipe describes no actual training."""
     if not is_imported(folder):
         return {}
     newest = newest_checkpoint(folder)
@@ -277,7 +277,7 @@ def _imported_recipe(folder: Path) -> dict[str, Any]:
 
 
 def _validation_fingerprint(path: Path) -> str | None:
-    """The fingerprint of the run's validation data, as its identity has it; None where that is missing or malformed."""
+    """Return the fingerprint of the run's validation data from ``run.json``; None if missing or malformed."""
     try:
         identity = read_json(path, "run identity")
     except DataError:
@@ -288,7 +288,7 @@ def _validation_fingerprint(path: Path) -> str | None:
 
 
 def _bits_per_byte(run: RunFiles) -> tuple[float | None, Literal["evaluation", "validation"] | None]:
-    """The newest measurement on the run's own validation split and what made it; the evaluation's after equal steps."""
+    """Return the newest bits per byte on the run's validation split, and its source; at equal steps, the evaluation."""
     logged = [row for row in run.of_kind("validation") if number(row, "bits_per_byte") is not None]
     evaluated = own_bits_per_byte(run.tasks, run.validation_fingerprint)
     if evaluated is not None and not (logged and logged[-1]["step"] > (number(evaluated, "step") or 0)):
@@ -297,7 +297,7 @@ def _bits_per_byte(run: RunFiles) -> tuple[float | None, Literal["evaluation", "
 
 
 def _total_steps(run: RunFiles) -> int | None:
-    """The run's last step: what its last start made of its length or, where that is not recorded, the recipe's."""
+    """Return the run's last step as recorded by its last start or, by default, in the recipe."""
     training = run.recipe.get("training")
     asked = training.get("steps") if isinstance(training, dict) else None
     found = (session.get("to_step") for session in reversed(run.sessions))

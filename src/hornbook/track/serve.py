@@ -1,11 +1,11 @@
-"""A web server for the live board, of the standard library: two addresses, and nothing else.
+"""A web server for the live board, with the standard library and two addresses.
 
     GET /            the page
-    GET /data?...    what is new, as JSON; see ``Board.answer``
+    GET /data?...    changes, as JSON; see ``Board.answer``
 
-Requests name runs of the board's list and never paths. A page of another site cannot read an answer: none allows it
-(no CORS), and a name of another site that leads here (DNS rebinding) is refused by the Host header, which must be
-``localhost``, a number, or a name that the server was started with.
+Requests name runs in the board's list, never paths. Pages of other sites cannot read responses: none allows it (no
+CORS), and requests through another site's name (DNS rebinding) are rejected by the Host header, which must be
+``localhost``, an IP address, or the name that the server was started with.
 """
 
 import ipaddress
@@ -33,15 +33,15 @@ _TIMEOUT_SECONDS = 10
 
 
 class BoardServer(ThreadingHTTPServer):
-    """Serves a board until ``shutdown``.
+    """A server of a board, until ``shutdown``.
 
     Args:
-        board: what to serve.
-        host: name or number to listen on.
-        port: 0 for any that is free.
+        board: the board to serve.
+        host: host name or IP address to listen on.
+        port: port number; 0 for any free one.
 
     Attributes:
-        url: where the page is.
+        url: address of the page.
 
     Raises:
         UserError: the host is unknown, or the port is taken.
@@ -63,7 +63,7 @@ class BoardServer(ThreadingHTTPServer):
         self.url = f"http://{shown}:{self.server_address[1]}/"
 
     def server_bind(self) -> None:
-        """Bind without asking for the machine's name, which waits for a network where there is none."""
+        """Bind without resolving the machine's name, which blocks without a network."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
@@ -73,10 +73,10 @@ class BoardServer(ThreadingHTTPServer):
         return ipaddress.ip_address(str(self.server_address[0]).partition("%")[0]).is_loopback
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that went away is no error of the server."""
+        """Ignore closed connections, which are not errors of the server."""
 
     def allows(self, host: str) -> bool:
-        """Tell whether a Host header names this server and not a site whose name was made to lead here."""
+        """Return whether a Host header names this server, rather than another site (DNS rebinding)."""
         name = ""
         try:
             name = urlsplit(f"//{host}").hostname or ""
@@ -114,4 +114,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *arguments: object) -> None:
-        """Requests are not logged: the page asks every second."""
+        """Log nothing: the page sends a request every second."""

@@ -1,4 +1,4 @@
-"""The stages of a run's pipeline as a table: which rank computes which layers, and how the work is spread."""
+"""A table of a run's pipeline stages: the layers of each rank, and the balance of the work."""
 
 from statistics import median
 
@@ -15,7 +15,7 @@ from hornbook.track.units import significant
 def stage_table(run: RunFiles) -> Html:
     """Return a row for each stage, with its idle share if the run measured it.
 
-    Nothing for a run without a pipeline, or whose recipe is of another version.
+    Empty for a run without a pipeline, or with a recipe of another version.
     """
     try:
         recipe = recipe_from_dict(run.recipe)

@@ -1,14 +1,14 @@
-"""Line charts in a terminal: Braille dots, two wide and four high in each character cell.
+"""Draw line charts in a terminal with Braille dots, two wide and four high per character cell.
 
     Training loss (nats, logarithmic)
       7 ┤⢣
-      5 ┤⠈⢆⢇                      the curve of a run ends beside its label, so that it is known without colors
+      5 ┤⠈⢆⢇                      each curve ends at its label, so that colors are not needed
       3 ┤  ⠑⠢⣀⡀           B
       2 ┤     ⠈⠉⠒⠤⠤⣀⣀     A
         └┬─────────┬─────────
          0        500           step
 
-Where the output cannot write Braille, each cell has the label of its run instead.
+If the output cannot encode Braille, each cell has the label of its run instead.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,8 +32,8 @@ def draw(chart: Chart, width: int, *, unicode: bool = True) -> list[Text]:
     """Return the lines of a chart.
 
     Args:
-        chart: has a value in one curve at least.
-        width: of the terminal in characters; less than about 40 is exceeded.
+        chart: a chart with at least one value.
+        width: width of the terminal in characters; at least about 40 are used.
         unicode: whether Braille and box characters may be used.
     """
     lines_of_points = [curve.points for curve in chart.curves]
@@ -58,7 +58,7 @@ def draw(chart: Chart, width: int, *, unicode: bool = True) -> list[Text]:
 
 
 def _axis_lines(chart: Chart, x: Axis, width: int, left: int, parts: tuple[str, str, str]) -> Iterator[Text]:
-    """The horizontal axis with its labels, and below them what they count."""
+    """Yield the horizontal axis with its labels, and its name below."""
     corner, floor, mark = parts
     line, labels = [floor] * width, [" "] * (width + left)
     for tick in x.ticks(5):
@@ -73,7 +73,7 @@ def _axis_lines(chart: Chart, x: Axis, width: int, left: int, parts: tuple[str, 
 
 
 def _row(y: Axis, value: float) -> int:
-    """The row of cells that a value falls into, from the top."""
+    """Return the row of cells of a value, from the top."""
     return _HEIGHT - 1 - min(_HEIGHT - 1, int(y.place(value) * _HEIGHT))
 
 
@@ -94,7 +94,7 @@ def _draw_curve(
 
 
 class _Canvas:
-    """Cells of Braille dots; a cell has the color and the label of the run that was drawn there last."""
+    """Cells of Braille dots; a cell has the color and label of the run last drawn in it."""
 
     def __init__(self, width: int, height: int) -> None:
         self.width, self._height = width, height
@@ -106,7 +106,7 @@ class _Canvas:
         return min(columns - 1, int(across * columns)), rows - 1 - min(rows - 1, int(up * rows))
 
     def line_to(self, start: tuple[int, int], end: tuple[int, int], number: int, label: str) -> None:
-        """Set the dots from one to another."""
+        """Set the dots on the line between two dots."""
         num_dots = max(abs(end[0] - start[0]), abs(end[1] - start[1]), 1)
         for at in range(num_dots + 1):
             share = at / num_dots

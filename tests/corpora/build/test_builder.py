@@ -140,7 +140,7 @@ def test_a_text_file_that_cannot_be_read_is_skipped_and_counted(tmp_path):
     assert report.splits["train"].documents == len(TEXTS)
     assert report.faults == 1 and "bad.txt" in report.messages[0]
     (tmp_path / "texts" / "empty.txt").write_bytes(b"")
-    with pytest.raises(DataError, match=r"empty\.txt gave no document"):
+    with pytest.raises(DataError, match=r"empty\.txt gave no documents"):
         build_corpus([tmp_path / "texts"], tiny_tokenizer(), tmp_path / "other", options)
 
 

@@ -117,14 +117,14 @@ def test_damaged_states(tmp_path):
         ({"labels": [1, 2]}, "column labels is of type int64"),
         ({"next_sentence_label": [[0], [1]]}, "column next_sentence_label is of type"),
         ({"next_sentence_label": [0.0, 1.0]}, "column next_sentence_label is of type double"),
-        ({"next_sentence_label": [None, 1]}, "places without a value"),
-        ({"labels": [None, [1, 2, 3, 4]]}, "places without a value"),
-        ({"labels": [[None] * 4, [1] * 4]}, "places without a value"),
-        ({"labels": [[-100] * 3, [-100] * 4]}, "of several lengths"),
-        ({"labels": [[-100] * 3 + [5], [-100] * 4]}, "positions that do not rise within its 3 tokens"),
-        ({"labels": [[-5] * 4, [-100] * 4]}, "no token id|positions"),
+        ({"next_sentence_label": [None, 1]}, "has nulls"),
+        ({"labels": [None, [1, 2, 3, 4]]}, "has nulls"),
+        ({"labels": [[None] * 4, [1] * 4]}, "has nulls"),
+        ({"labels": [[-100] * 3, [-100] * 4]}, "different lengths"),
+        ({"labels": [[-100] * 3 + [5], [-100] * 4]}, "positions that are not increasing within its 3 tokens"),
+        ({"labels": [[-5] * 4, [-100] * 4]}, "not a token id|positions"),
         ({"attention_mask": [[1, 0, 1, 0], [1] * 4]}, "not ones followed by zeros"),
-        ({"input_ids": [[1] * 4, [1] * 4]}, "go on where its padding begins"),
+        ({"input_ids": [[1] * 4, [1] * 4]}, "has values in the padding"),
         ({"next_sentence_label": [0, 3]}, "next-sentence label 3"),
     ],
 )
@@ -139,7 +139,7 @@ def test_other_columns(tmp_path, columns, message):
 def test_rows_of_another_length(tmp_path):
     lists = {name: [value[0], value[1][:3]] for name, value in GOOD.items() if name != "next_sentence_label"}
     path = write_columns(tmp_path / "x.arrow", GOOD | lists | {"labels": [[-100] * 4, [-100] * 3]})
-    with pytest.raises(DataError, match="row 1 has 3 input_ids, the first 4"):
+    with pytest.raises(DataError, match="row 1 has 3 input_ids, but the first row has 4"):
         list(read_arrow(path))
 
 
@@ -156,7 +156,7 @@ def test_a_truncated_file_is_found_at_any_length(tmp_path):
             list(read_arrow(tmp_path / "x.arrow"))
         assert one_line(caught.value, "x.arrow")
     (tmp_path / "x.arrow").write_bytes(data + b"\0")
-    with pytest.raises(DataError, match="is no Arrow stream, or a truncated one"):
+    with pytest.raises(DataError, match="not an Arrow stream, or truncated"):
         list(read_arrow(tmp_path / "x.arrow"))
 
 
@@ -184,5 +184,5 @@ def test_a_lying_metadata_length(tmp_path):
     data = write_columns(tmp_path / "x.arrow", GOOD).read_bytes()
     for length in (2**31 - 1, -1, len(data)):
         (tmp_path / "x.arrow").write_bytes(data[:4] + np.int32(length).tobytes() + data[8:])
-        with pytest.raises(DataError, match="is damaged, or no Arrow file"):
+        with pytest.raises(DataError, match="damaged, or not a valid Arrow file"):
             read_arrow(tmp_path / "x.arrow")

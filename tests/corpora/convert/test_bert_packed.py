@@ -23,7 +23,7 @@ def zeros(length, dtype=np.int64):
 
 
 def graphcore(pack, length=LENGTH, predictions=PREDICTIONS):
-    """All but the first token of each, one after the other; the first tokens at the end, in reverse."""
+    """All but but the first one token of each, one after the other; but the first one tokens at the end, in reverse."""
     tokens, mask, segments, places = (zeros(length) for _ in range(4))
     positions, labels, weights = zeros(predictions), zeros(predictions), zeros(predictions, np.float32)
     pairs, used = zeros(PACK), zeros(PACK, np.float32)
@@ -117,15 +117,15 @@ def test_training_asks_for_another_file(tmp_path):
     ("name", "place", "value", "message"),
     [
         ("packed_input_mask", 0, 2, "the positions of instance 1"),
-        ("packed_input_mask", 0, 4, "its masks do not number 3 instances"),
+        ("packed_input_mask", 0, 4, "the masks do not number 3 instances"),
         ("packed_input_mask", 0, 0, "belong to no instance"),
         ("packed_position_ids", 0, 5, "the positions of instance 1"),
         ("packed_masked_lm_positions", 0, 99, "the positions of instance 1"),
         ("packed_masked_lm_positions", 0, 30, "the positions of instance 1"),
         ("packed_masked_lm_mask", 0, 0, "belong to no instance"),
-        ("packed_next_sentence_mask", 0, 0, "its masks do not number 2 instances"),
+        ("packed_next_sentence_mask", 0, 0, "the masks do not number 2 instances"),
         ("packed_next_sentence_labels", 2, 7, "the next-sentence label 7"),
-        ("packed_input_ids", 0, -1, "no token id"),
+        ("packed_input_ids", 0, -1, "not a token id"),
     ],
 )
 def test_damage_is_one_line(tmp_path, name, place, value, message):
@@ -140,5 +140,5 @@ def test_damage_is_one_line(tmp_path, name, place, value, message):
 def test_lists_of_several_lengths(tmp_path):
     record = habana(PACKS[0])
     path = write(tmp_path / "x.tfrecord", [record | {"positions": record["positions"][:-1]}])
-    with pytest.raises(DataError, match="are of several lengths"):
+    with pytest.raises(DataError, match="have different lengths"):
         list(read_packed(path))

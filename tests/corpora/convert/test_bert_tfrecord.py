@@ -98,16 +98,18 @@ def test_files_of_records(tmp_path):
 
 
 def test_what_does_not_fit(tmp_path):
-    with pytest.raises(UserError, match="instance 2 needs 12 slots, remasked; give --sequence-length 12 or more"):
+    with pytest.raises(
+        UserError, match="instance 2 needs 12 slots in a remasked record; add --sequence-length 12 or more"
+    ):
         write_remasked(tmp_path / "x", instances(sequence_length=11))
     with pytest.raises(UserError, match="instance 0 ends with token 0"):
         write_remasked(tmp_path / "x", instances([instance()._replace(tokens=np.array([5] * 8 + [0]))]))
     for write in (write_plain, write_remasked):
-        with pytest.raises(UserError, match="give --max-predictions"):
+        with pytest.raises(UserError, match="add, for example, --max-predictions"):
             write(tmp_path / "x", instances(max_predictions=None))
-    with pytest.raises(UserError, match="instance 2 has 12 tokens; expected 10 at most: give a larger --sequence"):
+    with pytest.raises(UserError, match="instance 2 has 12 tokens; expected at most 10: increase --sequence"):
         list(resized(instances(), 10, None))
-    with pytest.raises(UserError, match="instance 2 has 4 predictions; expected 3 at most: give a larger --max-pred"):
+    with pytest.raises(UserError, match="instance 2 has 4 predictions; expected at most 3: increase --max-pred"):
         list(resized(instances(), None, 3))
     assert list(tmp_path.iterdir()) == []
 
@@ -120,22 +122,22 @@ def changed(encode, **changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"input_mask": [1] * 8 + [0, 1] + [0] * 2}, "input_mask are not ones followed by zeros"),
-        ({"input_mask": [2] * 9 + [0] * 3}, "input_mask are not ones"),
-        ({"input_ids": list(range(12))}, "input_ids go on where its padding begins, at 9"),
-        ({"segment_ids": [1] * 12}, "segment_ids go on"),
-        ({"segment_ids": [0] * 11}, "of several lengths"),
+        ({"input_mask": [1] * 8 + [0, 1] + [0] * 2}, "input_mask is not ones followed by zeros"),
+        ({"input_mask": [2] * 9 + [0] * 3}, "input_mask is not ones"),
+        ({"input_ids": list(range(12))}, "input_ids has values in the padding, which begins at 9"),
+        ({"segment_ids": [1] * 12}, "segment_ids has values in the padding"),
+        ({"segment_ids": [0] * 11}, "different lengths"),
         ({"segment_ids": [200] * 9 + [0] * 3}, "a segment outside 0 to 127"),
-        ({"masked_lm_weights": [1, 1, 1]}, "weights are not 4 floats"),
+        ({"masked_lm_weights": [1, 1, 1]}, "masked_lm_weights is not a list of 4 floats"),
         ({"masked_lm_weights": [0.5, 0.5, 0, 0]}, "not ones followed by zeros"),
         ({"masked_lm_weights": [float("nan")] * 4}, "not ones followed by zeros"),
-        ({"masked_lm_positions": [7, 2, 0, 0]}, "positions that do not rise within its 9 tokens"),
-        ({"masked_lm_positions": [2, 9, 0, 0]}, "positions that do not rise"),
-        ({"masked_lm_positions": [-1, 2, 0, 0]}, "positions that do not rise"),
-        ({"masked_lm_positions": [2, 7]}, "of several lengths"),
-        ({"masked_lm_ids": [1, 2, 3, 0]}, "masked_lm_ids go on"),
-        ({"masked_lm_ids": [-1, 2, 0, 0]}, "no token id"),
-        ({"input_ids": [-5] * 9 + [0] * 3}, "no token id"),
+        ({"masked_lm_positions": [7, 2, 0, 0]}, "positions that are not increasing within its 9 tokens"),
+        ({"masked_lm_positions": [2, 9, 0, 0]}, "positions that are not increasing"),
+        ({"masked_lm_positions": [-1, 2, 0, 0]}, "positions that are not increasing"),
+        ({"masked_lm_positions": [2, 7]}, "different lengths"),
+        ({"masked_lm_ids": [1, 2, 3, 0]}, "masked_lm_ids has values in the padding"),
+        ({"masked_lm_ids": [-1, 2, 0, 0]}, "not a token id"),
+        ({"input_ids": [-5] * 9 + [0] * 3}, "not a token id"),
         ({"next_sentence_labels": [2]}, "next-sentence label 2"),
         ({"next_sentence_labels": [0, 1]}, "has 2 numbers; expected one"),
     ],
@@ -150,18 +152,18 @@ def test_plain_records_that_do_not_fit_together(changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mask_padding_index": [5]}, "do not fit together"),
-        ({"mask_padding_index": [-1]}, "do not fit together"),
-        ({"mask_padding_index": [1]}, "not those at masked_lm_positions|go on|tokens"),
-        ({"seq_padding_index": [99]}, "do not fit together"),
-        ({"seq_padding_index": [2]}, "do not fit together"),
-        ({"input_position": [0] * 14}, "two tokens have one input_position"),
+        ({"mask_padding_index": [5]}, "are inconsistent"),
+        ({"mask_padding_index": [-1]}, "are inconsistent"),
+        ({"mask_padding_index": [1]}, "not those at masked_lm_positions|in the padding|tokens"),
+        ({"seq_padding_index": [99]}, "are inconsistent"),
+        ({"seq_padding_index": [2]}, "are inconsistent"),
+        ({"input_position": [0] * 14}, "two tokens have the same input_position"),
         ({"input_position": [2**40] * 14}, "an input_position is outside its 14 slots"),
         ({"input_position": [-1] * 14}, "an input_position is outside its 14 slots"),
-        ({"masked_lm_positions": [2]}, "has 1 masked_lm_positions"),
+        ({"masked_lm_positions": [2]}, "1 masked_lm_positions"),
         ({"masked_lm_positions": [3, 7]}, "not those at masked_lm_positions"),
         ({"masked_labels": [1, 2, 0, 0]}, "not those at masked_lm_positions"),
-        ({"masked_labels": [1, 2, 3, 0]}, "masked_labels go on"),
+        ({"masked_labels": [1, 2, 3, 0]}, "masked_labels has values in the padding"),
     ],
 )
 def test_remasked_records_that_do_not_fit_together(changes, message):
@@ -173,14 +175,14 @@ def test_remasked_records_that_do_not_fit_together(changes, message):
 
 def test_other_schemas_and_lengths(tmp_path):
     write_plain(tmp_path / "x", instances())
-    with pytest.raises(DataError, match="of another schema: 'input_mask, input_position, mask"):
+    with pytest.raises(DataError, match="has another schema: 'input_mask, input_position, mask"):
         read_remasked(tmp_path / "x")
     short = frame(encode_example(encode_plain(instance(), 12, 4)))
     (tmp_path / "x").write_bytes(short + frame(encode_example(encode_plain(instance(), 13, 4))))
-    with pytest.raises(DataError, match=r"instance 1 is padded to \(13, 4\), the first to \(12, 4\)"):
+    with pytest.raises(DataError, match=r"instance 1 is padded to \(13, 4\), but the first one to \(12, 4\)"):
         list(read_plain(tmp_path / "x"))
     (tmp_path / "x").write_bytes(b"")
-    with pytest.raises(DataError, match="holds no record"):
+    with pytest.raises(DataError, match="no records"):
         read_plain(tmp_path / "x")
 
 

@@ -65,7 +65,7 @@ def test_instances_from_each_format_to_each(tmp_path, source, target):
 
 @pytest.mark.parametrize(("source", "target"), list(itertools.product(DOCUMENT_FORMATS, INSTANCE_FORMATS)))
 def test_one_kind_cannot_be_made_of_the_other(tmp_path, source, target):
-    for one, other, holds in ((source, target, "holds documents"), (target, source, "holds BERT's masked instances")):
+    for one, other, holds in ((source, target, "has documents"), (target, source, "has BERT's masked instances")):
         with pytest.raises(UserError, match=holds):
             convert(tmp_path / "x", tmp_path / "y", options(other, source_format=one))
 
@@ -95,7 +95,7 @@ def test_a_split_stream_has_ends_whatever_the_store_said(tmp_path, pickled):
         json.dumps(manifest | {"checksum": None, "end_of_text": "absent", "end_of_text_id": None})
     )
     given = options("store", tokenizer=None, end_of_text=None, split_at_end_of_text=True)
-    with pytest.raises(UserError, match="give --end-of-text stored or inserted"):
+    with pytest.raises(UserError, match="add --end-of-text stored or --end-of-text inserted"):
         convert(tmp_path / "s", tmp_path / "t", given)
 
 
@@ -152,7 +152,10 @@ def test_splits(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"target_format": "npy", "records_per_file": 5}, "--records-per-file has no effect from pickle to npy"),
+        (
+            {"target_format": "npy", "records_per_file": 5},
+            "--records-per-file has no effect in this conversion from pickle to npy",
+        ),
         ({"target_format": "npy", "split": "train"}, "--split has no effect"),
         ({"target_format": "npy", "stride": 5}, "--stride has no effect"),
         ({"target_format": "npy", "end_of_text_id": 5}, "--end-of-text-id has no effect"),
@@ -161,13 +164,13 @@ def test_splits(tmp_path):
         ({"target_format": "npy", "max_predictions": 5}, "--max-predictions has no effect"),
         ({"target_format": "npy", "pad_position": 0}, "--pad-position has no effect"),
         ({"target_format": "store", "sequence_length": 5}, "--sequence-length has no effect"),
-        ({"target_format": "store", "split": "test"}, "of the split train or validation, not 'test'"),
-        ({"target_format": "store", "end_of_text": "stored"}, "give --tokenizer or --end-of-text-id"),
-        ({"target_format": "store", "end_of_text": "stored", "end_of_text_id": 299}, "name it with --tokenizer"),
-        ({"target_format": "store"}, "give --end-of-text stored or inserted"),
-        ({"target_format": "npy", "end_of_text": "stored"}, "--end-of-text needs to know"),
-        ({"target_format": "npy", "split_at_end_of_text": True}, "--split-at-end-of-text needs to know"),
-        ({}, "does not tell the format; give --to with one of"),
+        ({"target_format": "store", "split": "test"}, "is 'test'; for a store, expected train or validation"),
+        ({"target_format": "store", "end_of_text": "stored"}, "add --tokenizer or --end-of-text-id"),
+        ({"target_format": "store", "end_of_text": "stored", "end_of_text_id": 299}, "add --tokenizer"),
+        ({"target_format": "store"}, "add --end-of-text stored or --end-of-text inserted"),
+        ({"target_format": "npy", "end_of_text": "stored"}, "--end-of-text requires the id"),
+        ({"target_format": "npy", "split_at_end_of_text": True}, "--split-at-end-of-text requires the id"),
+        ({}, "no format has this suffix; set it with --to to one of"),
     ],
 )
 def test_options_that_do_not_fit(tmp_path, pickled, given, message):
@@ -185,12 +188,14 @@ def test_options_of_documents_do_not_fit_instances(tmp_path):
 
 def test_a_store_by_itself_has_no_splits(tmp_path, pickled):
     convert(pickled, tmp_path / "store", options("store"))
-    with pytest.raises(UserError, match="--split has no effect from store to npy"):
+    with pytest.raises(UserError, match="--split has no effect in this conversion from store to npy"):
         convert(tmp_path / "store", tmp_path / "x.npy", ConvertOptions(target_format="npy", split="validation"))
 
 
 def test_two_end_of_text_tokens(tmp_path, pickled):
-    with pytest.raises(UserError, match="is 299 by the source or tokenizer, not 5; leave out --end-of-text-id"):
+    with pytest.raises(
+        UserError, match="--end-of-text-id is 5, but the source or tokenizer has the end-of-text token 299; remove"
+    ):
         convert(pickled, tmp_path / "x", options("store", end_of_text_id=5))
 
 
@@ -198,7 +203,7 @@ def test_a_tokenizer_that_ends_documents_otherwise_than_the_source(tmp_path):
     with IndexedWriter(tmp_path / "theirs", "int32") as writer:
         for tokens in ([5, 6, 9], [7, 8, 9]):
             writer.add_document(tokens)
-    with pytest.raises(UserError, match="ends with token 9, but the tokenizer has token 299 for that; name the one"):
+    with pytest.raises(UserError, match="ends with token 9, but the tokenizer's end-of-text token is 299; use the"):
         convert(tmp_path / "theirs", tmp_path / "x", options("store", end_of_text=None))
     convert(tmp_path / "theirs", tmp_path / "x", options("store"))
     assert lists(read_documents(tmp_path / "x", "store")) == [[5, 6, 9, 299], [7, 8, 9, 299]]
@@ -211,11 +216,11 @@ def test_nothing_is_overwritten_and_nothing_is_left_of_nothing(tmp_path, pickled
     with pytest.raises(UserError, match=r"source\.pkl exists already"):
         convert(pickled, pickled, options())
     for target, given in (("y.tfrecord", options(sequence_length=99)), ("y.npy", options(sequence_length=99))):
-        with pytest.raises(DataError, match="nothing of it is left to write"):
+        with pytest.raises(DataError, match="nothing to write"):
             convert(pickled, tmp_path / target, given)
     write_pickle(tmp_path / "empty.pkl", documents([]))
     for target_format in ("store", "megatron", "pickle"):
-        with pytest.raises(DataError, match="nothing of it is left to write"):
+        with pytest.raises(DataError, match="nothing to write"):
             convert(tmp_path / "empty.pkl", tmp_path / "z", options(target_format))
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["empty.pkl", "source.pkl", "x.npy"]
 
@@ -243,10 +248,10 @@ def test_verify_finds_what_a_disk_did(tmp_path, pickled, monkeypatch):
         write_file(path, path.read_bytes().replace(b"K\x09", b"K\x08"))
 
     monkeypatch.setattr(module, "write_pickle", damaging)
-    with pytest.raises(StorageError, match="is not what was written: document 1 differs"):
+    with pytest.raises(StorageError, match="differs from what was written in document 1"):
         convert(pickled, tmp_path / "x.pkl", options(verify=True))
     monkeypatch.setattr(module, "write_pickle", lambda path, some: write_pickle(path, documents(lists(some)[:2])))
-    with pytest.raises(StorageError, match="document 2 differs"):
+    with pytest.raises(StorageError, match="differs from what was written in document 2"):
         convert(pickled, tmp_path / "y.pkl", options(verify=True))
 
 
@@ -298,7 +303,9 @@ def test_an_end_of_text_token_outside_the_vocabulary(tmp_path, pickled):
     write_pickle(tmp_path / "few.pkl", documents([[5, 6], [7]]))
     convert(tmp_path / "few.pkl", tmp_path / "s", options("store", tokenizer=bert, end_of_text=None))
     given = {"end_of_text": "stored", "end_of_text_id": 70_000}
-    with pytest.raises(UserError, match=f"--end-of-text-id 70000 is no token: expected 0 to {bert.vocab_size - 1}"):
+    with pytest.raises(
+        UserError, match=f"--end-of-text-id 70000 is not a token id; expected 0 to {bert.vocab_size - 1}"
+    ):
         convert(tmp_path / "s", tmp_path / "x.bin", options(**given))
     with pytest.raises(UserError, match="expected 0 to 2,147,483,647"):
         convert(pickled, tmp_path / "x.bin", options(**(given | {"end_of_text_id": 1 << 31})))
@@ -319,7 +326,7 @@ def test_a_store_of_a_tokenizer_without_end_of_text(tmp_path):
     convert(tmp_path / "theirs", tmp_path / "t", options("store", **given))
     assert lists(read_documents(tmp_path / "t", "store")) == [[5, 6, 9], [7, 8, 9]]
     for name, value in (("end_of_text", "stored"), ("end_of_text_id", 9)):
-        with pytest.raises(UserError, match=f"has no end-of-text token.*leave out --{name.replace('_', '-')}"):
+        with pytest.raises(UserError, match=f"has no end-of-text token.*remove --{name.replace('_', '-')}"):
             convert(tmp_path / "few.pkl", tmp_path / "u", options("store", **(given | {name: value})))
 
 

@@ -31,12 +31,12 @@ def test_round_trip(tmp_path, per_file):
 @pytest.mark.parametrize(
     ("features", "message"),
     [
-        ({"input_ids": np.array([1]), "mask": np.array([1])}, "features 'input_ids, mask'; expected input_ids alone"),
+        ({"input_ids": np.array([1]), "mask": np.array([1])}, "features 'input_ids, mask'; expected only input_ids"),
         ({}, "features ''"),
         ({"input_ids": np.ones(3, dtype=np.float32)}, "has no integers"),
         ({"input_ids": [b"abc"]}, "has no integers"),
-        ({"input_ids": np.array([-1])}, "holds -1, which is no token id"),
-        ({"input_ids": np.array([2**31])}, "no token id"),
+        ({"input_ids": np.array([-1])}, "has -1, which is not a token id"),
+        ({"input_ids": np.array([2**31])}, "not a token id"),
     ],
 )
 def test_other_records(tmp_path, features, message):
@@ -48,13 +48,13 @@ def test_other_records(tmp_path, features, message):
 
 @pytest.mark.skipif(not BERT_TFRECORD.exists(), reason="../shared/data/tfrecord is not there")
 def test_bert_records_are_no_documents():
-    with pytest.raises(DataError, match="expected input_ids alone"):
+    with pytest.raises(DataError, match="expected only input_ids"):
         read(BERT_TFRECORD)
 
 
 def test_a_document_too_long_for_a_record(tmp_path):
     long = documents([np.full(6_000_000, 50_000, dtype=np.int32)])
-    with pytest.raises(UserError, match="document 0 has 6000000 tokens, too many for a record; give --sequence-length"):
+    with pytest.raises(UserError, match="document 0 has 6000000 tokens, too many for a record; add --sequence-length"):
         write_gpt2_tfrecords(tmp_path / "x", long)
 
 

@@ -59,7 +59,7 @@ def test_places(tmp_path):
 
 @pytest.mark.parametrize("some", [[[1, 2], [3]], [[1, 2], []], [[]]])
 def test_rows_of_several_lengths_cannot_be_written(tmp_path, some):
-    with pytest.raises(UserError, match="give --sequence-length"):
+    with pytest.raises(UserError, match="add --sequence-length"):
         write_npy(tmp_path / "x.npy", documents(some))
     assert list(tmp_path.iterdir()) == []
 
@@ -76,28 +76,28 @@ BODY = bytes(48)
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "does not begin as a .npy"),
-        (b"\x93NUMPY\x07\x00" + bytes(99), "does not begin as a .npy"),
+        (b"", "not a .npy file"),
+        (b"\x93NUMPY\x07\x00" + bytes(99), "not a .npy file"),
         (header()[:-3], "expected 63 at most|header ends"),
-        (header() + BODY[:-1], "expected 112 by its header|by its header"),
-        (header() + BODY + b"\0", "by its header"),
+        (header() + BODY[:-1], "the header expects 112|the header expects"),
+        (header() + BODY + b"\0", "the header expects"),
         (header(descr="'|O'") + BODY, "type '|O'; expected integers"),
         (header(descr="'<f4'") + BODY, "expected integers"),
         (header(descr="[('a', '<i4')]") + BODY, "expected integers"),
         (header(descr="'<M8[s]'") + BODY, "expected integers"),
-        (header(shape="()") + BODY[:4], "expected .sequences, tokens of each., or .tokens,."),
-        (header(shape="(2, 2, 3)") + BODY, "its shape is"),
-        (header(shape="(4, -3)") + BODY, "its shape is"),
-        (header(shape="(4.0, 3)") + BODY, "its shape is"),
-        (header(shape="(True, 12)") + BODY, "its shape is"),
-        (header(shape="(4611686018427387904, 0)"), "its shape is"),
-        (header(shape="(4611686018427387904, 4611686018427387904)") + BODY, "by its header"),
+        (header(shape="()") + BODY[:4], "expected .sequences, length. or .tokens,."),
+        (header(shape="(2, 2, 3)") + BODY, "the shape is"),
+        (header(shape="(4, -3)") + BODY, "the shape is"),
+        (header(shape="(4.0, 3)") + BODY, "the shape is"),
+        (header(shape="(True, 12)") + BODY, "the shape is"),
+        (header(shape="(4611686018427387904, 0)"), "the shape is"),
+        (header(shape="(4611686018427387904, 4611686018427387904)") + BODY, "the header expects"),
         (header(order="1") + BODY, "not that of an array"),
         (header(shape="__import__('os').system('true')") + BODY, "not that of an array"),
         (header(shape="(" * 900) + BODY, "not that of an array"),
         (header().replace(b"shape", b"shade") + BODY, "not that of an array"),
         (header(version=2)[:8] + b"\xff\xff\xff\x7f" + header()[10:] + BODY, "header ends at byte 2147483659"),
-        (header() + np.array([-1] * 12, dtype="<i4").tobytes(), "row 0 holds -1"),
+        (header() + np.array([-1] * 12, dtype="<i4").tobytes(), "row 0 has -1"),
     ],
 )
 def test_lying_headers(tmp_path, data, message):

@@ -104,7 +104,7 @@ def test_nothing_is_ever_run(tmp_path):
         path.write_bytes(data)
         with pytest.raises(DataError) as caught:
             read(path)
-        assert one_line(caught.value, "x.pkl", "nothing of it was run")
+        assert one_line(caught.value, "x.pkl", "nothing was executed")
         tried += 1
     assert tried > 40 and not canary.exists()
 
@@ -136,15 +136,15 @@ def test_the_attacks_are_attacks(tmp_path):
         (b"](]K\x05e.", "both lists and integers"),
         (b"](K\x05", "cut off at byte 4"),
         (b"](M\x05", "cut off"),
-        (b"]K\x05K\x06a.", "appended to what is no list"),
+        (b"]K\x05K\x06a.", "appended to something other than a list"),
         (b"e.", "an item is missing"),
         (b"a.", "an item is missing"),
         (b"](I01\ne.", "no integer"),
         (b"](Ixyz\ne.", "no integer"),
         (b"](L99999999999999999999L\ne.", "no integer"),
         (b"](\x8a\xff" + b"\1" * 255 + b"e.", "an integer of 255 bytes"),
-        (b"](J\xff\xff\xff\xffe.", "holds -1, which is no token id"),
-        (b"](\x8a\x08" + b"\x7f" * 8 + b"e.", "no token id"),
+        (b"](J\xff\xff\xff\xffe.", "has -1, which is not a token id"),
+        (b"](\x8a\x08" + b"\x7f" * 8 + b"e.", "not a token id"),
         (b"]q\x00(h\x00e.", "BINGET"),
         (b"](N.", r"opcode N"),
         (b"](X\x02\x00\x00\x00hie.", "opcode X"),

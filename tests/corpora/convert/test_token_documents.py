@@ -69,10 +69,10 @@ def test_a_tokenizer_for_tokens_without_one():
     tokenizer = tiny_tokenizer()
     some = with_tokenizer(documents([[1, 299]]), tokenizer)
     assert (some.vocab_size, some.end_of_text_id, lists(some)) == (300, 299, [[1, 299]])
-    with pytest.raises(DataError, match="memory: the document at byte 1 holds token 300; the tokenizer has 0 to 299"):
+    with pytest.raises(DataError, match="memory: the document at byte 1 has token 300, but the tokenizer has 0 to 299"):
         lists(with_tokenizer(documents([[1], [300]]), tokenizer))
     other = Tokenizer.train(["other words, other merges"], 260)
-    with pytest.raises(UserError, match="another tokenizer"):
+    with pytest.raises(UserError, match="a tokenizer other than that of"):
         with_tokenizer(some, other)
 
 
@@ -81,5 +81,5 @@ def test_token_ids():
         assert as_tokens(np.array([0, 100], dtype=dtype), "here").tolist() == [0, 100]
     assert as_tokens(np.array([], dtype=np.int64), "here").tolist() == []
     for value, dtype in ((-1, "i1"), (2**31, "<u4"), (2**63, "<u8"), (-(2**63), "<i8")):
-        with pytest.raises(DataError, match=rf"here holds {value}, which is no token id"):
+        with pytest.raises(DataError, match=rf"here has {value}, which is not a token id"):
             as_tokens(np.array([5, value], dtype=dtype), "here")

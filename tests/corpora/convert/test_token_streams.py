@@ -49,14 +49,14 @@ def test_a_stream_is_split_in_pieces(tmp_path, monkeypatch, piece):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (llmc(TOKENS)[:-1], "has 1035 bytes; expected 1036 by its header"),
-        (llmc(TOKENS) + b"\0\0", "has 1038 bytes; expected 1036"),
-        (llmc(TOKENS, count=-1), "expected 1022 by its header"),
-        (llmc(TOKENS, version=2), "expected|does not begin as a token file of llm.c does"),
-        (llmc(TOKENS, magic=20240522), "does not begin as a token file of llm.c does, with 20240520, version 1 or"),
-        (llmc(TOKENS)[:1023], "does not begin"),
-        (b"", "does not begin"),
-        (llmc([2**31], 20240801, 7, kind="I"), "holds 2147483648, which is no token id"),
+        (llmc(TOKENS)[:-1], "1035 bytes, but the header expects 1036"),
+        (llmc(TOKENS) + b"\0\0", "1038 bytes, but the header expects 1036"),
+        (llmc(TOKENS, count=-1), "the header expects 1022"),
+        (llmc(TOKENS, version=2), "expects|not a token file of llm.c"),
+        (llmc(TOKENS, magic=20240522), "not a token file of llm.c, which begins with 20240520, version 1 or"),
+        (llmc(TOKENS)[:1023], "not a token file of llm.c"),
+        (b"", "not a token file of llm.c"),
+        (llmc([2**31], 20240801, 7, kind="I"), "has 2147483648, which is not a token id"),
     ],
 )
 def test_headers_that_lie(tmp_path, data, message):
@@ -68,7 +68,7 @@ def test_headers_that_lie(tmp_path, data, message):
 
 def test_raw_tokens_that_are_none(tmp_path):
     (tmp_path / "x.bin").write_bytes(b"123")
-    with pytest.raises(DataError, match="3 bytes are no whole number of uint16 tokens"):
+    with pytest.raises(DataError, match="3 bytes are not a whole number of uint16 tokens"):
         read_nanogpt(tmp_path / "x.bin")
     (tmp_path / "x.bin").write_bytes(llmc(TOKENS))
     with pytest.raises(DataError, match=r"begins with the header of llm\.c; read it with --from llm\.c"):

@@ -13,7 +13,7 @@ from native_forms import threads as use_threads
 from hornbook.ops.block_pattern import Pattern, from_dense, to_dense
 from hornbook.ops.block_sparse import KERNELS, block_sparse_linear
 from hornbook.ops.native import block_sparse
-from hornbook.ops.native.library import Form, instruction_sets
+from hornbook.ops.native.library import Form
 
 pytestmark = pytest.mark.skipif(isinstance(block_sparse.form(), str), reason=f"no native form: {block_sparse.form()}")
 forms = pytest.mark.parametrize("computing", ["this machine's", EMULATED], indirect=True)
@@ -100,7 +100,7 @@ def test_the_number_of_threads_changes_no_bit() -> None:
         assert all(map(torch.equal, *found))
 
 
-@pytest.mark.parametrize("isa", instruction_sets())
+@pytest.mark.parametrize("isa", block_sparse.KERNEL.instruction_sets)
 def test_every_form_of_this_machine_is_right(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert block_sparse.KERNEL.check(Form(isa), torch.float32)
     monkeypatch.setattr(block_sparse, "form", lambda: Form(isa))
@@ -120,7 +120,7 @@ def test_every_form_of_this_machine_is_right(isa: str, monkeypatch: pytest.Monke
 def test_forward_products_have_the_same_bits_in_every_form(monkeypatch: pytest.MonkeyPatch) -> None:
     x, upstream, values, pattern = case()
     found = []
-    for isa in instruction_sets():
+    for isa in block_sparse.KERNEL.instruction_sets:
         monkeypatch.setattr(block_sparse, "form", lambda isa=isa: Form(isa))
         found.append(products(pattern, x, upstream, values)[:2])
     for other in found[1:]:

@@ -14,7 +14,7 @@ from hornbook.ops.layers import ACTIVATIONS, activated_linear, feed_forward
 from hornbook.ops.layers import linear as any_linear
 from hornbook.ops.native import linear as module
 from hornbook.ops.native import products
-from hornbook.ops.native.build import INSTRUCTION_SETS
+from hornbook.ops.native.build import HALVES, INSTRUCTION_SETS
 from hornbook.ops.native.choice import choose
 from hornbook.ops.native.kernels import use, using, weights_unchanged
 from hornbook.ops.native.library import Form, instruction_sets
@@ -112,6 +112,27 @@ def test_tiles_are_emulated_as_intel_describes_them():
     assert torch.equal(found[0].abs() < 2.0**-126, found[0] == 0)
 
 
+@pytest.mark.parametrize("isa", [HALVES])
+def test_halves_have_the_range_of_bf16(isa):
+    """Rows and weights whose magnitudes fp16 does not have, values that are not finite, and zeros."""
+    form, scales = Form(isa), 2.0 ** torch.arange(-60, 61, 10)
+    x = (drawn(len(scales), 130, seed=1) * scales[:, None]).bfloat16()
+    for smallness in (1.0, 2.0**-50):
+        weight = drawn(70, 130, seed=2) * smallness
+        y = products.product(form, x, products.pack(form, weight, torch.bfloat16, False, None), weight).double()
+        exact = x.double() @ weight.bfloat16().double().t()
+        assert ((y - exact).abs().amax(1) <= 4e-3 * exact.abs().amax(1)).all()
+    broken, weight = torch.ones(4, 130).bfloat16(), drawn(70, 130)
+    broken[0, 3], broken[1, 129], broken[2] = torch.inf, torch.nan, 0.0
+    y = products.product(form, broken, products.pack(form, weight, torch.bfloat16, False, None), weight)
+    assert not y[:2].isfinite().any()
+    assert not y[2].any()
+    assert y[3].isfinite().all()
+    weight[5, 7] = torch.nan
+    y = products.product(form, broken, products.pack(form, weight, torch.bfloat16, False, None), weight)
+    assert not y[3, 5].isfinite()
+
+
 @pytest.mark.parametrize(("isa", "name"), CASES)
 def test_threads_and_rows_change_no_bit(isa, name):
     dtype, form = DTYPES[name], Form(isa)
@@ -167,8 +188,13 @@ def test_activations_between_layers_have_the_gradients_of_autograd(name, activat
             ours, right = feed_forward(leaves[0], (up, bias), (down, None), activation), right @ exact[3].t()
         upstream = drawn(*ours.shape, seed=9, dtype=dtype)
         gradients = torch.autograd.grad(ours, leaves, upstream)
-    assert calls.names >= {"linear_activation", "activation_gradient" if layers == 1 else "linear_input_gradient"}
-    assert (layers == 1) == ("activation_gradient" in calls.names), "a second layer's product applies the derivative"
+    assert calls.names >= {
+        "linear_activation",
+        "linear_activation_gradient" if layers == 1 else "linear_input_gradient",
+    }
+    assert (layers == 1) == ("linear_activation_gradient" in calls.names), (
+        "a second layer's product applies the derivative"
+    )
     tolerance = max(2 * TOLERANCE[dtype], 2e-6)  # h and u are rounded, too
     assert_near(ours, right, tolerance)
     for own, expected in zip(gradients, torch.autograd.grad(right, exact, upstream.double()), strict=True):
@@ -207,7 +233,7 @@ def test_the_operators_pass_opcheck(name):
     torch.library.opcheck(linear, (x.detach(), weight, bias, isa, u, "gelu"), test_utils=tests)
     torch.library.opcheck(module.linear_activation, (x, up, None, "relu", isa), test_utils=tests)
     torch.library.opcheck(module.linear_input_gradient, (g, weight.detach(), isa, u.detach(), "silu"), test_utils=tests)
-    torch.library.opcheck(module.of_activation, (x.detach(), u.detach(), "gelu", isa), test_utils=tests)
+    torch.library.opcheck(module.linear_activation_gradient, (x.detach(), u.detach(), "gelu", isa), test_utils=tests)
     sums, rest = (drawn(12, 17), drawn(12)), tests[:1] + tests[2:3]  # it changes its arguments and has no gradient
     torch.library.opcheck(module.linear_add_weight_gradient, (g, x.detach(), *sums, isa), test_utils=rest)
     torch.library.opcheck(module.linear_add_weight_gradient, (g, x.detach(), sums[0], None, isa), test_utils=rest)

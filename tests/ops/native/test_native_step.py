@@ -11,7 +11,8 @@ from tiny_encoders import gradients_of, lay_out, loss_of, make_samples, tiny_enc
 from hornbook.config import MemoryConfig
 from hornbook.engine.activations import recompute_layers
 from hornbook.engine.step import train_step
-from hornbook.ops.native.kernels import Kernels, using
+from hornbook.ops.native.kernels import using
+from hornbook.ops.native.library import instruction_sets
 from hornbook.samples.windows import NOT_SCORED
 
 OPERATORS = {"linear", "linear_activation", "dropout", "attention", "layer_norm", "cross_entropy_"}
@@ -71,9 +72,8 @@ def test_bf16_errs_no_more_than_pytorch_does(case):
     """On average: one batch alone says little, its errors differ by a sixth."""
     right = [CASES[case](torch.float32, seed) for seed in range(5)]
     theirs = sum(error(CASES[case](torch.bfloat16, seed), exact)[1] for seed, exact in enumerate(right))
-    for form in forms():
-        kernels = Kernels(why="test", forms=dict.fromkeys(all_native().forms, form.isa))
-        with using(kernels), NativeCalls() as calls:
+    for isa in instruction_sets():
+        with using(all_native(isa)), NativeCalls() as calls:
             ours = sum(error(CASES[case](torch.bfloat16, seed), exact)[1] for seed, exact in enumerate(right))
         assert calls.names >= OPERATORS
         assert ours <= 1.05 * theirs
@@ -83,7 +83,7 @@ def test_bf16_errs_no_more_than_pytorch_does(case):
 def test_fp32_equals_pytorch(case):
     right = CASES[case](torch.float32)
     for form in forms():
-        with using(Kernels(why="test", forms=dict.fromkeys(all_native().forms, form.isa))):
+        with using(all_native(form.isa)):
             ours = CASES[case](torch.float32)
         of_loss, of_gradients = error(ours, right)
         assert of_loss <= 1e-5 * float(right[0])

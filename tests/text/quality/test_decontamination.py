@@ -102,8 +102,8 @@ def test_what_is_no_evaluation_set_is_one_line(tmp_path):
     short = write(tmp_path / "short.jsonl", "seven words are too few for us", "")
     for path, *parts in [
         (tmp_path / "missing.jsonl", "missing.jsonl", "no such file"),
-        (tmp_path / "empty.jsonl", "empty.jsonl", "no passage of 8 words"),
-        (short, "short.jsonl", "no passage of 8 words"),
+        (tmp_path / "empty.jsonl", "empty.jsonl", "no passage has 8 or more words"),
+        (short, "short.jsonl", "no passage has 8 or more words"),
         (tmp_path / "binary.txt", "evaluation set", "zero byte"),
         (tmp_path / "fields.jsonl", "no field 'text'", "set --decontaminate-field to"),
     ]:
@@ -116,7 +116,7 @@ def test_what_is_no_evaluation_set_is_one_line(tmp_path):
 def test_numbers_out_of_range_are_one_line(num_words, min_overlap):
     with pytest.raises(UserError) as caught:
         Decontamination(["missing"], "text", num_words, min_overlap)
-    assert one_line(caught.value, "expected 1 or more, of 8 words or more")
+    assert one_line(caught.value, "expected at least 1 sequence of at least 8 words")
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1), st.lists(st.integers(0, 2**64 - 1)), st.integers(0, 5))

@@ -85,8 +85,8 @@ def test_missing_extras_are_named(missing):
     missing("re2")
     with pytest.raises(UserError) as caught:
         Pattern("a", "keep")
-    assert one_line(caught.value, "searching for patterns needs re2: ", "-m pip install 'hornbook[patterns]'")
+    assert one_line(caught.value, "filtering by patterns needs re2: ", "-m pip install 'hornbook[patterns]'")
     missing("py3langid.langid")
     with pytest.raises(UserError) as caught:
         Language(["en"], 0.5)
-    assert one_line(caught.value, "telling languages needs py3langid: ", "-m pip install 'hornbook[language]'")
+    assert one_line(caught.value, "filtering by language needs py3langid: ", "-m pip install 'hornbook[language]'")

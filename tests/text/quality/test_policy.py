@@ -25,9 +25,9 @@ def test_everything_at_once_is_named_with_its_remedy():
         found.items(),
         (
             "2 files (a.txt, standard input)",
-            "of b.txt no",
+            "all documents of b.txt",
             "8 of 10",
-            "1,500 tokens are 1.500 a byte",
+            "1,500 tokens are 1.500 per byte",
             "51 of 100 list",
         ),
         ("--from", "filters", "(5 too short, 3 exact duplicates), more than 50%", "0.05 to 1.05", "--lists drop"),
@@ -39,7 +39,7 @@ def test_everything_at_once_is_named_with_its_remedy():
 
 def test_many_files_are_one_line():
     found = find_suspicions(empty_files=[f"{number}.txt" for number in range(9000)], **FINE)
-    assert found["empty-file"].startswith("9,000 files (0.txt, 1.txt, 2.txt, ...) gave no document")
+    assert found["empty-file"].startswith("9,000 files (0.txt, 1.txt, 2.txt, ...) gave no documents")
 
 
 def test_the_bound_of_empty_list_items():

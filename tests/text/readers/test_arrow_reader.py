@@ -179,7 +179,7 @@ def test_other_files(tmp_path, monkeypatch):
     path = tmp_path / "b.arrow"
     for size in (0, 10, 500, len(data) - 1):
         path.write_bytes(data[:size])
-        fails(path, "is no Arrow stream, or a truncated one")
+        fails(path, "not an Arrow stream, or truncated")
     monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": io.BytesIO(data)}))
     with pytest.raises(DataError, match="standard input cannot be read as Arrow"):
         texts("-", format="arrow")

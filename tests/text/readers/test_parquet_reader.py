@@ -118,13 +118,13 @@ def test_truncated_and_other_files(tmp_path):
     path = tmp_path / "b.parquet"
     for size in (0, 3, 4, 8, 100, len(data) - 8, len(data) - 1):
         path.write_bytes(data[:size])
-        fails(path, "no Parquet file")
+        fails(path, "not a valid Parquet file")
     path.write_bytes(b"PAR1" + b"\xff" * 100 + (100).to_bytes(4, "little") + b"PAR1")
-    fails(path, "is damaged, or no Parquet file")
+    fails(path, "damaged, or not a valid Parquet file")
     path.write_bytes(data[:-8] + (2**31).to_bytes(4, "little") + b"PAR1")
-    fails(path, "no Parquet file")
+    fails(path, "not a valid Parquet file")
     path.write_bytes(b'{"text": "one"}\n')
-    fails(path, "is damaged, or no Parquet file")
+    fails(path, "damaged, or not a valid Parquet file")
 
 
 def test_checksums_of_pages_are_verified(tmp_path):
@@ -192,7 +192,7 @@ def test_an_error_that_is_not_of_the_system_is_damage(tmp_path, monkeypatch):
     path = write_parquet(tmp_path / "a.parquet")
     for error in (OSError("Unexpected end of stream"), OSError(errno.EINVAL, "negative offset"), MemoryError()):
         monkeypatch.setattr(parquet.ParquetFile, "iter_batches", raising(error))
-        with pytest.raises(DataError, match="is damaged, or no Parquet file"):
+        with pytest.raises(DataError, match="damaged, or not a valid Parquet file"):
             in_this_process(path)
 
 

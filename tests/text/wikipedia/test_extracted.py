@@ -93,7 +93,7 @@ def test_long_documents_are_faults(monkeypatch):
         b'<doc id="1" url="" title="a">\n' + b"x" * 250 + b"\n</doc>\n" + b'<doc id="1" url="" title="b">\ny\n</doc>\n'
     )
     fault, (text, _) = read(data)
-    assert text == "y" and one_line(fault, "line 5", "more than 100 B")
+    assert text == "y" and one_line(fault, "line 5", "longer than 100 B")
 
 
 def test_mutated_files_raise_data_errors_alone():

@@ -48,7 +48,7 @@ def test_one_that_is_there_is_checked_and_left(mirror, tmp_path):
     fetch(mirror, tmp_path)
     assert fetch(mirror, tmp_path).fetched == 0 and len(mirror.ranges) == 1
     (tmp_path / NAME).write_bytes(b"other")
-    fails(mirror, tmp_path, DataError, NAME, "is there already and is not the published file")
+    fails(mirror, tmp_path, DataError, NAME, "exists already and is not the published file")
     assert (tmp_path / NAME).read_bytes() == b"other"
 
 
@@ -97,7 +97,7 @@ def test_a_server_without_ranges_or_with_wrong_ones(mirror, tmp_path, mood):
 
 def test_wrong_content_is_thrown_away(mirror, tmp_path):
     mirror.publish("sha1", b"something else")
-    with pytest.raises(HornbookError, match=r"what came is not what was published; fetch it again \(sha1") as caught:
+    with pytest.raises(HornbookError, match=r"the downloaded file is not the published one \(sha1") as caught:
         fetch(mirror, tmp_path)
     assert caught.value.exit_code == 1, "worth another attempt"
     assert not (tmp_path / NAME).exists()
@@ -113,7 +113,7 @@ def test_a_file_that_changed_between_attempts_is_thrown_away(mirror, tmp_path):
         f"/xxwiki/20260101/{NAME}": DUMP[::-1]
     }
     mirror.publish("sha1", DUMP[::-1])
-    fails(mirror, tmp_path, HornbookError, "is not what was published")
+    fails(mirror, tmp_path, HornbookError, "the downloaded file is not the published one")
     assert fetch(mirror, tmp_path).path.read_bytes() == DUMP[::-1]
 
 
@@ -121,7 +121,7 @@ def test_more_than_the_whole_is_noticed(mirror, tmp_path):
     folder = tmp_path / f".{NAME}.partial"
     folder.mkdir()
     (folder / "content").write_bytes(DUMP + b"more")
-    fails(mirror, tmp_path, HornbookError, "is not what was published")
+    fails(mirror, tmp_path, HornbookError, "the downloaded file is not the published one")
     assert fetch(mirror, tmp_path).path.read_bytes() == DUMP
 
 
@@ -133,13 +133,13 @@ def test_md5_where_there_is_no_sha1(mirror, tmp_path):
 
 def test_dumps_that_are_not_there(mirror, tmp_path):
     mirror.moods = ["404"]
-    fails(mirror, tmp_path, UserError, "there is no such dump")
+    fails(mirror, tmp_path, UserError, "no such dump")
     mirror.moods = ["403"]
     fails(mirror, tmp_path, UserError, "the server answered 403")
     mirror.files[f"{PREFIX}sha1sums.txt"] = b"<html>\xff nothing here</html>"
-    fails(mirror, tmp_path, UserError, "publishes no sum of " + NAME)
+    fails(mirror, tmp_path, UserError, "has no checksum of " + NAME)
     mirror.files.clear()
-    fails(mirror, tmp_path, UserError, "publishes no sum of " + NAME)
+    fails(mirror, tmp_path, UserError, "has no checksum of " + NAME)
 
 
 @pytest.mark.parametrize(

@@ -187,4 +187,4 @@ def test_a_killed_process_is_one_line(reading):
             os.kill(child, signal.SIGKILL)
     printed, _ = process.communicate("\n", timeout=600)
     assert "one line: a process that cleans wikitext was killed" in printed
-    assert 'in a script of your own, start hornbook below `if __name__ == "__main__":`' in printed
+    assert 'in your own script, call hornbook below `if __name__ == "__main__":`' in printed

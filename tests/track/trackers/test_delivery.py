@@ -59,7 +59,7 @@ def test_a_damaged_file_of_ids_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "trackers.json").write_text("[1]")
     with pytest.raises(DataError) as caught:
         Trackers(["recording"], run_in(tmp_path), pytest.fail)
-    assert one_line(caught.value, "trackers.json", "remove it to begin new runs")
+    assert one_line(caught.value, "trackers.json", "remove it to start new runs")
 
 
 def test_a_tracker_that_fails_is_dropped_with_one_warning(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_tracker_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pyte
                 trackers.row(train_row(step))
     finally:
         Hanging.let_go.set()
-    assert told == ["tracker hanging does not answer: 5 records not delivered"]
+    assert told == ["tracker hanging does not respond: 5 records not delivered"]
 
 
 def test_a_tracker_that_is_slow_to_open_gets_what_waited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_a_tracker_that_is_slow_to_open_gets_what_waited(tmp_path: Path, monkeyp
         trackers.row(train_row(1))
         assert not (tmp_path / "trackers.json").exists()
         Slow.let_go.set()
-    assert told == ["tracker slow is slow to open; training begins, and its records wait"]
+    assert told == ["tracker slow is slow to open; training starts, and its records are queued"]
     assert OPENED[-1].of_kind("numbers") == {1: {"train/loss": 1.0}}
     assert json.loads((tmp_path / "trackers.json").read_text()) == {"slow": OPENED[-1].run_id}
 

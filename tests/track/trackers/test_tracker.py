@@ -27,7 +27,7 @@ def test_a_missing_library_is_one_line_that_names_the_extra(name: str, monkeypat
 
 
 def test_a_built_in_name_cannot_be_taken() -> None:
-    with pytest.raises(UserError, match="hornbook has a tracker 'wandb'"):
+    with pytest.raises(UserError, match="hornbook already has a tracker 'wandb'"):
         register_tracker("wandb")
 
 

@@ -1,15 +1,15 @@
-"""Hugging Face data sets with BERT's columns, as ``Graphcore/wikipedia-bert-128`` has them: Arrow, a row an instance.
+"""Reader and writer of Hugging Face data sets with BERT's columns, such as ``Graphcore/wikipedia-bert-128``, in Arrow.
 
     input_ids            list<int32>    101 103 2938 102 ... 0 0
     attention_mask       list<int8>       1   1    1   1 ... 0 0
     token_type_ids       list<int8>       0   0    0   0 ... 0 0
-    labels               list<int64>   -100 4937 -100 -100 ... -100      what is under the masks
+    labels               list<int64>   -100 4937 -100 -100 ... -100      the masked tokens
     next_sentence_label  int64            0
 
-    folder/data-00000-of-00001.arrow, dataset_info.json, state.json      what ``load_from_disk`` takes
+    folder/data-00000-of-00001.arrow, dataset_info.json, state.json      for ``load_from_disk``
 
-Read with pyarrow, the extra ``arrow``, a batch of rows at a time; a child process checks every batch in full before a
-row is taken. The format does not say how many predictions were padded to, so a TFRecord of it needs to be told.
+Each row is an instance. pyarrow, the extra ``arrow``, reads a batch of rows at a time, after a child process has fully
+validated all batches. The format has no maximum number of predictions, so converting it to TFRecord needs an option.
 """
 
 import hashlib
@@ -47,28 +47,29 @@ _ROWS_PER_BATCH: Final = 1000
 
 
 def read_arrow(path: Path, split: str | None = None) -> Instances:
-    """Return the instances of an ``.arrow`` file, or of a split of a folder that ``save_to_disk`` made.
+    """Return the instances of an ``.arrow`` file, or of a split of a folder written by ``save_to_disk``.
 
-    Raises UserError without pyarrow, or if one of several splits has to be chosen; and DataError, here or while
-    iterating, if a file is missing or damaged, or a row is not as the first.
+    Raises:
+        UserError: pyarrow is not installed, or there are several splits and none is chosen.
+        DataError: here or during iteration, a file is missing or damaged, or rows have different lengths.
     """
     import_pyarrow()
     files = (path,) if path.is_file() else list_dataset_files(path, split)
     length = next((length for _, length in _rows(files)), 0)
     if not length:
-        raise DataError(f"{path}: holds no row, or one without a token")
+        raise DataError(f"{path}: no rows, or a first row without tokens; expected instances")
 
     def read() -> Iterator[Instance]:
         for number, (instance, row_length) in enumerate(_rows(files)):
             if row_length != length:
-                raise DataError(f"{path}: row {number} has {row_length} input_ids, the first {length}")
+                raise DataError(f"{path}: row {number} has {row_length} input_ids, but the first row has {length}")
             yield instance
 
     return Instances(files=tuple(map(str, files)), read=read, sequence_length=length)
 
 
 def write_arrow(path: Path, instances: Instances) -> None:
-    """Write a folder of one file for ``datasets.load_from_disk``. Raises UserError without pyarrow, or if it exists."""
+    """Write a folder for ``datasets.load_from_disk``. Raises UserError if it exists, or pyarrow is not installed."""
     arrow = import_pyarrow()
     lists = [(name, arrow.list_(arrow.type_for_alias(kind))) for name, kind in _LISTS.items()]
     features = {name: {"feature": _value(kind), "_type": "Sequence"} for name, kind in _LISTS.items()}
@@ -84,7 +85,7 @@ def write_arrow(path: Path, instances: Instances) -> None:
                     stream.write_batch(_to_batch(batch, instances.sequence_length, schema))
         fingerprint = hashlib.sha256(writer.written.sha256.encode()).hexdigest()[:16]
         write_file(folder / "dataset_info.json", dump_json(info))
-        # what ``load_from_disk`` reads beside the rows
+        # required by ``load_from_disk``
         state = dict.fromkeys(("_format_columns", "_format_type", "_split")) | {
             "_data_files": [{"filename": name}],
             "_fingerprint": fingerprint,
@@ -95,13 +96,13 @@ def write_arrow(path: Path, instances: Instances) -> None:
 
 
 class NumberedRows:
-    """The rows of a data set by their number; its files are mapped into memory, and each is read through once.
+    """Random access to the rows of a data set, whose files are memory-mapped after a full check of each.
 
     Args:
-        path: an ``.arrow`` file, or a data set that has one split.
+        path: an ``.arrow`` file, or a data set with one split.
 
     Raises:
-        UserError, DataError: as ``read_arrow``.
+        UserError, DataError: see ``read_arrow``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -114,28 +115,28 @@ class NumberedRows:
         return int(self._ends[-1]) if self._batches else 0
 
     def row(self, number: int) -> tuple[Instance, int]:
-        """Return the instance of row ``number`` (0 .. len - 1), and the length it is padded to. Raises DataError."""
-        path, batch, place = self._find(number)
-        one = batch.slice(place, 1)
+        """Return the instance of row ``number`` (0 to len - 1), and its padded length. Raises DataError."""
+        path, batch, index = self._find(number)
+        one = batch.slice(index, 1)
         (row,) = zip(*(_column(one, name, path) for name in (*_LISTS, _LABEL)), strict=True)
         return _decode(row, f"{path}: row {number} of the data set"), len(row[0])
 
     def place(self, number: int) -> tuple[Path, int]:
-        """The file that row ``number`` is in, and its number there."""
+        """Return the file of row ``number``, and its row number in that file."""
         path, _, _ = self._find(number)
         files = [file for file, _ in self._batches]
         first = files.index(path)
         return path, number - (int(self._ends[first]) - self._batches[first][1].num_rows)
 
     def _find(self, number: int) -> tuple[Path, "pyarrow.RecordBatch", int]:
-        """The file and the batch of row ``number``, and its place in the batch."""
+        """Return the file and batch of row ``number``, and its index in the batch."""
         index = int(np.searchsorted(self._ends, number, side="right"))
         path, batch = self._batches[index]
         return path, batch, number - (int(self._ends[index]) - batch.num_rows)
 
 
 def _rows(files: tuple[Path, ...]) -> Iterator[tuple[Instance, int]]:
-    """Each row's instance, and the length that it is padded to."""
+    """Yield the instance of each row, and its padded length."""
     for path in files:
         number = 0
         for batch in _batches(path):
@@ -145,7 +146,7 @@ def _rows(files: tuple[Path, ...]) -> Iterator[tuple[Instance, int]]:
 
 
 def check_batches(path: str) -> Iterator[Record]:
-    """Check all batches of a file in full, in a child process; yields nothing, and raises DataError."""
+    """Fully validate all batches of a file, in a child process; yields nothing. Raises DataError."""
     with open_batches(Path(path)) as (schema, batches):
         _check_schema(Path(path), schema)
         for batch in batches:
@@ -154,9 +155,9 @@ def check_batches(path: str) -> Iterator[Record]:
 
 
 def _batches(path: Path) -> Iterator["pyarrow.RecordBatch"]:
-    """Yield the batches of a file; a child process checks all of them first, so reading them here does no harm."""
+    """Yield the batches of a file, after a child process has validated them, since reading damaged ones may crash."""
     for _ in records(__name__, check_batches.__name__, str(path), {"path": str(path)}, most=0):
-        raise AssertionError("the check has no records")
+        raise AssertionError("check_batches yields nothing")
     with open_batches(path) as (_, batches):
         yield from batches
 
@@ -166,21 +167,25 @@ def _check_schema(path: Path, schema: "pyarrow.Schema") -> None:
     names = (*_LISTS, _LABEL)
     if sorted(schema.names) != sorted(names):
         odd = ", ".join(sorted(set(schema.names) ^ set(names)))[:200]
-        raise DataError(f"{path}: its columns are others than BERT's five: {odd!r} is missing, unknown or twice there")
+        raise DataError(
+            f"{path}: the columns are not BERT's five: {odd!r} is missing, unknown or repeated; expected "
+            f"{', '.join(names)}"
+        )
     for name in names:
         kind = schema.field(name).type
         is_list = arrow.types.is_list(kind) or arrow.types.is_large_list(kind)
         item = kind.value_type if is_list else kind
         if is_list is (name == _LABEL) or not arrow.types.is_integer(item):
-            raise DataError(f"{path}: its column {name} is of type {str(kind)[:60]}; expected integers in it")
+            expected = "integers" if name == _LABEL else "lists of integers"
+            raise DataError(f"{path}: the column {name} is of type {str(kind)[:60]}; expected {expected}")
 
 
 def _column(batch: "pyarrow.RecordBatch", name: str, path: Path) -> Iterator[Any]:
-    """The values of a column, of integers or of arrays of integers."""
+    """Return an iterator over the values of a column, integers or arrays of integers. Raises DataError for nulls."""
     column = batch.column(batch.schema.names.index(name))
     values = column if name == _LABEL else column.flatten()
     if column.null_count or values.null_count:
-        raise DataError(f"{path}: its column {name} has places without a value; expected none")
+        raise DataError(f"{path}: the column {name} has nulls; expected none")
     numbers: NDArray[Any] = values.to_numpy(zero_copy_only=False)
     if name == _LABEL:
         return iter(numbers.tolist())
@@ -189,10 +194,10 @@ def _column(batch: "pyarrow.RecordBatch", name: str, path: Path) -> Iterator[Any
 
 
 def _decode(row: tuple[Any, ...], where: str) -> Instance:
-    """The instance of a row. Raises DataError if its columns do not fit together."""
+    """Return the instance of a row. Raises DataError if its columns are inconsistent."""
     tokens, mask, segments, labels, label = row
     if not len(tokens) == len(mask) == len(segments) == len(labels):
-        raise DataError(f"{where}: its columns are of several lengths")
+        raise DataError(f"{where}: the lists have different lengths; the file is damaged")
     length = length_of_mask(mask, "attention_mask", where)
     positions = np.flatnonzero(labels != NOT_SCORED)
     instance = Instance(
@@ -230,7 +235,7 @@ def _value(kind: str) -> dict[str, str]:
 
 
 class _Sink:
-    """What pyarrow needs of a file to write to it, so that the bytes go through `hornbook.storage`."""
+    """A file-like object for pyarrow that writes through `hornbook.storage`."""
 
     closed = False
 
@@ -242,7 +247,7 @@ class _Sink:
         return memoryview(data).nbytes
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: there is no buffer."""
 
     def close(self) -> None:
-        """The writer is closed by whoever opened it."""
+        """Do nothing: the writer is closed by the code that opened it."""

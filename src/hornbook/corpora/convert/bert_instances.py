@@ -1,13 +1,13 @@
-"""BERT's training instances, whatever file they are in: two segments of text, masked, with what was under the masks.
+"""BERT's training instances, independent of the file format: two masked segments of text with their labels.
 
     tokens     [CLS] the [MASK] sat [SEP] on the [MASK] [SEP]        segments    0 0 0 0 0 1 1 1 1
     positions  2 7      labels  cat mat                              next_sentence_label  0
 
     plain TFRecord       tokens and segments padded to sequence_length; positions and labels to max_predictions
-    remasked TFRecord    the masked tokens first, in slots 0 .. max_predictions - 1, the others behind them
-    Arrow                labels at their places in the sequence, -100 elsewhere
+    remasked TFRecord    masked tokens first, in slots 0 to max_predictions - 1, followed by the others
+    Arrow                labels at their positions in the sequence, -100 elsewhere
 
-The formats hold the same instance, so each converts to each other; what one of them lacks has to be given.
+The formats represent the same instance, so each converts to the others; what one of them lacks is an option.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,14 +24,14 @@ MOST_SEGMENTS = 128
 
 
 class Instance(NamedTuple):
-    """One instance, without its padding.
+    """An instance without padding.
 
     Attributes:
-        tokens: [num_tokens], ids as the model sees them, masks and replacements in place.
+        tokens: [num_tokens], the input ids, with masks and replacements.
         segments: [num_tokens], 0 in the first sentence, 1 in the second.
-        positions: [num_predictions], where a token is to be predicted, in rising order.
-        labels: [num_predictions], the ids to be predicted there.
-        next_sentence_label: 0, the second sentence follows the first; 1, it is another document's.
+        positions: [num_predictions], the positions of the tokens to predict, in increasing order.
+        labels: [num_predictions], the ids to predict there.
+        next_sentence_label: 0 if the second sentence follows the first; 1 if it is from another document.
     """
 
     tokens: Integers
@@ -41,7 +41,7 @@ class Instance(NamedTuple):
     next_sentence_label: int
 
     def equals(self, other: "Instance") -> bool:
-        """Tell whether all five are the same."""
+        """Return whether all fields are equal."""
         return self.next_sentence_label == other.next_sentence_label and all(
             np.array_equal(a, b) for a, b in zip(self[:4], other[:4], strict=True)
         )
@@ -49,13 +49,13 @@ class Instance(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Instances:
-    """The instances of some files, in their order; each iteration reads them again.
+    """The instances of some files, in order; each iteration reads them again.
 
     Attributes:
-        files: the files that they are from.
-        read: begins an iteration; what it gives is sound by ``check_instance``.
-        sequence_length: the length that each is padded to, the same for all.
-        max_predictions: the number of predictions that each is padded to; None where the format has no such padding.
+        files: the names of the files.
+        read: starts an iteration; its instances have passed ``check_instance``.
+        sequence_length: the length that all instances are padded to.
+        max_predictions: the number of predictions that all are padded to; None if the format does not pad them.
     """
 
     files: tuple[str, ...]
@@ -68,49 +68,49 @@ class Instances:
 
 
 def check_instance(instance: Instance, where: str) -> Instance:
-    """Return the instance if its parts fit together. Raises DataError, which begins with ``where``."""
+    """Return the instance unchanged. Raises DataError, with ``where`` as prefix, if its fields are inconsistent."""
     tokens, segments, positions, labels, label = instance
     if len(tokens) != len(segments):
         problem = f"{len(tokens)} tokens and {len(segments)} segments"
     elif len(positions) != len(labels):
         problem = f"{len(positions)} positions and {len(labels)} labels"
     elif not (_within(tokens, 2**31) and _within(labels, 2**31)):
-        problem = "a token or label that is no token id (0 to 2147483647)"
+        problem = "a token or label that is not a token id (0 to 2147483647)"
     elif not _within(segments, MOST_SEGMENTS):
         problem = f"a segment outside 0 to {MOST_SEGMENTS - 1}"
     elif not _within(positions, len(tokens)) or not (np.diff(positions.astype(np.int64)) > 0).all():
-        problem = f"positions that do not rise within its {len(tokens)} tokens"
+        problem = f"positions that are not increasing within its {len(tokens)} tokens"
     elif label not in (0, 1):
         problem = f"the next-sentence label {label}; expected 0 or 1"
     else:
         return instance
-    raise DataError(f"{where} has {problem}")
+    raise DataError(f"{where} has {problem}; the file is damaged")
 
 
 def unpadded(values: Integers, length: int, what: str, where: str) -> Integers:
-    """The first ``length`` values, once all others are known to be 0. Raises DataError if one is not."""
+    """Return the first ``length`` values. Raises DataError unless all others are 0."""
     if values[length:].any():
-        raise DataError(f"{where}: its {what} go on where its padding begins, at {length}")
+        raise DataError(f"{where}: {what} has values in the padding, which begins at {length}; the file is damaged")
     return values[:length]
 
 
 def length_of_mask(mask: NDArray[Any], what: str, where: str) -> int:
-    """Return how many ones a mask begins with. Raises DataError unless all others are zeros."""
+    """Return the number of ones at the start of a mask. Raises DataError unless all other values are zeros."""
     length = int(np.count_nonzero(mask))
     if (mask[:length] != 1).any():
-        raise DataError(f"{where}: its {what} are not ones followed by zeros")
+        raise DataError(f"{where}: {what} is not ones followed by zeros; the file is damaged")
     return length
 
 
 def padded(values: Integers, length: int) -> Int64s:
-    """The values, followed by zeros up to ``length``."""
+    """Return the values, padded with zeros to ``length``."""
     result = np.zeros(length, dtype=np.int64)
     result[: len(values)] = values
     return result
 
 
 def resized(instances: Instances, sequence_length: int | None, max_predictions: int | None) -> Instances:
-    """Return the instances with other padding, None for the same. Iterating raises UserError if one is too large."""
+    """Return the instances with other padding; None keeps it. Iteration raises UserError if an instance is too long."""
     target = replace(
         instances,
         sequence_length=sequence_length or instances.sequence_length,
@@ -124,9 +124,7 @@ def resized(instances: Instances, sequence_length: int | None, max_predictions: 
                 ("predictions", len(instance.positions), target.max_predictions, "--max-predictions"),
             ):
                 if most is not None and found > most:
-                    raise UserError(
-                        f"instance {number} has {found} {what}; expected {most} at most: give a larger {option}"
-                    )
+                    raise UserError(f"instance {number} has {found} {what}; expected at most {most}: increase {option}")
             yield instance
 
     return replace(target, read=read)

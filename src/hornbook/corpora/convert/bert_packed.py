@@ -1,17 +1,17 @@
-"""Packed TFRecords: several of BERT's instances in a record, end to end, as packers make them; they are only read.
+"""Reader of packed TFRecords, which have several of BERT's instances in each record.
 
     Graphcore's          packed_input_ids   the MASK sat SEP | a MASK SEP | 0 | CLS CLS
-                         packed_input_mask   1   1    1   1  | 2   2   2  | 0 |  2   1       which instance
-                         packed_position_ids 1   2    3   4  | 1   2   3  | 0 |  0   0       its place there
+                         packed_input_mask   1   1    1   1  | 2   2   2  | 0 |  2   1       number of the instance
+                         packed_position_ids 1   2    3   4  | 1   2   3  | 0 |  0   0       position in the instance
                          packed_next_sentence_labels   0 .. label of 2, label of 1
 
     Habana's             input_ids          CLS the MASK sat SEP | CLS a MASK SEP | 0
                          input_mask          1   1    1   1   1  |  2  2   2   2  | 0
                          next_sentence_labels   label of 1, label of 2 .. 0
 
-Mask and positions say where each token belongs, so one reader takes both: they differ in their names, and in the end at
-which labels begin. Instances of a record come in the order of their numbers, each padded to the length of the record
-unless told otherwise, as its own padding is not known any more.
+Mask and positions determine the position of each token, so one reader supports both layouts, which differ in the names
+of features and the order of the pair labels. The instances of a record are yielded in the order of their numbers, each
+padded to the length of the record, since their original padding is unknown.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,12 +28,12 @@ from hornbook.formats.example import Feature, integers
 
 
 class _Schema(NamedTuple):
-    """Names of the features of a packer, and whether its pair labels stand at the end of their list, last one first."""
+    """The names of a packer's features, and whether its pair labels are at the end of their list in reverse order."""
 
     tokens: str
     mask: str
     segments: str
-    places: str
+    offsets: str
     positions: str
     labels: str
     prediction_mask: str
@@ -46,7 +46,7 @@ _GRAPHCORE: Final = _Schema(
     tokens="packed_input_ids",
     mask="packed_input_mask",
     segments="packed_segment_ids",
-    places="packed_position_ids",
+    offsets="packed_position_ids",
     positions="packed_masked_lm_positions",
     labels="packed_masked_lm_ids",
     prediction_mask="packed_masked_lm_mask",
@@ -58,7 +58,7 @@ _HABANA: Final = _Schema(
     tokens="input_ids",
     mask="input_mask",
     segments="segment_ids",
-    places="positions",
+    offsets="positions",
     positions="masked_lm_positions",
     labels="masked_lm_ids",
     prediction_mask="masked_lm_weights",
@@ -67,11 +67,11 @@ _HABANA: Final = _Schema(
     backwards=False,
 )
 PACKED: Final = {frozenset(_GRAPHCORE[:9]): _GRAPHCORE, frozenset((*_HABANA[:9], "next_sentence_positions")): _HABANA}
-"""The schemas by the names of their features."""
+"""Maps the set of feature names of a record to its schema."""
 
 
 def read_packed(path: Path) -> Instances:
-    """Return the instances of a packed TFRecord file, or of a folder of them; raises as ``instances_of_records``."""
+    """Return the instances of a packed TFRecord file, or of a folder of them; see ``instances_of_records``."""
     return instances_of_records(path, _unpack)
 
 
@@ -80,32 +80,32 @@ def _unpack(features: Mapping[str, Feature], where: str) -> Iterator[tuple[Sizes
     if schema is None:
         names = ", ".join(sorted(features))[:200]
         raise DataError(f"{where} has the features {names!r}; expected those of packed instances")
-    tokens, mask, segments, places = (_numbers(features, name, where) for name in schema[:4])
+    tokens, mask, segments, offsets = (_numbers(features, name, where) for name in schema[:4])
     positions, labels, prediction_mask = (_numbers(features, name, where) for name in schema[4:7])
     pair_labels, pair_mask = (_numbers(features, name, where) for name in schema[7:9])
-    _refuse_lengths((tokens, mask, segments, places), where)
+    _refuse_lengths((tokens, mask, segments, offsets), where)
     _refuse_lengths((positions, labels, prediction_mask), where)
     _refuse_lengths((pair_labels, pair_mask), where)
     if schema.backwards:
         pair_labels, pair_mask = pair_labels[::-1], pair_mask[::-1]
     count = int(np.count_nonzero(pair_mask))
     if not (pair_mask[:count] == 1).all() or {*mask.tolist(), *prediction_mask.tolist()} - {*range(count + 1)}:
-        raise DataError(f"{where}: its masks do not number {count} instances")
+        raise DataError(f"{where}: the masks do not number {count} instances; the file is damaged")
     if tokens[mask == 0].any() or labels[prediction_mask == 0].any():
-        raise DataError(f"{where}: has tokens or labels that belong to no instance")
+        raise DataError(f"{where}: tokens or labels belong to no instance; the file is damaged")
     sizes = len(tokens), len(labels)
     for number in range(1, count + 1):
         slots = np.flatnonzero(mask == number)
-        slots = slots[np.argsort(places[slots], kind="stable")]
+        slots = slots[np.argsort(offsets[slots], kind="stable")]
         chosen = prediction_mask == number
-        its_positions = positions[chosen]
-        if not np.array_equal(places[slots], np.arange(len(slots))) or not np.isin(its_positions, slots).all():
-            raise DataError(f"{where}: the positions of instance {number} are not those of its tokens")
-        order = np.argsort(places[its_positions], kind="stable")
+        masked_slots = positions[chosen]
+        if not np.array_equal(offsets[slots], np.arange(len(slots))) or not np.isin(masked_slots, slots).all():
+            raise DataError(f"{where}: the positions of instance {number} are not those of its tokens; it is damaged")
+        order = np.argsort(offsets[masked_slots], kind="stable")
         instance = Instance(
             tokens=tokens[slots],
             segments=segments[slots],
-            positions=places[its_positions][order],
+            positions=offsets[masked_slots][order],
             labels=labels[chosen][order],
             next_sentence_label=int(pair_labels[number - 1]),
         )
@@ -113,7 +113,7 @@ def _unpack(features: Mapping[str, Feature], where: str) -> Iterator[tuple[Sizes
 
 
 def _numbers(features: Mapping[str, Feature], name: str, where: str) -> Int64s:
-    """The integers of a feature; packers write masks as whole floats, too."""
+    """Return the integers of a feature; some packers write masks as whole floats."""
     value = features.get(name)
     if isinstance(value, np.ndarray) and value.dtype == np.float32 and (value == np.floor(value)).all():
         return value.astype(np.int64)
@@ -122,4 +122,4 @@ def _numbers(features: Mapping[str, Feature], name: str, where: str) -> Int64s:
 
 def _refuse_lengths(lists: tuple[Int64s, ...], where: str) -> None:
     if len({len(values) for values in lists}) > 1:
-        raise DataError(f"{where}: features that belong together are of several lengths")
+        raise DataError(f"{where}: features that belong together have different lengths; the file is damaged")

@@ -1,13 +1,13 @@
-"""From anybody's tokenized file to anybody else's.
+"""Conversion of a tokenized file, folder or store to another format.
 
     convert(Path("wiki.pkl"), Path("stores/wiki"), ConvertOptions(to="store", tokenizer=..., end_of_text="stored"))
 
     read -> split -> end-of-text -> cut or crop -> write        documents: store, megatron, tfrecord, pickle, npy ...
-    read -> pad otherwise                       -> write        instances: bert-tfrecord, ...-remasked, bert-arrow
-    source and target, read again, are the same                 with verify
+    read -> change padding                      -> write        instances: bert-tfrecord, ...-remasked, bert-arrow
+    read source and target again and compare                    with verify
 
-Documents become documents, and instances become instances. The target appears by one rename when all of it is on the
-disk, and nothing is overwritten.
+Documents convert to documents, instances to instances. The target appears by one rename when it is completely on disk,
+and nothing is overwritten.
 """
 
 from collections.abc import Callable, Iterator
@@ -54,24 +54,24 @@ HAVE_FILES_OF_RECORDS: Final = ("tfrecord", "bert-tfrecord", "bert-tfrecord-rema
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions:
-    """How to convert; what is None is taken from the source, or left as it is there.
+    """The options of a conversion; None means as in the source.
 
     Attributes:
-        source_format: one of ``DOCUMENT_SOURCES`` or ``INSTANCE_SOURCES``; None: detected.
-        target_format: one of ``DOCUMENT_FORMATS`` or ``INSTANCE_FORMATS``; None: detected.
-        split: which split of a corpus or data set to read; also what a new store says that it is.
-        verify: compare a store that is the source with its manifest first; at the end read source and target again, and
-            compare them.
-        tokenizer: what made the tokens; a new store needs it.
+        source_format: one of ``DOCUMENT_SOURCES`` or ``INSTANCE_SOURCES``; None detects it.
+        target_format: one of ``DOCUMENT_FORMATS`` or ``INSTANCE_FORMATS``; None detects it.
+        split: the split of a corpus or data set to read, and the split named in the manifest of a new store.
+        verify: first compare a source store with its manifest; at the end read source and target again and compare
+            them.
+        tokenizer: the tokenizer of the tokens; required for a new store.
         end_of_text: ``"stored"``: each document of the target ends with the end-of-text token; ``"inserted"``: none.
-        end_of_text_id: its id, where neither source nor tokenizer tells.
-        split_at_end_of_text: the source's sequences are one stream; a document ends with each end-of-text token.
-        sequence_length: of documents: cut them into sequences of so many tokens. Of instances: pad to so many.
-        stride: tokens from one sequence's beginning to the next one's; None: no overlap.
-        crop: keep the first ``sequence_length`` tokens of each document that has as many, instead of cutting all.
-        max_predictions: predictions that instances are padded to.
+        end_of_text_id: the id of the end-of-text token, if neither source nor tokenizer defines it.
+        split_at_end_of_text: treat the source as one stream in which each end-of-text token ends a document.
+        sequence_length: for documents, cut them into sequences of this length; for instances, pad to this length.
+        stride: tokens from the start of one sequence to the start of the next; None means no overlap.
+        crop: keep only the first ``sequence_length`` tokens of each document that is at least that long.
+        max_predictions: number of predictions to pad instances to.
         pad_position: the position of empty slots in remasked records.
-        records_per_file: write TFRecords to a folder of files of so many records each.
+        records_per_file: write a folder of TFRecord files with this number of records each.
     """
 
     source_format: str | None = None
@@ -92,15 +92,15 @@ class ConvertOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertReport:
-    """What a conversion did.
+    """The result of a conversion.
 
     Attributes:
-        source, source_format, target, target_format: from where to where.
+        source, source_format, target, target_format: the paths and formats.
         kind: ``"documents"`` or ``"instances"``.
-        items, tokens: how many of the kind were written, and the tokens in them.
-        joined_sentences: the source's documents have sentences, which the target's do not.
-        left_out_documents, left_out_tokens: what a cut did not keep.
-        verified: source and target were read again and are the same.
+        items, tokens: number of documents or instances written, and of tokens in them.
+        joined_sentences: whether the sentences of the source's documents were joined.
+        left_out_documents, left_out_tokens: number of documents and tokens dropped by cutting or cropping.
+        verified: whether source and target were read again and compared.
     """
 
     source: Path
@@ -118,7 +118,7 @@ class ConvertReport:
 
 @dataclass(kw_only=True)
 class _Count:
-    """Items and tokens of the iteration that began last."""
+    """Number of items and tokens in the most recent iteration."""
 
     items: int = 0
     tokens: int = 0
@@ -132,24 +132,24 @@ def convert(
 ) -> ConvertReport:
     """Convert a tokenized file, folder or store to a new one.
 
-    ``on_progress`` is called now and then with the items and tokens so far.
+    ``on_progress`` is called periodically with the number of items and tokens so far.
 
     Raises:
-        UserError: an option does not apply, something is missing that only the user knows, or the target is there.
-        DataError: the source is damaged, or not what its manifest says, or holds nothing.
-        StorageError: the disk is full, read-only or failing, or the target is not the same when read again.
+        UserError: an option does not apply or a required one is missing, or the target exists.
+        DataError: the source is damaged, does not match its manifest, or is empty.
+        StorageError: the disk is full, read-only or failing, or the target differs when read again.
     """
     source_format = options.source_format or detect_source(source)
     target_format = options.target_format or detect_target(target, source_format)
     is_documents = source_format in DOCUMENT_SOURCES
     if is_documents is not (target_format in DOCUMENT_FORMATS):
-        holds = "documents" if is_documents else "BERT's masked instances"
+        content_kind = "documents" if is_documents else "BERT's masked instances"
         fitting = ", ".join(DOCUMENT_FORMATS if is_documents else INSTANCE_FORMATS)
         raise UserError(
-            f"{source_format} holds {holds}, of which no {target_format} can be made; choose one of {fitting}"
+            f"{source_format} has {content_kind}, which cannot be converted to {target_format}; choose one of {fitting}"
         )
     _refuse_useless(source, source_format, target_format, options)
-    if target_format != "megatron":  # whose writer knows its two files, and a half that was left
+    if target_format != "megatron":  # its writer checks for its two files, and can finish an interrupted conversion
         refuse_existing(target)
     make_directory(target.absolute().parent)
     left_out, count = LeftOut(), _Count()
@@ -187,9 +187,9 @@ def convert(
 
 
 def read_documents(path: Path, format_name: str, split: str | None = None) -> Documents:
-    """Return the documents at ``path``, in one of ``DOCUMENT_SOURCES``; ``split`` is for stores.
+    """Return the documents at ``path`` in a format of ``DOCUMENT_SOURCES``; ``split`` applies to stores.
 
-    Raises UserError if a corpus has several splits and none was chosen, DataError if the source is missing or damaged.
+    Raises UserError if a corpus has several splits and none is chosen, DataError if the source is missing or damaged.
     """
     readers: dict[str, Callable[[Path], Documents]] = {
         "store": partial(read_store, split=split),
@@ -204,9 +204,10 @@ def read_documents(path: Path, format_name: str, split: str | None = None) -> Do
 
 
 def read_instances(path: Path, format_name: str, split: str | None = None) -> Instances:
-    """Return the instances at ``path``, in one of ``INSTANCE_SOURCES``; ``split`` is for Arrow data sets.
+    """Return the instances at ``path`` in a format of ``INSTANCE_SOURCES``; ``split`` applies to Arrow data sets.
 
-    Raises UserError if one of several splits has to be chosen or an extra is not installed, DataError as above.
+    Raises UserError if there are several splits and none is chosen or an extra is not installed, DataError if the
+    source is missing or damaged.
     """
     readers: dict[str, Callable[[Path], Instances]] = {
         "bert-tfrecord": read_plain,
@@ -218,15 +219,15 @@ def read_instances(path: Path, format_name: str, split: str | None = None) -> In
 
 
 def _refuse_useless(source: Path, source_format: str, target_format: str, options: ConvertOptions) -> None:
-    """Raise UserError if an option was given that would have no effect."""
+    """Raise UserError for an option that has no effect."""
     of_documents, is_remasked = source_format in DOCUMENT_SOURCES, target_format == "bert-tfrecord-remasked"
     has_splits = source_format == "bert-arrow" or (source_format == "store" and bool(splits_of(source)))
-    places_ends = target_format == "store" or options.end_of_text is not None or options.split_at_end_of_text
+    uses_ends = target_format == "store" or options.end_of_text is not None or options.split_at_end_of_text
     useful = {
         "split": has_splits or target_format == "store",
         "tokenizer": of_documents,
         "end_of_text": of_documents,
-        "end_of_text_id": of_documents and places_ends,
+        "end_of_text_id": of_documents and uses_ends,
         "split_at_end_of_text": of_documents,
         "stride": of_documents and options.sequence_length is not None and not options.crop,
         "crop": of_documents and options.sequence_length is not None,
@@ -239,34 +240,39 @@ def _refuse_useless(source: Path, source_format: str, target_format: str, option
         value = getattr(options, name)
         if value is not None and value is not False and not is_useful:
             option = f"--{name.replace('_', '-')}"
-            raise UserError(f"{option} has no effect from {source_format} to {target_format} as asked; leave it out")
+            raise UserError(
+                f"{option} has no effect in this conversion from {source_format} to {target_format}; remove it"
+            )
     if target_format == "store" and options.split not in (None, *SPLITS):
-        raise UserError(f"a store is of the split {' or '.join(SPLITS)}, not {options.split!r:.40}; change --split")
+        raise UserError(f"--split is {options.split!r:.40}; for a store, expected {' or '.join(SPLITS)}")
 
 
 def _prepare(documents: Documents, target_format: str, options: ConvertOptions, left_out: LeftOut) -> Documents:
-    """The documents as the target is to have them."""
+    """Apply the options to the documents. Raises UserError if they conflict, or a required one is missing."""
     if options.tokenizer:
         _refuse_other_end(documents, options.tokenizer, options)
         documents = with_tokenizer(documents, options.tokenizer)
     if options.end_of_text_id is not None:
         if documents.end_of_text_id not in (None, options.end_of_text_id):
             raise UserError(
-                f"the end-of-text token is {documents.end_of_text_id} by the source or tokenizer, not "
-                f"{options.end_of_text_id}; leave out --end-of-text-id"
+                f"--end-of-text-id is {options.end_of_text_id}, but the source or tokenizer has the end-of-text token "
+                f"{documents.end_of_text_id}; remove --end-of-text-id"
             )
         largest = (documents.vocab_size or 1 << 31) - 1
         if options.end_of_text_id > largest:
-            raise UserError(f"--end-of-text-id {options.end_of_text_id} is no token: expected 0 to {largest:,}")
+            raise UserError(f"--end-of-text-id {options.end_of_text_id} is not a token id; expected 0 to {largest:,}")
         documents = replace(documents, end_of_text_id=options.end_of_text_id)
     end_of_text = _end_of_text(documents, options) if target_format == "store" else options.end_of_text
     if target_format == "store" and end_of_text is None:
-        raise UserError("a store says where end-of-text tokens are; give --end-of-text stored or inserted")
-    is_placed = end_of_text not in (None, "absent")
-    needed = "--end-of-text" if is_placed else "--split-at-end-of-text" if options.split_at_end_of_text else None
+        raise UserError(
+            "a store records whether end-of-text tokens are stored, but the source does not; add --end-of-text stored "
+            "or --end-of-text inserted"
+        )
+    changes_ends = end_of_text not in (None, "absent")
+    needed = "--end-of-text" if changes_ends else "--split-at-end-of-text" if options.split_at_end_of_text else None
     if needed and documents.end_of_text_id is None:
-        given = "--end-of-text-id" if documents.tokenizer else "--tokenizer or --end-of-text-id"
-        raise UserError(f"{needed} needs to know the end-of-text token; give {given}")
+        missing = "--end-of-text-id" if documents.tokenizer else "--tokenizer or --end-of-text-id"
+        raise UserError(f"{needed} requires the id of the end-of-text token; add {missing}")
     if options.split_at_end_of_text:
         documents = split_at_end_of_text(documents)
     if end_of_text:
@@ -279,25 +285,25 @@ def _prepare(documents: Documents, target_format: str, options: ConvertOptions, 
 
 
 def _end_of_text(documents: Documents, options: ConvertOptions) -> EndOfText | None:
-    """Return how a store of the documents is to have end-of-text tokens; None where nobody says."""
+    """Return ``end_of_text`` of a store of the documents; None if neither source nor options define it."""
     if documents.tokenizer is None or documents.tokenizer.end_of_text_id is not None:
-        is_said = documents.end_of_text != "absent" or not options.split_at_end_of_text
-        return options.end_of_text or (documents.end_of_text if is_said else None)
+        is_known = documents.end_of_text != "absent" or not options.split_at_end_of_text
+        return options.end_of_text or (documents.end_of_text if is_known else None)
     useless = options.end_of_text_id is not None and not options.split_at_end_of_text
     for name, is_given in (("--end-of-text", options.end_of_text), ("--end-of-text-id", useless)):
         if is_given:
-            raise UserError(f"the tokenizer has no end-of-text token, and so no store of its tokens; leave out {name}")
+            raise UserError(f"the tokenizer has no end-of-text token, so the store has none; remove {name}")
     return "absent"
 
 
 def _refuse_other_end(documents: Documents, tokenizer: Tokenizer, options: ConvertOptions) -> None:
-    """Raise UserError if a stranger's documents end with a token that this tokenizer has for something else."""
+    """Raise UserError if the documents, of an unknown tokenizer, end with another token than this tokenizer's."""
     found, own = documents.end_of_text_id, tokenizer.end_of_text_id
     is_known = documents.tokenizer is not None or own is None  # a tokenizer without one makes no such token
     if not is_known and found not in (None, own) and options.end_of_text is None:
         raise UserError(
-            f"each document of {documents.files[0]} ends with token {found}, but the tokenizer has token {own} for "
-            "that; name the one that made the tokens, or say what to do with --end-of-text"
+            f"each document of {documents.files[0]} ends with token {found}, but the tokenizer's end-of-text token is "
+            f"{own}; use the tokenizer that made the tokens, or add --end-of-text"
         )
 
 
@@ -320,7 +326,7 @@ def _write(target: Path, target_format: str, content: Any, options: ConvertOptio
 
 
 def _counted(content: Any, source: Path, count: _Count, on_progress: OnProgress) -> Any:
-    """The same documents or instances, counted while they are iterated; that there is none is an error."""
+    """Return the documents or instances, counted during iteration, which raises DataError if there are none."""
 
     def read() -> Iterator[TokenDocument | Instance]:
         count.items = count.tokens = 0
@@ -331,13 +337,13 @@ def _counted(content: Any, source: Path, count: _Count, on_progress: OnProgress)
             if not count.items & 0x3FF:
                 on_progress(count.items, count.tokens)
         if not count.items:
-            raise DataError(f"{source}: nothing of it is left to write; it is empty, or shorter than one sequence")
+            raise DataError(f"{source}: nothing to write; the source is empty, or shorter than one sequence")
 
     return replace(content, read=read)
 
 
 def _compare(content: Documents | Instances, written: Documents | Instances, target: Path) -> None:
-    """Raise StorageError unless the target, read again, holds what was to be written."""
+    """Raise StorageError unless the target, read again, has the content that was to be written."""
     what = "document" if isinstance(content, Documents) else "instance"
     pairs: Iterator[tuple[Any, Any]] = zip_longest(content, written)
     for number, (old, new) in enumerate(pairs):
@@ -349,6 +355,6 @@ def _compare(content: Documents | Instances, written: Documents | Instances, tar
             same = same and (old.sizes is None or new.sizes is None or np.array_equal(old.sizes, new.sizes))
         if not same:
             raise StorageError(
-                f"{target} is not what was written: {what} {number} differs from the source; check the disk, remove "
-                "it and convert again"
+                f"{target} differs from what was written in {what} {number}; check the disk, remove the target and "
+                "convert again"
             )

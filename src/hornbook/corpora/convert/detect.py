@@ -1,13 +1,13 @@
-"""Which format is it? Told by what is there for a source, by the name for a target, where nobody says.
+"""Detection of formats: of a source by its content or name, of a target by its name.
 
     corpora/mine (a manifest, a .idx)     store           wiki.pkl, wiki.pickle        pickle
     data/pile_text_document               megatron        seqlen_128.train.npy         npy
     x.tfrecord, a folder of them          tfrecord, bert-tfrecord, ...-remasked or ...-packed, by the first record
-    a file that begins as one does        the same
+    a file that begins with a record      the same
     a folder with state.json, x.arrow     bert-arrow
-    a file that begins as llm.c's         llm.c
+    a file with llm.c's header            llm.c
 
-Raw tokens, as nanoGPT's, need ``--from``, as does a file of a strange name; a folder as target needs ``--to``.
+Raw tokens, such as nanoGPT's, and files with unknown suffixes need ``--from``; a folder as target needs ``--to``.
 """
 
 from pathlib import Path
@@ -36,11 +36,11 @@ _SCHEMAS: Final = {
 
 
 def detect_source(path: Path) -> str:
-    """The format of what is at ``path``.
+    """Return the format of the file, folder or prefix at ``path``.
 
     Raises:
-        UserError: nothing is there, or it looks like none of the formats.
-        DataError: a TFRecord file is damaged, or of a schema that is not known.
+        UserError: it does not exist, or its format is not recognized.
+        DataError: a TFRecord file is damaged, or has an unknown schema.
     """
     found: str | None
     if path.is_dir():
@@ -55,7 +55,7 @@ def detect_source(path: Path) -> str:
     elif index_paths(megatron_prefix(path))[1].is_file():
         found = "store" if (path.parent / MANIFEST).exists() and path.stem == "tokens" else "megatron"
     elif not path.exists():
-        raise UserError(f"{path}: there is no such file, folder, or prefix of a .bin and .idx; check the source")
+        raise UserError(f"{path}: no such file, folder, or prefix of a .bin and .idx; check the source")
     elif ".tfrecord" in path.name:
         found = _detect_schema(path)
     elif is_llmc(path):
@@ -68,27 +68,27 @@ def detect_source(path: Path) -> str:
         found = _detect_schema(path)
     if found is None:
         known = ", ".join((*DOCUMENT_SOURCES, *INSTANCE_SOURCES))
-        raise UserError(f"{path}: its format cannot be told from its name; say it with --from, one of {known}")
+        raise UserError(f"{path}: the format is not recognized; set it with --from to one of {known}")
     return found
 
 
 def detect_target(path: Path, source_format: str) -> str:
-    """The format that a target's name asks for, given that of the source. Raises UserError if it asks for none."""
+    """Return the format for the name of a target, given that of the source. Raises UserError if there is none."""
     if path.suffix == ".tfrecord":
         return "tfrecord" if source_format in DOCUMENT_SOURCES else "bert-tfrecord"
     if path.suffix in _ENDINGS:
         return _ENDINGS[path.suffix]
     fitting = DOCUMENT_FORMATS if source_format in DOCUMENT_SOURCES else INSTANCE_FORMATS
-    raise UserError(f"the name {path} does not tell the format; give --to with one of {', '.join(fitting)}")
+    raise UserError(f"{path}: no format has this suffix; set it with --to to one of {', '.join(fitting)}")
 
 
 def _detect_schema(path: Path) -> str:
-    """The format by the features of the first record."""
+    """Return the format for the features of the first record. Raises DataError."""
     for _, features in read_examples(find_tfrecords(path)):
         if (found := _SCHEMAS.get(frozenset(features))) is None:
             names = ", ".join(sorted(features))[:200]
             raise DataError(
-                f"{path}: its first record has the features {names!r}; expected input_ids alone, or those of BERT"
+                f"{path}: the first record has the features {names!r}; expected only input_ids, or those of BERT"
             )
         return found
-    raise DataError(f"{path}: holds no record")
+    raise DataError(f"{path}: no records; expected at least one")

@@ -1,8 +1,8 @@
-"""GPT-2's TFRecord of systems B and D: records with one feature, ``input_ids``, of int64.
+"""Reader and writer of the GPT-2 TFRecords of systems B and D, which have one feature, ``input_ids``, of int64.
 
-    {"input_ids": [464, 3797, 3332, ...]}      one record a sequence, of one length or of many
+    {"input_ids": [464, 3797, 3332, ...]}      one record per sequence, of equal or different lengths
 
-Systems B and D cut a stream into sequences of 128 or 129 tokens, into files ``data_<i>.tfrecord``.
+Systems B and D cut a stream into sequences of 128 or 129 tokens, in files ``data_<i>.tfrecord``.
 """
 
 from collections.abc import Iterator
@@ -28,21 +28,21 @@ def read_gpt2_tfrecords(path: Path) -> Documents:
             where = f"{files[record.file]}: the record at byte {record.offset}"
             if set(features) != FEATURES:
                 found = ", ".join(sorted(features))[:200]
-                raise DataError(f"{where} has the features {found!r}; expected input_ids alone")
+                raise DataError(f"{where} has the features {found!r}; expected only input_ids")
             yield TokenDocument(as_tokens(integers(features, "input_ids", where), where), record.file, record.offset)
 
     return Documents(files=tuple(map(str, files)), read=read)
 
 
 def write_gpt2_tfrecords(path: Path, documents: Documents, records_per_file: int | None = None) -> None:
-    """Write a record a document, as ``write_records``. Raises UserError if a document is too long for a record."""
+    """Write one record per document; see ``write_records``. Raises UserError if a document is too long for a record."""
 
     def records() -> Iterator[bytes]:
         for number, document in enumerate(documents):
             record = encode_example({"input_ids": document.tokens.astype(np.int64)})
             if len(record) > MAX_RECORD_BYTES:
                 size = f"{len(document.tokens)} tokens"
-                raise UserError(f"document {number} has {size}, too many for a record; give --sequence-length")
+                raise UserError(f"document {number} has {size}, too many for a record; add --sequence-length")
             yield record
 
     write_records(path, records(), records_per_file=records_per_file)

@@ -1,9 +1,9 @@
-"""The ``.npy`` of system A: an array [sequences, length] of token ids, in numpy's own format.
+"""Reader and writer of system A's ``.npy``: an array [sequences, length] of token ids in numpy's format.
 
     {'descr': '<i4', 'fortran_order': False, 'shape': (1165, 128), }  ...tokens
 
-An array of one dimension is a stream of tokens, which is read as one document. Any integer type is read, mapped into
-memory; int32 is written, which numpy and TensorFlow take as they are. Writing reads the documents twice, to count them.
+A one-dimensional array is a stream of tokens, read as one document. Reading memory-maps any integer dtype; writing uses
+int32, which numpy and TensorFlow can read directly. Writing iterates the documents twice, the first time to count them.
 """
 
 import re
@@ -24,15 +24,15 @@ _INTEGER: Final = re.compile(r"[<>|]([iu])([1248])")
 
 
 def read_npy(path: Path) -> Documents:
-    """Read the rows of a ``.npy`` as documents, or all of it as one. Raises DataError if it holds no token ids."""
+    """Read the rows of a ``.npy``, or a one-dimensional one, as documents. Raises DataError for other content."""
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file; expected a .npy")
+        raise DataError(f"{path}: no such file; expected a .npy")
     header = read_header(path)
     descr, shape = header.descr, header.shape
     if not isinstance(descr, str) or not _INTEGER.fullmatch(descr):
-        raise DataError(f"{path}: its items are of type {str(descr)[:60]!r}; expected integers, as in '<i4'")
-    if len(shape) not in (1, 2) or not all(shape):  # rows without tokens could be any number of rows
-        raise DataError(f"{path}: its shape is {str(shape)[:60]}; expected (sequences, tokens of each), or (tokens,)")
+        raise DataError(f"{path}: the dtype is {str(descr)[:60]!r}; expected integers, such as '<i4'")
+    if len(shape) not in (1, 2) or not all(shape):  # a forged header could state any number of empty rows
+        raise DataError(f"{path}: the shape is {str(shape)[:60]}; expected (sequences, length) or (tokens,)")
     array = np.atleast_2d(map_items(path, header, np.dtype(descr)))
 
     def read() -> Iterator[TokenDocument]:
@@ -44,18 +44,18 @@ def read_npy(path: Path) -> Documents:
 
 
 def write_npy(path: Path, documents: Documents) -> None:
-    """Write documents of one length as int32[documents, length]. Raises UserError if they have several lengths."""
+    """Write documents of equal length as int32[num_documents, length]. Raises UserError if their lengths differ."""
     num_rows = length = 0
     for document in documents:
         if num_rows and len(document.tokens) != length:
             raise UserError(
-                f"document {num_rows} has {len(document.tokens)} tokens and those before it {length}, but a .npy has "
-                "rows of one length; give --sequence-length"
+                f"document {num_rows} has {len(document.tokens)} tokens and those before it {length}, but the rows of "
+                "a .npy have equal lengths; add --sequence-length"
             )
         length = len(document.tokens)
         num_rows += 1
     if not length:
-        raise UserError("the documents have no tokens, but a row of a .npy has one at least; give --sequence-length")
+        raise UserError("the documents have no tokens, but a row of a .npy needs at least one; add --sequence-length")
     dtype = TOKEN.newbyteorder("<")
     rows = (document.tokens.astype(dtype).tobytes() for document in documents)
     replace_file(path, buffered(chain((npy_header((num_rows, length), dtype),), rows)))

@@ -1,12 +1,12 @@
-r"""System B's pickled token lists, read without unpickling: a list of articles, each a list of token ids.
+r"""Reader and writer of system B's pickled lists of articles, each a list of token ids, without unpickling.
 
     [[5, 300], [7]]     80 02  ]  (  ](K\x05M\x2c\x01e  ](K\x07e  e  .             protocol 2, without its memo marks
                         proto  list  mark and items, appended ...      stop
 
-A pickle is a program for a stack machine. This one knows lists, integers and how to append; a name to import, a call, a
-string, a tuple or a reference ends it in one line, before anything is made of it. Nothing of Python's pickle module
-takes part. Articles are given as they are appended, so memory holds one batch of the writer's, a thousand articles. A
-flat list of integers is one document. What is written has the bytes of ``pickle.dump(lists, protocol=2)``.
+A pickle is a program for a stack machine. The machine here implements only lists, integers and appending; an import, a
+call, a string, a tuple or a reference is an error before it has any effect. Python's pickle module is not used.
+Articles are yielded when they are appended, so memory holds one batch of the writer, a thousand articles. A flat list
+of integers is one document. The writer gives the same bytes as ``pickle.dump(lists, protocol=2)``.
 """
 
 import mmap
@@ -26,20 +26,20 @@ from hornbook.formats.tfrecord import buffered
 from hornbook.storage import replace_file
 from hornbook.storage.system import storage_errors
 
-_BATCH: Final = 1000  # as CPython's pickler appends
+_BATCH: Final = 1000  # the batch size of CPython's pickler
 _MOST_ON_STACK: Final = 1 << 16
 _LONGEST_PROTOCOL: Final = 5
 
 _INTEGER: Final = re.compile(rb"K.|M..|J....", re.DOTALL)
 _INTEGERS: Final = re.compile(rb"(?:K.|M..|J....){1,65536}+", re.DOTALL)
 _SKIPPED: Final = {b"q": 1, b"r": 4, b"\x94": 0, b"\x95": 8}
-"""Opcodes that put a list into the memo, or begin a frame, by the bytes of their argument; nothing is kept."""
+"""Ignored opcodes, which store to the memo or begin a frame, with the size of their argument in bytes."""
 _LINE: Final = re.compile(rb"-?[0-9]{1,19}L?\n")
 _REFUSED: Final = {b"g": "GET", b"h": "BINGET", b"j": "LONG_BINGET"}
 
 
 class _List:
-    """A list of integers that is being made, at ``offset`` in the file; of lists, none is kept."""
+    """A list under construction, at ``offset`` in the file; it stores integers, but not the lists appended to it."""
 
     def __init__(self, offset: int) -> None:
         self.offset = offset
@@ -53,7 +53,7 @@ class _List:
 
 
 class _Mark:
-    """Where the items of a batch begin on the stack."""
+    """The mark below the items of a batch on the stack."""
 
 
 _Entry = _List | _Mark | Int64s
@@ -64,19 +64,19 @@ class _Article(NamedTuple):
     offset: int
 
 
-class _Refused(Exception):  # noqa: N818 - becomes a DataError, which knows the file
-    """The pickle holds more than lists of integers, or is damaged."""
+class _Refused(Exception):  # noqa: N818 - converted to a DataError that names the file
+    """The pickle has other content than lists of integers, or is damaged."""
 
 
 def read_pickle(path: Path) -> Documents:
-    """Read the articles of a pickle as documents, running nothing. Raises DataError if it holds anything else."""
+    """Read the articles of a pickle as documents, without executing it. Raises DataError for any other content."""
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file; expected a pickle of lists of token ids")
+        raise DataError(f"{path}: no such file; expected a pickle of lists of token ids")
 
     def read() -> Iterator[TokenDocument]:
         with storage_errors("read", path), path.open("rb") as file:
             if not path.stat().st_size:
-                raise DataError(f"{path}: is empty; expected a pickle of lists of token ids")
+                raise DataError(f"{path}: the file is empty; expected a pickle of lists of token ids")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 try:
                     for number, article in enumerate(_Machine(data).run()):
@@ -84,14 +84,14 @@ def read_pickle(path: Path) -> Documents:
                         yield TokenDocument(tokens.astype(TOKEN), 0, article.offset)
                 except _Refused as error:
                     raise DataError(
-                        f"{path}: {error}; expected a pickle of lists of token ids, and nothing of it was run"
+                        f"{path}: {error}; expected a pickle of lists of token ids (nothing was executed)"
                     ) from None
 
     return Documents(files=(str(path),), read=read)
 
 
 def write_pickle(path: Path, documents: Documents) -> None:
-    """Write a list of lists of integers, as ``pickle.dump(lists, file, protocol=2)`` would."""
+    """Write a list of lists of integers, byte for byte like ``pickle.dump(lists, file, protocol=2)``."""
     replace_file(path, buffered(_pickle(documents)))
 
 
@@ -100,19 +100,19 @@ class _Machine:
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
-        self._place = 0
+        self._position = 0
         self._stack: list[_Entry] = []
         self._items: type | None = None
 
     def run(self) -> Iterator[_Article]:
-        """Yield the articles, as they are appended to the outer list."""
+        """Yield each article when it is appended to the outer list."""
         while (opcode := self._take(1)) != b".":
             if opcode in b"KMJ":
                 self._push(self._integers())
             elif opcode in b"IL" or opcode == b"\x8a":
                 self._push(self._long_integer(opcode))
             elif opcode == b"]":
-                self._push(_List(self._place - 1))
+                self._push(_List(self._position - 1))
             elif opcode == b"(":
                 self._push(_Mark())
             elif opcode in b"ael":
@@ -121,32 +121,32 @@ class _Machine:
                 self._skip(opcode)
         if len(self._stack) != 1 or not isinstance(self._stack[0], _List):
             raise _Refused("it does not end with one list")
-        if self._place != len(self._data):
-            raise _Refused(f"{len(self._data) - self._place} bytes follow behind its end")
+        if self._position != len(self._data):
+            raise _Refused(f"{len(self._data) - self._position} bytes follow its end")
         if self._items is np.ndarray:
             yield self._stack[0].article()
 
     def _take(self, size: int) -> bytes:
-        taken = self._data[self._place : self._place + size]
+        taken = self._data[self._position : self._position + size]
         if len(taken) < size:
-            raise _Refused(f"it is cut off at byte {self._place}")
-        self._place += size
+            raise _Refused(f"it is cut off at byte {self._position}")
+        self._position += size
         return taken
 
     def _push(self, entry: _Entry) -> None:
         if len(self._stack) >= _MOST_ON_STACK:
-            raise _Refused(f"at byte {self._place} it is nested too deeply")
+            raise _Refused(f"at byte {self._position} it is nested too deeply")
         self._stack.append(entry)
 
     def _integers(self) -> Int64s:
-        """The run of integers whose first opcode was taken."""
-        match = _INTEGERS.match(self._data, self._place - 1)
+        """Return a run of integers, whose first opcode was already read."""
+        match = _INTEGERS.match(self._data, self._position - 1)
         if match is None:
-            raise _Refused(f"it is cut off at byte {self._place}")
-        self._place = match.end()
+            raise _Refused(f"it is cut off at byte {self._position}")
+        self._position = match.end()
         run = match[0]
         lengths = np.fromiter(map(len, _INTEGER.findall(run)), dtype=np.int64)
-        # behind the last integer come zeros, so that each has four bytes
+        # pad with zeros, so that four bytes can be read for each integer
         values = np.frombuffer(run + bytes(3), dtype=np.uint8)
         starts = np.cumsum(lengths) - lengths
         numbers: Int64s = values[starts + 1].astype(np.int64)
@@ -157,41 +157,41 @@ class _Machine:
         return numbers
 
     def _long_integer(self, opcode: bytes) -> Int64s:
-        """An integer as text, or of up to eight bytes; token ids are smaller, but may be written so."""
+        """Return an integer written as text, or in up to eight bytes, as some picklers write even small ones."""
         if opcode == b"\x8a":
             size = self._take(1)[0]
             if size > 8:
-                raise _Refused(f"at byte {self._place} is an integer of {size} bytes")
+                raise _Refused(f"at byte {self._position} is an integer of {size} bytes")
             return np.array([int.from_bytes(self._take(size), "little", signed=True)], dtype=np.int64)
-        match = _LINE.match(self._data, self._place)
+        match = _LINE.match(self._data, self._position)
         if match is None or (opcode == b"I" and match[0] in (b"00\n", b"01\n")):
-            raise _Refused(f"at byte {self._place} is no integer")
-        self._place = match.end()
+            raise _Refused(f"at byte {self._position} is no integer")
+        self._position = match.end()
         number = int(match[0].rstrip(b"L\n"))
         if not -(2**63) <= number < 2**63:
-            raise _Refused(f"at byte {self._place} is an integer of more than 64 bits")
+            raise _Refused(f"at byte {self._position} is an integer of more than 64 bits")
         return np.array([number], dtype=np.int64)
 
     def _append(self, opcode: bytes) -> Iterator[_Article]:
-        """APPEND, APPENDS, or LIST, which makes a list of the items behind the mark."""
+        """Execute APPEND, APPENDS, or LIST, which makes a list of the items after the mark; yield finished articles."""
         items = [self._pop()]
         if opcode != b"a":
             while not isinstance(items[-1], _Mark):
                 items.append(self._pop())
             items = items[-2::-1]
         if opcode == b"l":
-            self._push(_List(self._place - 1))
+            self._push(_List(self._position - 1))
         target = self._stack[-1] if self._stack else None
         is_run = opcode == b"a" and isinstance(items[0], np.ndarray) and len(items[0]) > 1
-        if not isinstance(target, _List) or is_run:  # of a run, the last would be appended to the one before it
-            raise _Refused(f"at byte {self._place} something is appended to what is no list")
+        if not isinstance(target, _List) or is_run:  # APPEND after a run would append its last integer to another one
+            raise _Refused(f"at byte {self._position} an item is appended to something other than a list")
         is_outer = len(self._stack) == 1
         for item in items:
             if isinstance(item, _Mark) or (isinstance(item, _List) and not is_outer):
-                raise _Refused(f"at byte {self._place} lists are nested more than twice")
+                raise _Refused(f"at byte {self._position} lists are nested more than twice")
             if is_outer:
                 if self._items not in (None, type(item)):
-                    raise _Refused(f"at byte {self._place} its items are both lists and integers")
+                    raise _Refused(f"at byte {self._position} its items are both lists and integers")
                 self._items = type(item)
             if isinstance(item, _List):
                 yield item.article()
@@ -200,25 +200,25 @@ class _Machine:
 
     def _pop(self) -> _Entry:
         if not self._stack:
-            raise _Refused(f"at byte {self._place} an item is missing")
+            raise _Refused(f"at byte {self._position} an item is missing")
         return self._stack.pop()
 
     def _skip(self, opcode: bytes) -> None:
-        """What has no effect here: the protocol, frames, and the memo, which nothing may refer to."""
+        """Skip the protocol, frames, and stores to the memo, which nothing may refer to; reject other opcodes."""
         if opcode == b"\x80":
             if (protocol := self._take(1)[0]) > _LONGEST_PROTOCOL:
                 raise _Refused(f"its protocol is {protocol}; 0 to {_LONGEST_PROTOCOL} are known")
         elif opcode in _SKIPPED:
             self._take(_SKIPPED[opcode])
-        elif opcode == b"p" and (match := _LINE.match(self._data, self._place)):
-            self._place = match.end()
+        elif opcode == b"p" and (match := _LINE.match(self._data, self._position)):
+            self._position = match.end()
         else:
             name = f"opcode {_REFUSED.get(opcode, repr(opcode)[2:-1])}"
-            raise _Refused(f"at byte {self._place - 1} it does more than make lists of integers ({name})")
+            raise _Refused(f"at byte {self._position - 1} it has more than lists of integers ({name})")
 
 
 def _pickle(documents: Documents) -> Iterator[bytes]:
-    """The opcodes of a list of lists, with CPython's memo marks, which its unpickler does not need."""
+    """Yield the opcodes of a list of lists, including CPython's memo opcodes, which its unpickler does not need."""
     memo = count()
     yield b"\x80\x02]" + _put(next(memo))
     articles = iter(documents)
@@ -244,7 +244,7 @@ def _put(number: int) -> bytes:
 
 
 def _pickle_integers(tokens: Integers) -> bytes:
-    """Each integer behind K, M or J, in one, two or four bytes."""
+    """Return the integers in one, two or four bytes after the opcode K, M or J."""
     numbers = tokens.astype("<i4")
     rows = np.zeros((len(numbers), 5), dtype=np.uint8)
     rows[:, 1:] = numbers.view(np.uint8).reshape(-1, 4)

@@ -1,12 +1,12 @@
-"""hornbook's token stores and Megatron's ``.bin`` and ``.idx``, as sources and targets of conversions.
+"""Reader and writer of hornbook's token stores and of Megatron's ``.bin`` and ``.idx``.
 
-    store       a folder with tokenizer, manifest and the place of each document: what `corpus build` makes
-    megatron    the two files alone, as Megatron-LM, NeMo and GPT-NeoX have them
+    store       a folder with tokenizer, manifest and the origin of each document, as written by `corpus build`
+    megatron    the two files alone, as used by Megatron-LM, NeMo and GPT-NeoX
 
-A store that is made from others' tokens needs the tokenizer, which tells each document's bytes of text from its
-tokens: a byte-level token stands for a fixed number of bytes; a word piece for its own, so that white space and what
-the vocabulary lacks do not count. Bytes and sentences that a store knows are kept. A wrong tokenizer is noticed only if
-a token is outside its vocabulary.
+A store made from another program's tokens needs the tokenizer to compute the bytes of text of each document: a
+byte-level token decodes to a fixed number of bytes; a word piece counts its own letters, without white space and text
+that the vocabulary cannot represent. Bytes and sentences recorded in a source store are kept. A wrong tokenizer is
+detected only if a token is outside its vocabulary.
 """
 
 from collections.abc import Iterator
@@ -30,9 +30,9 @@ from hornbook.text.tokenizer import Tokenizer
 
 
 def read_store(path: Path, split: str | None = None) -> Documents:
-    """Return the documents of a token store, or of a ``.bin`` and ``.idx``, named as for ``open_store``.
+    """Return the documents of a token store, or of a ``.bin`` and ``.idx``; see ``open_store``.
 
-    Raises UserError if one of several splits has to be chosen, DataError if there is none, or a file is damaged.
+    Raises UserError if there are several splits and none is chosen, DataError if there is none, or a file is damaged.
     """
     store = open_store(path, split_of(path, split))
     manifest, tokenizer = store.manifest, store.tokenizer()
@@ -52,7 +52,7 @@ def read_store(path: Path, split: str | None = None) -> Documents:
 
 
 def split_of(path: Path, split: str | None) -> str:
-    """Return the chosen split of a corpus, or its only one. Raises UserError if there are several."""
+    """Return the chosen split of a corpus, or its only one. Raises UserError if there are several to choose from."""
     splits = splits_of(path)
     if split is None and len(splits) > 1:
         raise UserError(f"{path} has the splits {' and '.join(splits)}; choose one with --split")
@@ -74,41 +74,46 @@ def _documents(store: TokenStore) -> Iterator[TokenDocument]:
 
 
 def write_megatron(path: Path, documents: Documents) -> None:
-    """Write a ``.bin`` and an ``.idx`` at a prefix; the ``.idx`` comes last, and with it the data set.
+    """Write a ``.bin`` and an ``.idx`` at a prefix; the ``.idx`` is renamed last and completes the data set.
 
-    A document is one sequence, or as many as it has sentences. The dtype is the smallest for the vocabulary where that
-    is known, else that of the source, else int32. Raises UserError if one of the files is there already.
+    A document is written as one sequence, or as its sentences. The dtype is the smallest for the vocabulary if that is
+    known, else that of the source, else int32. Raises UserError if one of the files exists.
     """
     target = megatron_prefix(path)
     with working_folder(target) as work:
         new, final = index_paths(work / "tokens"), index_paths(target)
         if not new[0].exists() and new[1].exists() and not final[1].exists():
-            remove_file(final[0])  # by a conversion that was killed between the two renames
+            remove_file(final[0])  # left by a conversion that was killed between the two renames
         refuse_existing(*final)
         with IndexedWriter(make_empty(work) / "tokens", _dtype(documents)) as writer:
             for document in documents:
                 _add(writer, document)
-        for here, there in zip(new, final, strict=True):
-            rename(here, there)
+        for source, final_path in zip(new, final, strict=True):
+            rename(source, final_path)
 
 
 def megatron_prefix(path: Path) -> Path:
-    """``data/pile`` of ``data/pile``, ``data/pile.bin`` or ``data/pile.idx``."""
+    """Return the prefix of a path: ``data/pile`` for ``data/pile``, ``data/pile.bin`` and ``data/pile.idx``."""
     return path.with_suffix("") if path.suffix in (".bin", ".idx") else path
 
 
 def write_store(path: Path, documents: Documents, split: str) -> None:
-    """Write a token store of documents whose tokenizer and end-of-text are known; an error leaves nothing behind.
+    """Write a token store; an error leaves nothing behind.
 
-    ``split`` is what the manifest says, ``"train"`` or ``"validation"``. Raises UserError if the folder is there
-    already.
+    Args:
+        path: the new folder.
+        documents: the documents, with known ``tokenizer`` and ``end_of_text``.
+        split: the split named in the manifest, ``"train"`` or ``"validation"``.
+
+    Raises:
+        UserError: the folder exists, or the tokenizer is not known.
     """
     tokenizer = documents.tokenizer
     if tokenizer is None:
-        raise UserError("a token store has the tokenizer that made its tokens; name it with --tokenizer")
-    assert documents.end_of_text is not None, "the caller knows where end-of-text is"
+        raise UserError("a token store needs the tokenizer of its tokens; add --tokenizer")
+    assert documents.end_of_text is not None, "set by the caller"
     with new_folder(path) as folder:
-        bytes_of_tokens = np.zeros(tokenizer.vocab_size, dtype=np.int64)  # none for special ones, which no text becomes
+        bytes_of_tokens = np.zeros(tokenizer.vocab_size, dtype=np.int64)  # 0 for special tokens
         for token, number in tokenizer.vocab.items():
             bytes_of_tokens[number] = tokenizer.num_bytes(token)
         rows = _write_tokens(folder, documents, bytes_of_tokens)
@@ -119,7 +124,7 @@ def write_store(path: Path, documents: Documents, split: str) -> None:
 
 
 def _write_tokens(folder: Path, documents: Documents, bytes_of_tokens: Int64s) -> NDArray[np.void]:
-    """Write ``tokens.bin`` and ``.idx``; return ``DOCUMENT_ROW`` [number of documents]."""
+    """Write ``tokens.bin`` and ``tokens.idx``; return ``DOCUMENT_ROW`` [num_documents]."""
     rows = bytearray()
     with IndexedWriter(folder / "tokens", _dtype(documents)) as writer:
         for document in documents:
@@ -134,7 +139,8 @@ def _write_tokens(folder: Path, documents: Documents, bytes_of_tokens: Int64s) -
 def _add(writer: IndexedWriter, document: TokenDocument) -> None:
     if len(document.tokens) > np.iinfo(np.int32).max:
         raise UserError(
-            f"a document has {len(document.tokens):,} tokens, more than an .idx can say; give --split-at-end-of-text"
+            f"a document has {len(document.tokens):,} tokens, more than an .idx can represent; add "
+            "--split-at-end-of-text"
         )
     if document.sizes is None:
         writer.add_document(document.tokens)
@@ -144,7 +150,7 @@ def _add(writer: IndexedWriter, document: TokenDocument) -> None:
 
 def _manifest(folder: Path, documents: Documents, tokenizer: Tokenizer, split: str, num_bytes: int) -> Manifest:
     indexed = IndexedFile.open(folder / "tokens")
-    assert documents.end_of_text is not None, "the caller knows where end-of-text is"
+    assert documents.end_of_text is not None, "set by the caller"
     return Manifest(
         num_documents=indexed.num_documents,
         num_tokens=indexed.num_tokens,

@@ -1,13 +1,12 @@
-"""Documents of tokens, whatever file they are in; and what may be made of them on the way to another.
+"""Tokenized documents, independent of the file format, and lazy transformations of them.
 
-    documents          [5 6 7 0] [8 9 0] [1 2 3 4 0]                      0 is the end-of-text token
-    with_end_of_text   "inserted": [5 6 7] [8 9] [1 2 3 4]                "stored" puts it back where it is missing
-    sequences of 3     [5 6 7] [0 8 9] [0 1 2] [3 4 0]                    the documents laid end to end, and cut
-    cropped to 3       [5 6 7]         [1 2 3]                            the beginning of each that has as many
-    split              [5 6 7 0] [8 9 0] [1 2 3 4 0]                      laid end to end, and cut after each 0
+    documents               [5 6 7 0] [8 9 0] [1 2 3 4 0]                 0 is the end-of-text token
+    with_end_of_text        [5 6 7] [8 9] [1 2 3 4]                       "inserted"; "stored" adds missing tokens
+    cut_stream, length 3    [5 6 7] [0 8 9] [0 1 2] [3 4 0]               the documents concatenated, then cut
+    crop, length 3          [5 6 7]         [1 2 3]                       the beginning of each that is long enough
+    split_at_end_of_text    [5 6 7 0] [8 9 0] [1 2 3 4 0]                 concatenated, then cut after each 0
 
-Each is a function from ``Documents`` to ``Documents``, which hold no token until they are iterated, and then one
-document.
+Each is a function from ``Documents`` to ``Documents``; memory holds nothing until iteration, then one document.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,11 +25,14 @@ EndOfText = Literal["stored", "inserted", "absent"]
 
 
 class TokenDocument(NamedTuple):
-    """Tokens [number of tokens] of an integer dtype, not to be written to; and where they are from.
+    """A tokenized document and its origin.
 
-    ``file`` is the number of the file in ``Documents.files``, ``offset`` what is before the document there, in bytes or
-    in rows. ``num_bytes`` of text in UTF-8 and ``sizes``, the tokens of each of its sentences [number of sentences],
-    are None where nobody knows.
+    Attributes:
+        tokens: [num_tokens] of an integer dtype, read-only.
+        file: index of the file in ``Documents.files``.
+        offset: offset of the document in the file, in bytes or rows.
+        num_bytes: bytes of text in UTF-8; None if unknown.
+        sizes: [num_sentences], number of tokens of each sentence; None if unknown.
     """
 
     tokens: Integers
@@ -40,26 +42,26 @@ class TokenDocument(NamedTuple):
     sizes: Integers | None = None
 
     def with_part(self, tokens: Integers) -> "TokenDocument":
-        """Some of its tokens, in its place; of their bytes and sentences nothing is known."""
+        """Return a part of the document with the same origin, without bytes and sentences."""
         return TokenDocument(tokens, self.file, self.offset)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Documents:
-    """The documents of some files, in their order; each iteration reads them again.
+    """The documents of some files, in order; each iteration reads them again.
 
     Attributes:
-        files: the files that they are from.
-        read: begins an iteration; the tokens it gives are ids from 0, below 2**31.
-        end_of_text: ``"stored"``, each document ends with that token; ``"inserted"``, none does, but readers put it in;
-            ``"absent"``, they do not; None: not known.
-        end_of_text_id: its id, None where it is not known.
-        vocab_size: number of ids, None where it is not known.
-        dtype: of the tokens in the files, None where the files leave it open.
-        tokenizer: what made the tokens, None where it is not known.
-        split: the split of a corpus that they are, None where it is not known.
-        sequences: whether they know their sentences.
-        reading: how a store's text was read, as its manifest has it.
+        files: the names of the files.
+        read: starts an iteration; token ids are from 0 to 2**31 - 1.
+        end_of_text: ``"stored"``: each document ends with the end-of-text token; ``"inserted"``: none does, but readers
+            insert it; ``"absent"``: there is none; None: unknown.
+        end_of_text_id: the id of the end-of-text token; None if unknown.
+        vocab_size: number of ids; None if unknown.
+        dtype: the dtype of the tokens in the files; None if the format has none.
+        tokenizer: the tokenizer of the tokens; None if unknown.
+        split: the split of the corpus; None if unknown.
+        sequences: ``"sentences"`` if documents have ``sizes``.
+        reading: the options with which a store's text was read, from its manifest.
     """
 
     files: tuple[str, ...]
@@ -78,32 +80,35 @@ class Documents:
 
 
 def as_tokens(values: Integers, where: str) -> Integers:
-    """Return the values if all are token ids, 0 to 2**31 - 1. Raises DataError, which begins with ``where``."""
+    """Return the values unchanged. Raises DataError, with ``where`` as prefix, unless all are from 0 to 2**31 - 1."""
     if values.size:
         smallest, largest = int(values.min()), int(values.max())
         if smallest < 0 or largest > np.iinfo(TOKEN).max:
             wrong = smallest if smallest < 0 else largest
-            raise DataError(f"{where} holds {wrong}, which is no token id; expected 0 to {np.iinfo(TOKEN).max}")
+            raise DataError(f"{where} has {wrong}, which is not a token id; expected 0 to {np.iinfo(TOKEN).max}")
     return values
 
 
 def with_tokenizer(documents: Documents, tokenizer: Tokenizer) -> Documents:
-    """The documents of a source that does not say what made its tokens.
+    """Return the documents with a known tokenizer, whose vocabulary is checked during iteration.
 
     Raises:
-        UserError: it does say, and it was another tokenizer.
-        DataError: while iterating, a token is outside the vocabulary.
+        UserError: the documents have another tokenizer.
+        DataError: during iteration, a token is outside the vocabulary.
     """
     if documents.tokenizer and documents.tokenizer.digest != tokenizer.digest:
         raise UserError(
-            f"{documents.files[0]} was made with another tokenizer than the one given; leave out --tokenizer"
+            f"{documents.files[0]} was built with a tokenizer other than that of --tokenizer; remove --tokenizer"
         )
 
     def read() -> Iterator[TokenDocument]:
         for document in documents:
             if len(document.tokens) and (largest := int(document.tokens.max())) >= tokenizer.vocab_size:
-                place = f"{documents.files[document.file]}: the document at byte {document.offset}"
-                raise DataError(f"{place} holds token {largest}; the tokenizer has 0 to {tokenizer.vocab_size - 1}")
+                where = f"{documents.files[document.file]}: the document at byte {document.offset}"
+                raise DataError(
+                    f"{where} has token {largest}, but the tokenizer has 0 to {tokenizer.vocab_size - 1}; use the "
+                    "tokenizer that made the tokens"
+                )
             yield document
 
     return replace(
@@ -116,15 +121,15 @@ def with_tokenizer(documents: Documents, tokenizer: Tokenizer) -> Documents:
 
 
 def with_end_of_text(documents: Documents, end_of_text: EndOfText) -> Documents:
-    """The documents with the end-of-text token at the end of each (``"stored"``), or of none (``"inserted"``).
+    """Return the documents with the end-of-text token at the end of each (``"stored"``) or of none (``"inserted"``).
 
-    Only the last token of a document is looked at, and at most one is added or taken away. Of sentences it is part of
-    the last. Where it is to be ``"absent"``, documents stay as they are.
+    Looks only at the last token of a document and adds or removes at most one, which belongs to the last sentence. With
+    ``"absent"``, documents are not changed.
     """
     if end_of_text == "absent":
         return replace(documents, end_of_text=end_of_text)
     token = documents.end_of_text_id
-    assert token is not None, "the caller knows the end-of-text token"
+    assert token is not None, "checked by the caller"
     ending = np.array([token], dtype=TOKEN)
 
     def read() -> Iterator[TokenDocument]:
@@ -141,13 +146,13 @@ def with_end_of_text(documents: Documents, end_of_text: EndOfText) -> Documents:
 
 
 def split_at_end_of_text(documents: Documents) -> Documents:
-    """Cut the documents, taken as one stream, behind each end-of-text token."""
+    """Return the documents concatenated and cut after each end-of-text token."""
     token = documents.end_of_text_id
-    assert token is not None, "the caller knows the end-of-text token"
+    assert token is not None, "checked by the caller"
 
     def read() -> Iterator[TokenDocument]:
         begun: list[TokenDocument] = []
-        # in pieces, so that looking for a token in a stream of billions takes little memory
+        # in pieces, so that the search in a stream of billions of tokens needs little memory
         for sequence in (
             document.with_part(document.tokens[start : start + _PIECE])
             for document in documents
@@ -167,17 +172,17 @@ def split_at_end_of_text(documents: Documents) -> Documents:
 
 @dataclass(kw_only=True)
 class LeftOut:
-    """What a cut left out in the iteration that began last."""
+    """Number of documents and tokens dropped in the most recent iteration."""
 
     documents: int = 0
     tokens: int = 0
 
 
 def cut_stream(documents: Documents, length: int, stride: int, left_out: LeftOut) -> Documents:
-    """Sequences of ``length`` tokens of the documents laid end to end, one every ``stride`` tokens.
+    """Return sequences of ``length`` tokens of the concatenated documents, one every ``stride`` tokens.
 
-    A sequence is said to be where its first token's document is. What none covers, at the end of the last document or
-    between two where the stride is larger than the length, counts as left out.
+    The origin of a sequence is that of the document of its first token. Tokens that no sequence covers, at the end or,
+    if the stride exceeds the length, between sequences, count as left out.
     """
 
     def read() -> Iterator[TokenDocument]:
@@ -196,7 +201,7 @@ def cut_stream(documents: Documents, length: int, stride: int, left_out: LeftOut
                 yield part.with_part(whole[start : start + length])
                 num_sequences += 1
             start += stride
-            held, skip, num_held = _behind(held, start), max(0, start - num_held), max(0, num_held - start)
+            held, skip, num_held = _rest_after(held, start), max(0, start - num_held), max(0, num_held - start)
         covered = length + (num_sequences - 1) * min(stride, length) if num_sequences else 0
         left_out.tokens = num_tokens - covered
 
@@ -204,7 +209,7 @@ def cut_stream(documents: Documents, length: int, stride: int, left_out: LeftOut
 
 
 def crop(documents: Documents, length: int, left_out: LeftOut) -> Documents:
-    """The first ``length`` tokens of each document that has as many, as system A's encoder keeps them."""
+    """Return the first ``length`` tokens of each document that is at least that long, as system A's encoder does."""
 
     def read() -> Iterator[TokenDocument]:
         left_out.documents = left_out.tokens = 0
@@ -220,7 +225,7 @@ def crop(documents: Documents, length: int, left_out: LeftOut) -> Documents:
 
 
 def _with_longer_end(sizes: Integers | None, more: int) -> Integers | None:
-    """The sizes of sentences the last of which has so many more tokens; a sentence begins where there is none."""
+    """Return the sizes with ``more`` added to the last sentence, the last nonempty one if negative; [more] if empty."""
     if sizes is None or not more:
         return sizes
     some = np.array(sizes if len(sizes) else [0], dtype=np.int64)
@@ -229,12 +234,12 @@ def _with_longer_end(sizes: Integers | None, more: int) -> Integers | None:
 
 
 def _join(parts: list[TokenDocument]) -> TokenDocument:
-    """One document of parts, the place of the first."""
+    """Return the parts concatenated, with the origin of the first."""
     return parts[0].with_part(np.concatenate([part.tokens for part in parts])) if len(parts) > 1 else parts[0]
 
 
-def _behind(parts: list[TokenDocument], start: int) -> list[TokenDocument]:
-    """What is left of parts behind their first ``start`` tokens; none that is empty."""
+def _rest_after(parts: list[TokenDocument], start: int) -> list[TokenDocument]:
+    """Return the parts without their first ``start`` tokens, and without empty parts."""
     left = []
     for part in parts:
         if start < len(part.tokens):

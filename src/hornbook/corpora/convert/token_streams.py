@@ -1,12 +1,12 @@
-"""Files of one stream of tokens, without the bounds of documents: nanoGPT's and llm.c's, which are only read.
+"""Readers of token streams without document boundaries: the files of nanoGPT and llm.c.
 
-    nanogpt    train.bin    uint16 tokens, little-endian, and nothing else
+    nanogpt    train.bin    uint16 tokens, little-endian, without a header
     llm.c      train.bin    256 int32: magic, version, number of tokens, zeros; then the tokens
                             20240520, version 1: uint16 (GPT-2)      20240801, version 7: uint32 (Llama 3)
 
-The stream is one document, in which an end-of-text token may stand between any two texts. llm.c's header and size have
-to agree; nothing tells raw tokens from other bytes, so nobody guesses that format. The layout of llm.c is that of its
-``dev/data/data_common.py``.
+The stream is one document, in which texts may be separated by an end-of-text token. llm.c's header must match the file
+size. Raw tokens cannot be distinguished from other bytes, so nanoGPT's format is never detected. The layout of llm.c is
+defined in its ``dev/data/data_common.py``.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _RAW: Final = np.dtype("<u2")
 
 
 def read_nanogpt(path: Path) -> Documents:
-    """Read raw uint16 tokens as one document. Raises DataError if the bytes are odd in number, or llm.c's."""
+    """Read raw uint16 tokens as one document. Raises DataError for an odd number of bytes, or a file of llm.c."""
     if is_llmc(path):
         raise DataError(f"{path}: begins with the header of llm.c; read it with --from llm.c")
     return _stream(path, _RAW, 0, _size(path))
@@ -37,40 +37,40 @@ def read_llmc(path: Path) -> Documents:
     header, size = _header(path), _size(path)
     if header is None or (int(header[0]), int(header[1])) not in _LLMC:
         known = " or ".join(f"{magic}, version {version}" for magic, version in _LLMC)
-        raise DataError(f"{path}: does not begin as a token file of llm.c does, with {known}; it is another file")
+        raise DataError(f"{path}: not a token file of llm.c, which begins with {known}; check the path and --from")
     dtype = _LLMC[int(header[0]), int(header[1])]
     expected = _HEADER.itemsize + int(header[2]) * dtype.itemsize
     if size != expected:
-        raise DataError(f"{path}: has {size} bytes; expected {expected} by its header: it is truncated or damaged")
+        raise DataError(f"{path}: {size} bytes, but the header expects {expected}; the file is truncated or damaged")
     return _stream(path, dtype, _HEADER.itemsize, size)
 
 
 def is_llmc(path: Path) -> bool:
-    """Tell whether a file begins as a token file of llm.c does."""
+    """Return whether a file begins with the magic number of llm.c's token files."""
     header = _header(path)
     return header is not None and any(int(header[0]) == magic for magic, _ in _LLMC)
 
 
 def how_to_convert(path: Path) -> str | None:
-    """Say how to make a store of a file that may be such a stream; None for all others, and where there is none."""
+    """Return the message that tells how to convert a file of tokens to a store; None for other files and folders."""
     command = f"`hornbook corpus convert {path} FOLDER --to store --tokenizer TOKENIZER --end-of-text stored"
     if not path.is_file():
         return None
     if is_llmc(path):
-        return f"{path} is a token file of llm.c; make a store of it with {command} --split-at-end-of-text`"
+        return f"{path} is a token file of llm.c; convert it with {command} --split-at-end-of-text`"
     if path.suffix == ".npy":
-        return f"{path} is an array; if it holds tokens, make a store of it with {command}`"
+        return f"{path} is an array; if it has tokens, convert it with {command}`"
     if path.suffix == ".bin":
         return (
-            f"{path} has no {path.stem}.idx beside it; if it holds raw uint16 tokens, as nanoGPT writes them, make a "
-            f"store of it with {command} --split-at-end-of-text --from nanogpt`"
+            f"{path} has no {path.stem}.idx beside it; if it has raw uint16 tokens, as written by nanoGPT, convert it "
+            f"with {command} --split-at-end-of-text --from nanogpt`"
         )
     return None
 
 
 def _size(path: Path) -> int:
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file; expected tokens")
+        raise DataError(f"{path}: no such file; expected a file of tokens")
     with storage_errors("read", path):
         return path.stat().st_size
 
@@ -86,7 +86,7 @@ def _header(path: Path) -> NDArray[np.int32] | None:
 def _stream(path: Path, dtype: np.dtype[Any], offset: int, size: int) -> Documents:
     if (size - offset) % dtype.itemsize:
         raise DataError(
-            f"{path}: {size} bytes are no whole number of {dtype.name} tokens; it is another file, or damaged"
+            f"{path}: {size} bytes are not a whole number of {dtype.name} tokens; check the path and --from"
         )
 
     def read() -> Iterator[TokenDocument]:

@@ -1,12 +1,12 @@
-"""Executors: ways to take a global batch through forward and backward.
+"""Executors run the forward and backward passes of a global batch.
 
 ::
 
     executor(state, micro_batches, objective, counts, begin)
-        -> sums of the terms, and *global* gradients at ``state.home``
+        -> sums of the terms, and *global* gradients in ``state.home``
 
-``resident``, in `hornbook.engine.step`, keeps the whole model on the device. Pipeline and phased execution take its
-place with the same signature, so the step has no branch for them.
+``resident``, in `hornbook.engine.step`, keeps the whole model on the device. Pipeline and phased execution have the
+same signature, so the step needs no branch for them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from hornbook.samples.batches import Batch
 
 
 class Executor(Protocol):
-    """Forward and backward over a rank's share of the global batch."""
+    """The forward and backward passes of a rank's share of the global batch."""
 
     def __call__(
         self,
@@ -30,17 +30,17 @@ class Executor(Protocol):
         counts: Mapping[str, int],
         begin: Callable[[int], None],
     ) -> dict[str, Tensor]:
-        """Leave the gradient of the global loss at ``state.home`` and return the sums of this rank's terms.
+        """Store the gradient of the global loss in ``state.home`` and return the sums of this rank's terms.
 
         Args:
-            state: its model is in training mode, its home without gradients.
-            micro_batches: all of this rank's, in the host's memory; each is moved when its turn comes.
-            objective: gives the sums of its terms.
+            state: its model is in training mode, its home has no gradients.
+            micro_batches: this rank's, in host memory; each is copied to the device when it is needed.
+            objective: computes the sums.
             counts: scored items of the *global* batch, by term.
-            begin: called with the number of each micro-batch, from 0, before it is computed. It may raise: the step is
-                dropped then, and the caller drops its gradients.
+            begin: called with the number of each micro-batch, from 0, before it is computed. If it raises, the step is
+                abandoned, and the caller drops its gradients.
 
         Returns:
-            By term the sum over this rank's samples, an fp32 scalar without a gradient; zero on a rank that does not
+            The sum of each term over this rank's samples, an fp32 scalar without a gradient; zero on ranks that do not
             hold the head.
         """

@@ -1,4 +1,4 @@
-"""Phased execution: one part of the model on the device at a time, and all micro-batches through it.
+"""Phased execution: each part of the model is loaded to the device in turn and processes all micro-batches.
 
 ::
 
@@ -6,11 +6,11 @@
     both                                                                    | head  b0 b1 b2
     backward    embedding  b0 b1 b2 | block 0  b0 b1 b2 | block 1  b0 b1 b2 |      forward again, then backward
 
-    rows        0: out of the embedding    1: out of block 0    ...    and one row of gradients, which goes down
+    rows        0: output of the embedding    1: output of block 0    ...    and one row of gradients, reused by all
 
-So weights come to the device twice a step, whatever the number of micro-batches, and the hidden states between layers
-go out and come back instead (``Rows``). It is the execution of Graphcore's PopXL ("phased", batch-serialised). Every
-sum is made in the order of resident execution, so that results agree bit for bit.
+So weights are loaded twice a step, independent of the number of micro-batches, and hidden states between layers are
+stored and loaded instead (``Rows``). Graphcore's PopXL calls this phased, or batch-serialised, execution. Sums are
+accumulated in the same order as in resident execution, so results agree bit for bit.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 class Phased:
-    """An executor, which is called, and a ``forward``, for a model whose weights are at a ``PhasedHome``.
+    """The ``Executor``, and with ``forward`` the ``Forward``, of a model whose weights are in a ``PhasedHome``.
 
     Args:
         home: of the model.
@@ -54,7 +54,7 @@ class Phased:
         counts: Mapping[str, int],
         begin: Callable[[int], None],
     ) -> dict[str, Tensor]:
-        """Take all micro-batches through one part after the other (see ``Executor``).
+        """Run all micro-batches through one part after the other (see ``Executor``).
 
         ``begin`` is called for each micro-batch of each phase.
         """
@@ -97,7 +97,7 @@ class Phased:
         objective: Objective,
         counts: Mapping[str, int],
     ) -> dict[str, Tensor]:
-        """Take the head forward and backward; return the sums of the terms."""
+        """Run the head forward and backward; return the sums of the terms."""
         totals = {name: torch.zeros((), dtype=torch.float32, device=self._device) for name in objective.weights}
         for number, batch, states in batches:
             x_BTD = states.pop().requires_grad_()
@@ -105,18 +105,18 @@ class Phased:
             weighted_loss(sums, counts, objective.weights).backward()  # type: ignore[no-untyped-call]
             self.rows.write(self.rows.gradients, number, _gradient(x_BTD))
             totals = {name: total + sums[name].detach() for name, total in totals.items()}
-            del sums, x_BTD  # before the micro-batch after the next one is read
+            del sums, x_BTD  # free the memory before the micro-batch after the next one is read
         self.home.keep("head", leaves)
         return totals
 
     def _return(self, layer: int, leaves: Leaves, batches: Iterator[tuple[int, Batch, list[Tensor]]]) -> None:
-        """Take a block forward again, and backward."""
+        """Run a block forward again, and backward."""
         for number, batch, states in batches:
             gradient, x_BTD = states.pop(), states.pop().requires_grad_()
             y_BTD = self._block(layer, leaves, x_BTD, batch)
             y_BTD.backward(gradient)  # type: ignore[no-untyped-call]
             self.rows.write(self.rows.gradients, number, _gradient(x_BTD))
-            del gradient, x_BTD, y_BTD  # before the micro-batch after the next one is read
+            del gradient, x_BTD, y_BTD  # free the memory before the micro-batch after the next one is read
         self.home.keep(self._blocks[layer], leaves)
 
     def _return_embedding(self, leaves: Leaves, batches: Iterator[tuple[int, Batch, list[Tensor]]]) -> None:
@@ -126,7 +126,7 @@ class Phased:
 
     @torch.no_grad()
     def forward(self, model: LanguageModel, batch: Batch, use: Callable[[Any, Tensor, Batch], Result], /) -> Result:
-        """Take one batch through one part after the other; see ``Forward``."""
+        """Run one batch through one part after the other; see ``Forward``."""
         batch = to_device(batch, self._device)
         with closing(self.home.fetched(["embedding", *self._blocks, "head"])) as fetched:
             x_BTD = self._embedded(next(fetched), batch)
@@ -147,12 +147,12 @@ class Phased:
 
 
 class Rows:
-    """Hidden states between layers, a row of micro-batches for each layer, and a row of their gradients.
+    """The stored hidden states: a row of micro-batches for each layer's output, and one row of gradients.
 
     Args:
-        space: where they are.
+        space: stores them.
         num_layers: of the model.
-        model: gives the size and dtype of hidden states.
+        model: determines the size and dtype of hidden states.
     """
 
     def __init__(self, space: Space, num_layers: int, model: LanguageModel) -> None:
@@ -161,12 +161,12 @@ class Rows:
         self._dtype = model.compute_dtype
         self._shapes: list[tuple[int, ...]] = []
         self._offsets: list[int] = []
-        """Of the micro-batches within a row, and of the row's end."""
+        """Offsets of the micro-batches in a row, in bytes, and of the end of the row."""
         self.gradients = num_layers + 1
         """The number of the row of gradients."""
 
     def lay_out(self, micro_batches: Sequence[Batch]) -> None:
-        """Take room for the rows of a step. Raises StorageError if there is not enough."""
+        """Reserve space for the rows of a step; raises StorageError if there is not enough."""
         self._shapes = [(*batch["tokens"].shape, self._hidden_size) for batch in micro_batches]
         sizes = [batch["tokens"].numel() * self._hidden_size * self._dtype.itemsize for batch in micro_batches]
         self._offsets = [0, *accumulate(sizes)]
@@ -176,7 +176,7 @@ class Rows:
         return row * self._offsets[-1] + self._offsets[number]
 
     def read(self, rows: Sequence[int]) -> Generator[list[Tensor], None, None]:
-        """Yield what ``rows`` hold of one micro-batch after the other, the next ones being on their way."""
+        """Yield the tensors of each micro-batch in ``rows``, while the next ones are being loaded."""
         self.writer.settle()
         numbers = range(len(self._shapes))
         with closing(self.reader.ahead([partial(self._load, rows, number) for number in numbers])) as loaded:
@@ -187,10 +187,10 @@ class Rows:
         return [self._space.load(self._offset(row, number), shape, self._dtype) for row in rows]
 
     def write(self, row: int, number: int, states: Tensor) -> None:
-        """Write the hidden states, or gradients, of a micro-batch to a row, behind the caller."""
+        """Write the hidden states, or gradients, of a micro-batch to a row in the background."""
         self.writer.behind(partial(self._space.save, self._offset(row, number), states.detach()))
 
 
 def _gradient(x_BTD: Tensor) -> Tensor:
-    assert x_BTD.grad is not None, "an objective that looks at no hidden states"
+    assert x_BTD.grad is not None, "the objective uses no hidden states"
     return x_BTD.grad

@@ -1,18 +1,18 @@
-"""Pipeline parallelism: each rank holds some of the layers, and micro-batches go from rank to rank.
+"""Pipeline parallelism: each rank holds some of the layers and sends hidden states to the next.
 
 ::
 
     rank 0   embedding, blocks 0 1    F0 F1 F2    B0 F3 B1    B2    B3        F: forward, B: backward of a micro-batch
     rank 1   blocks 2 3, head            F0 B0 F1 B1 F2 B2 F3 B3              (schedule 1f1b)
 
-The schedules are PyTorch's (`torch.distributed.pipelining`). What goes into them is the *number* of a micro-batch:
-every stage looks the batch up, since all ranks of a pipeline load the same ones. Hidden states travel as
-``[tokens, D]``, padded to the largest micro-batch. The last stage computes the loss, which is divided by global counts.
-Each weight sees the micro-batches in their order, so that gradients equal those of one process bit for bit.
+The schedules are PyTorch's (`torch.distributed.pipelining`). Their input is the *number* of a micro-batch: each stage
+looks up the batch, since all ranks of a pipeline load the same ones. Hidden states are sent as ``[tokens, D]``, padded
+to the largest micro-batch. The last stage computes the loss, divided by global counts. Each weight processes the
+micro-batches in order, so that gradients equal those of one process bit for bit.
 
-A tied table is held twice, by the embedding's rank and by the head's: its values go one way before they are used, its
-gradient comes back once a step. The head's copy belongs to no optimizer and no checkpoint. With the schedule v-shaped
-both are on the first rank, which holds the table once::
+The embedding's rank and the head's rank each hold a tied table: its values are sent to the head before they are used,
+its gradient is sent back once a step. The head's copy is in no optimizer and no checkpoint. With the schedule v-shaped,
+embedding and head are on the first rank, which holds the table once::
 
     rank 0   stage 0: embedding, block 0      stage 3: block 3, head
     rank 1       stage 1: block 1         stage 2: block 2
@@ -44,14 +44,13 @@ Result = TypeVar("Result")
 
 
 class Pipeline:
-    """A model whose layers are spread over ranks: an executor, which is called, and a ``forward``.
+    """The ``Executor``, and with ``forward`` the ``Forward``, of a model whose layers are spread over ranks.
 
     Args:
-        model: on the meta device; ``allocate(device, self.stages)`` gives memory to what this rank holds, the rest
-            stays there.
-        world: gives the ranks of the pipeline.
-        config: the schedule.
-        stages: the layers of each stage; `hornbook.config.pipeline.rank_of` says where they are.
+        model: on the meta device; ``allocate(device, self.stages)`` allocates this rank's layers.
+        world: has the ranks of the pipeline.
+        config: has the schedule.
+        stages: the layers of each stage; `hornbook.config.pipeline.rank_of` maps stages to ranks.
     """
 
     def __init__(
@@ -64,18 +63,18 @@ class Pipeline:
             config.pipeline_schedule,
         )
         self._step = _Step(num_slices=world.sequence.size)
-        self._places = [rank_of(number, world.pipeline.size, self._kind) for number in range(len(stages))]
-        own = [number for number, rank in enumerate(self._places) if rank == world.pipeline.rank]
+        self._rank_of_stage = [rank_of(number, world.pipeline.size, self._kind) for number in range(len(stages))]
+        own = [number for number, rank in enumerate(self._rank_of_stage) if rank == world.pipeline.rank]
         self._stages = {number: Stage(model, number, stages, self._step, is_first=number == own[0]) for number in own}
-        self._table = _TiedTable(model, world, head_rank=self._places[-1])
+        self._table = _TiedTable(model, world, head_rank=self._rank_of_stage[-1])
         self._schedules: dict[int, Any] = {}
         self.idle: list[float] = []
-        """By rank of the pipeline, the share of the last step's forward and backward passes for which it waited for
-        another rank. Measured on a CPU only: a GPU's waits do not block the process."""
+        """The share of the last step's forward and backward passes that each pipeline rank waited for others. Measured
+        on CPUs only: a GPU's waits do not block the process."""
 
     @property
     def stages(self) -> "list[Stage]":
-        """Those of this rank."""
+        """The stages of this rank."""
         return [*self._stages.values()]
 
     def __call__(
@@ -86,7 +85,7 @@ class Pipeline:
         counts: Mapping[str, int],
         begin: Callable[[int], None],
     ) -> dict[str, Tensor]:
-        """Take all micro-batches through the pipeline, round by round (see ``Executor``)."""
+        """Run all micro-batches through the pipeline, round by round (see ``Executor``)."""
         rounds = rounds_of(len(micro_batches), self._ranks.size, self._kind)
         self._table.copy()
         totals = {name: torch.zeros((), device=self._device) for name in objective.weights}
@@ -106,7 +105,7 @@ class Pipeline:
                 first += size
                 numbers = torch.arange(size)
                 given = (numbers,) if 0 in self._stages else ()
-                target = {"target": numbers} if len(self._places) - 1 in self._stages else {}
+                target = {"target": numbers} if len(self._rank_of_stage) - 1 in self._stages else {}
                 self._schedule(size).step(*given, number=numbers, return_outputs=False, **target)
         own_idle = sum(waits) / (time.perf_counter() - start)
         self._table.return_gradient()
@@ -120,9 +119,9 @@ class Pipeline:
 
     @torch.no_grad()
     def forward(self, model: LanguageModel, batch: Batch, use: Callable[[Any, Tensor, Batch], Result], /) -> Result:
-        """Take one batch through the stages, one after the other, and give all ranks what the last one makes of it.
+        """Run one batch through the stages in order and return the result of the last one on all ranks.
 
-        See ``Forward``. ``use`` runs on the head's rank alone.
+        See ``Forward``. ``use`` runs only on the head's rank.
         """
         self._table.copy()
         step, ranks, width = self._step, self._ranks, self._step.width(batch)
@@ -133,16 +132,17 @@ class Pipeline:
             if number - 1 in self._stages:
                 wire = result
             elif number:
-                ranks.move(wire[:width], self._places[number - 1], ranks.rank)
+                ranks.move(wire[:width], self._rank_of_stage[number - 1], ranks.rank)
             result = stage(wire, number=torch.tensor([0]))
             stage.release()
             if stage.head is None and number + 1 not in self._stages:
-                ranks.move(result[:width], ranks.rank, self._places[number + 1])
-        shared: Result = _copied(ranks.share(_copied(result, torch.device("cpu")), self._places[-1]), self._device)
+                ranks.move(result[:width], ranks.rank, self._rank_of_stage[number + 1])
+        on_host = ranks.share(_copied(result, torch.device("cpu")), self._rank_of_stage[-1])
+        shared: Result = _copied(on_host, self._device)
         return shared
 
     def _widen(self, num_tokens: int) -> None:
-        """Make the wires wide enough for micro-batches of so many tokens."""
+        """Enlarge the buffers between stages to ``num_tokens`` per micro-batch if they are smaller."""
         if num_tokens > self._step.capacity:
             self._step.capacity = num_tokens
             self._schedules.clear()
@@ -152,9 +152,9 @@ class Pipeline:
         return torch.empty(num_tokens, hidden_size, dtype=dtype, device=self._device)
 
     def _schedule(self, size: int) -> Any:
-        """Return the schedule of a round of so many micro-batches, made when it is first needed.
+        """Return the schedule of a round of ``size`` micro-batches, created on first use.
 
-        It has one receive buffer for each of them. Shapes are given, or PyTorch would find them by a forward pass.
+        It has a receive buffer for each micro-batch. Without given shapes, PyTorch would infer them by a forward pass.
         """
         if size not in self._schedules:
             from torch.distributed import pipelining
@@ -164,7 +164,7 @@ class Pipeline:
                 pipelining.PipelineStage(
                     stage,
                     number,
-                    len(self._places),
+                    len(self._rank_of_stage),
                     self._device,
                     input_args=(wire if number else torch.zeros(1, dtype=torch.int64),),
                     output_args=(wire if stage.head is None else loss.to(self._device),),
@@ -186,34 +186,34 @@ class Pipeline:
 
 @dataclass
 class _Step:
-    """What the stages of a rank need to know of the current step."""
+    """The state of the current step that the stages of a rank share."""
 
     batches: Sequence[Batch] = ()
-    """Of the round."""
+    """The micro-batches of the round."""
     use: Callable[[Any, Tensor, Batch], Any] | None = None
-    """What the last stage makes of the head, the hidden states and the batch."""
+    """Called by the last stage with the head, the hidden states and the batch."""
     begin: Callable[[int], None] | None = None
     """Called with the number of each micro-batch of a training step before this rank computes it."""
     capacity: int = 0
-    """Tokens of a wire."""
+    """Tokens that a buffer between stages (a wire) holds."""
     num_slices: int = 1
-    """Ranks that share the tokens of a row; one of them sends its slice alone."""
+    """Sequence-parallel ranks, each of which sends its slice of the tokens of a row."""
 
     def width(self, batch: Batch) -> int:
-        """Return how many tokens of a batch go over a wire."""
+        """Return how many tokens of a batch are sent between stages."""
         num_rows, num_tokens = batch["tokens"].shape
         return num_rows * -(-num_tokens // self.num_slices)
 
 
 class Stage(nn.Module):
-    """Some layers of a model, perhaps its embedding or its head, as one module between two wires.
+    """A pipeline stage: some blocks of a model, with the embedding in the first stage and the head in the last.
 
     Args:
-        model: the whole.
+        model: the whole model.
         number: of this stage.
         stages: the layers of each stage.
-        step: tells the micro-batches, and what the last stage computes.
-        is_first: whether a rank's other stages, if any, come after this one.
+        step: has the micro-batches and the function that the last stage computes.
+        is_first: whether this is the rank's first stage.
     """
 
     def __init__(
@@ -227,11 +227,11 @@ class Stage(nn.Module):
 
     @property
     def parts(self) -> list[nn.Module]:
-        """The embedding, each block and the head, as far as they are of this stage."""
+        """The modules of this stage: the embedding, if it has it, its blocks, and the head, if it has it."""
         return [part for part in (self.embedding, *self.blocks, self.head) if part is not None]
 
     def forward(self, wire: Tensor, number: Tensor) -> Any:
-        """Return the next wire ``[capacity, D]`` of the micro-batch ``number``; the last stage returns its result."""
+        """Return the output ``[capacity, D]`` for the micro-batch ``number``; the last stage returns its result."""
         step, device = self._step, next(self.parameters()).device
         if self._is_first and step.begin is not None:
             step.begin(int(number))
@@ -250,7 +250,7 @@ class Stage(nn.Module):
         return self.head(step.use, x_BTD, batch)
 
     def release(self) -> None:
-        """Give up weights that were gathered for a forward pass that no backward pass follows."""
+        """Free weights that were gathered for a forward pass without a backward pass."""
         for module in self.modules():
             reshard = getattr(module, "reshard", None)
             if reshard is not None:
@@ -258,9 +258,9 @@ class Stage(nn.Module):
 
 
 class _TiedTable:
-    """The token table of a model whose embedding is on the first rank of a pipeline and whose head is on another.
+    """The tied token table of a pipeline, whose head may be on another rank than the embedding.
 
-    Where they are on one rank, they share the table, or each has a shard of it.
+    On the same rank, they share the table, or each has a shard of it.
     """
 
     def __init__(self, model: LanguageModel, world: World, head_rank: int) -> None:
@@ -269,7 +269,7 @@ class _TiedTable:
             model.head.hold_copy()
 
     def copy(self) -> None:
-        """Give the head the values of the table, unless it has them."""
+        """Copy the values of the table to the head, unless they are current."""
         if not self._model.head.is_tied or self._is_current:
             return
         if self._head_rank:
@@ -280,7 +280,7 @@ class _TiedTable:
         self._is_current = True
 
     def return_gradient(self) -> None:
-        """Move the head's gradient of the table to the embedding's rank, where it is folded; an update follows."""
+        """Send the head's gradient of the table to the embedding's rank, which adds it; an update follows."""
         self._is_current = False
         table, ranks = self._model.head.table, self._ranks
         if not self._head_rank or not self._model.head.is_tied or not ranks.sum_integers([table.grad is not None])[0]:
@@ -297,7 +297,7 @@ def _begin(begin: Callable[[int], None], first: int, number: int) -> None:
 
 
 def _copied(result: Any, device: torch.device) -> Any:
-    """Return what a ``Forward`` gives, a tensor or a mapping or tuple of tensors, on a device and in its own memory."""
+    """Return a copy on ``device`` of a ``Forward``'s result, a tensor or a mapping or tuple of tensors."""
     if isinstance(result, Tensor):
         return result.detach().to(device, copy=True)
     if isinstance(result, Mapping):

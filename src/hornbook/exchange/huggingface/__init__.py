@@ -1,17 +1,17 @@
-"""Hugging Face folders, read and written: GPT-2, BERT and RoBERTa with their tokenizers.
+"""Read and write Hugging Face folders: GPT-2, BERT and RoBERTa with their tokenizers.
 
 ::
 
     gpt2/  config.json  model.safetensors  vocab.json  merges.txt
       -> read_folder(path)   -> Contents(step=0, tensors={"model": ...}, documents={"recipe": ...}, files=...)
     write_folder(path, contents, dtype="fp32")
-      -> the same files, which ``transformers`` loads with ``AutoModelForCausalLM`` and ``AutoTokenizer``
+      -> the same files, which transformers loads with ``AutoModelForCausalLM`` and ``AutoTokenizer``
 
-What comes out of ``read_folder`` is what a checkpoint holds, so whoever takes the one takes the other. It takes
-checkpoints of TensorFlow, too, since `hornbook.exchange.tensorflow` puts them into transformers' words.
-``gpt2`` and ``encoders`` know names, shapes and options; ``weights`` knows files; ``pickled`` alone may open a pickle;
-``hub`` alone may use the network. The price of a table instead of transformers' own code: a family is read when
-somebody wrote its module, and refused in one line until then.
+``read_folder`` returns the contents of a checkpoint, so code for checkpoints works for folders, too. It also reads
+TensorFlow checkpoints, which `hornbook.exchange.tensorflow` translates to transformers' names. ``gpt2`` and
+``encoders`` define names, shapes and options; ``weights`` reads files; only ``torch_pickles`` opens pickles, and only
+``hub_models`` uses the network. The price of tables instead of transformers' own code: families without a module are
+rejected.
 """
 
 from hornbook.exchange.huggingface.export import write_folder

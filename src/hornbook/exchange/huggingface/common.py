@@ -1,4 +1,4 @@
-"""What the families of models have in common, in transformers' words: activations, defaults, checks of weights."""
+"""What all model families share in the translation to transformers: activations, defaults, checks of weights."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -24,7 +24,7 @@ ACTIVATIONS: Final = {
     "silu": "silu",
     "swish": "silu",
 }
-"""Theirs to ours; of several names for one function, the first is the one that is written."""
+"""transformers' names to hornbook's; of several names for one function, the first is written."""
 
 _FLOATS: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _MOST_LAYERS: Final = 10_000
@@ -32,12 +32,12 @@ _TASKS: Final = {"ForSequenceClassification": "classification", "ForQuestionAnsw
 
 
 class Imported(NamedTuple):
-    """What a family makes of a file's weights.
+    """The imported weights of a file.
 
     Attributes:
-        weights: under our names and in our shapes, fp32.
-        untrained: those of ``weights`` that the file lacks: they are drawn at random.
-        notes: what a user is told about them.
+        weights: weights in hornbook's names and shapes, fp32.
+        untrained: names of ``weights`` that the file lacks, which are random.
+        notes: messages for the user.
     """
 
     weights: dict[str, Tensor]
@@ -46,11 +46,11 @@ class Imported(NamedTuple):
 
 
 Options = Mapping[str, tuple[tuple[str, ...], Any]]
-"""Of ours: what they call it, best name first, and what it is where their config leaves it out."""
+"""hornbook's options: their names in transformers, preferred one first, and their defaults there."""
 
 
 def options_of(config: Mapping[str, Any], options: Options) -> dict[str, Any]:
-    """Return the options of a ``config.json`` under our names, not yet checked."""
+    """Return the options of a ``config.json`` under hornbook's names, unchecked."""
     return {
         ours: next((config[name] for name in names if config.get(name) is not None), default)
         for ours, (names, default) in options.items()
@@ -58,12 +58,12 @@ def options_of(config: Mapping[str, Any], options: Options) -> dict[str, Any]:
 
 
 def their_activation(activation: str) -> str:
-    """Return their name of one of our activations."""
+    """Return transformers' name of an activation."""
     return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == activation)
 
 
 def option_problems(activation_name: str, activation: object, layers_name: str, num_layers: object) -> Iterator[str]:
-    """Yield what is wrong with an activation, which has to be a known one, and with a number of layers."""
+    """Yield error messages for an unknown activation and for too many layers."""
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         yield f"{activation_name} is {activation!r:.80}, expected one of {', '.join(ACTIVATIONS)}"
     if isinstance(num_layers, int) and num_layers > _MOST_LAYERS:
@@ -71,38 +71,38 @@ def option_problems(activation_name: str, activation: object, layers_name: str, 
 
 
 def refuse_head_size(config: TransformerConfig, name: str) -> None:
-    """Raise CheckpointError where the heads are not as wide as transformers would make them."""
+    """Raise CheckpointError unless the heads have the size that transformers requires."""
     if config.effective_head_size * config.num_heads != config.hidden_size:
         raise CheckpointError(
             f"model.head_size is {config.effective_head_size}, but the heads of transformers' {name} are hidden_size / "
-            f"num_heads = {config.hidden_size} / {config.num_heads} wide; such a model cannot be exported"
+            f"num_heads = {config.hidden_size} / {config.num_heads} wide; this model cannot be exported"
         )
 
 
 def faults(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Iterator[str]:
-    """Yield what is wrong with a tensor that has to be floats of a shape, all of them finite."""
+    """Yield error messages unless a tensor has a shape and finite floats."""
     if tuple(tensor.shape) != shape:
-        yield f"{name} is {list(tensor.shape)} and should be {list(shape)}"
+        yield f"{name} is {list(tensor.shape)}, expected {list(shape)}"
     elif tensor.dtype not in _FLOATS or tensor.layout != torch.strided:
-        yield f"{name} is {str(tensor.dtype).removeprefix('torch.')} and should be fp32, bf16 or fp16"
+        yield f"{name} is {str(tensor.dtype).removeprefix('torch.')}, expected fp32, bf16 or fp16"
     elif not bool(tensor.isfinite().all()):
-        yield f"{name} holds values that are not finite"
+        yield f"{name} has values that are not finite"
 
 
 def is_same(first: Tensor, second: Tensor) -> bool:
-    """Tell whether two tensors are the same to the bit."""
+    """Return whether two tensors are bitwise equal."""
     alike = (first.shape, first.dtype, first.layout) == (second.shape, second.dtype, second.layout)
     return alike and first.layout == torch.strided and torch.equal(first, second)
 
 
 def refuse_weights(kinds: Iterable[list[str]], what: str) -> None:
-    """Raise CheckpointError for all problems in one line, with the first few of each kind."""
+    """Raise CheckpointError if there are problems; the message has the first few of each kind."""
     if told := "; ".join(chain.from_iterable(map(first_few, kinds))):
-        raise CheckpointError(f"{what} does not hold the weights of its config: {told}")
+        raise CheckpointError(f"{what} does not have the weights of its config: {told}")
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the classes of a ``config.json`` in the order of their numbers; transformers leaves two out."""
+    """Return the classes of a ``config.json`` in the order of their numbers; transformers omits the default two."""
     named = config.get("id2label")
     if not isinstance(named, Mapping) or not named:
         return ("LABEL_0", "LABEL_1")
@@ -110,13 +110,13 @@ def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def task_of(config: Mapping[str, Any]) -> str:
-    """Return what the model of a ``config.json`` is for, told by its class: pretraining, classification or span."""
+    """Return the task of a ``config.json`` by its class: pretraining, classification or span."""
     architectures = config.get("architectures") or [""]
     name = architectures[0] if isinstance(architectures, list) else ""
     return next((task for suffix, task in _TASKS.items() if str(name).endswith(suffix)), "pretraining")
 
 
 def head_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the head of the model of a ``config.json``, and its number of classes, as options of ``[model]``."""
+    """Return the head of a ``config.json`` and its number of classes, as options of ``[model]``."""
     task = task_of(config)
     return {"head": task} | ({"num_labels": len(labels_of(config))} if task == "classification" else {})

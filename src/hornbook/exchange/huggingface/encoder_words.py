@@ -1,4 +1,4 @@
-"""What transformers calls the classes and the heads of BERT and of RoBERTa; all else they share (`encoders`)."""
+"""The names of transformers for the classes and heads of BERT and RoBERTa; they share all others (`encoders`)."""
 
 from typing import Final
 

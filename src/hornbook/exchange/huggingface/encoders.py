@@ -1,17 +1,17 @@
-"""BERT and RoBERTa in transformers' words and in ours: options, names, shapes.
+"""Translate BERT and RoBERTa between transformers and hornbook: options, names, shapes.
 
 ::
 
-    theirs                                                  ours
+    transformers                                            hornbook
     hidden_size, num_hidden_layers, hidden_dropout_prob     hidden_size, num_layers, embedding_ and residual_dropout
     bert.encoder.layer.3.attention.self.query.weight  [D, D]    blocks.3.attention.qkv.weight  [3, D, D]
     bert.encoder.layer.3.attention.output.LayerNorm.weight      blocks.3.attention_norm.weight
     cls.predictions.transform.dense.weight                      head.transform.dense.weight
     cls.predictions.decoder.weight  [V, D], or absent           tied to embedding.tokens
 
-Files come with all heads, with some of them or with none (``BertModel``, without the prefix ``bert.``), and with heads
-of other tasks. What pre-training needs and a file lacks is drawn anew, what it has no use for is left out, and both are
-reported. The price of one dropout there for two here: the export writes that of the blocks, and says so.
+Files have all heads, some of them or none (``BertModel``, without the prefix ``bert.``), or heads of other tasks.
+Weights that pre-training needs and a file lacks are drawn at random, those without a use are left out, and both are
+reported. transformers has one dropout where hornbook has two: the export writes that of the blocks, and reports it.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -67,7 +67,7 @@ _DEFAULTS: Final = {
     "num_segments": 2,
 }
 BIASES: Final = ("qkv_bias", "projection_bias", "prediction_bias")
-_SWITCHES: Final = (*BIASES, "head_transform")  # TensorFlow's alone
+_SWITCHES: Final = (*BIASES, "head_transform")  # only in TensorFlow's
 _SETTLED: Final[dict[str, object]] = {
     "position_embedding_type": "absolute",
     "is_decoder": False,
@@ -76,7 +76,7 @@ _SETTLED: Final[dict[str, object]] = {
     "quantization_config": {},
     "problem_type": "single_label_classification",
 }
-"""Options that change what is computed, and the one value that hornbook's encoders compute."""
+"""Options that change the computation, and the one value that hornbook's encoders support."""
 
 _TABLES: Final = {"tokens": "word_embeddings", "positions": "position_embeddings", "segments": "token_type_embeddings"}
 _BLOCK: Final = {
@@ -88,13 +88,13 @@ _BLOCK: Final = {
 }
 _BUFFERS: Final = ("embeddings.position_ids", "embeddings.token_type_ids")
 _OLD_NAMES: Final = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-"""Files that were made of TensorFlow's call the norms' parameters by its names."""
+"""Files converted from TensorFlow's have its names of the norms' parameters."""
 _HEADS: Final = ("classifier.", "qa_outputs.", "pooler.", "cls.", "lm_head.")
 _SEED: Final = 0
 
 
 class Weight(NamedTuple):
-    """One parameter here, and the tensor there, or three of them side by side; ``part`` is the head that it is of."""
+    """A parameter of hornbook and its tensor in transformers, or three concatenated ones; ``part`` is its head."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -103,7 +103,7 @@ class Weight(NamedTuple):
 
     @property
     def their_shape(self) -> tuple[int, ...]:
-        """Shape of each of their tensors."""
+        """Shape of each tensor in transformers."""
         return self.shape if len(self.theirs) == 1 else self.shape[1:]
 
     def to_ours(self, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -112,26 +112,26 @@ class Weight(NamedTuple):
         return parts[0] if len(parts) == 1 else torch.cat(parts).view(self.shape)
 
     def to_theirs(self, tensor: Tensor) -> dict[str, Tensor]:
-        """Return their tensors, which are views."""
+        """Return transformers' tensors as views."""
         parts = tensor.view(len(self.theirs), *self.their_shape)
         return dict(zip(self.theirs, parts.unbind(0), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderFamily:
-    """The words of one family.
+    """The translation of one family.
 
     Attributes:
-        model_type: theirs; also the prefix of its trunk's tensors.
-        architectures: the class of transformers that an export is of, by the head of the model.
-        vocab_size: where a config leaves it out.
-        first_position: rows of the position table that no token has.
-        pad_token_id: the one that a config must have, if it has to.
-        heads: by the head of the model our names of its layers, theirs, and the part of the head that they are of.
-        base_architecture: their class of the trunk, with or without a pooler.
-        partial_architectures: their class of a pre-trained model that lacks parts of its head, by those that it has.
-        bias: their name of the bias over the vocabulary.
-        decoder: their name of the tied layer.
+        model_type: transformers' type, also the prefix of the trunk's tensors.
+        architectures: transformers' class of an export, by the model's head.
+        vocab_size: default of a config.
+        first_position: rows of the position table that no token uses.
+        pad_token_id: the required value in a config, if any.
+        heads: for each head, hornbook's names of its layers, transformers' names, and the part of the head.
+        base_architecture: transformers' class of the trunk, with or without a pooler.
+        partial_architectures: transformers' class of a pre-trained model without all parts of its head, by its parts.
+        bias: transformers' name of the bias over the vocabulary.
+        decoder: transformers' name of the tied layer.
     """
 
     model_type: str
@@ -151,9 +151,9 @@ class EncoderFamily:
         return {ours: ((theirs,), defaults[ours]) for ours, theirs in _NAMES.items()}
 
     def to_section(self, config: Mapping[str, Any], what: str) -> dict[str, Any]:
-        """Return a recipe's ``[model]`` section, its values not yet checked, of a ``config.json``.
+        """Return a recipe's ``[model]`` section, unchecked, from a ``config.json``.
 
-        Raises CheckpointError if the config asks for something that hornbook does not compute; all of it in one line.
+        Raises CheckpointError if the config has options that hornbook does not support; the message lists all.
         """
         section = options_of(config, self._options)
         activation = config.get("hidden_act") or "gelu"
@@ -166,7 +166,7 @@ class EncoderFamily:
         problems += option_problems("hidden_act", activation, "num_hidden_layers", section["num_layers"])
         if problems:
             raise CheckpointError(
-                f"{what}: hornbook's {self.model_type} cannot compute this: {'; '.join(problems)}; use another model"
+                f"{what}: hornbook's {self.model_type} does not support this: {'; '.join(problems)}; use another model"
             )
         if type(section["max_positions"]) is int:
             section["max_positions"] -= self.first_position
@@ -174,19 +174,19 @@ class EncoderFamily:
         return {"family": self.model_type, "activation": ACTIVATIONS[activation], **section, **head_of(config)}
 
     def their_name(self, option: str) -> str:
-        """Return what their config calls one of our options."""
+        """Return the name in ``config.json`` of a hornbook option."""
         return "hidden_act" if option == "activation" else _NAMES.get(option, option)
 
     def from_section(self, config: EncoderConfig) -> dict[str, Any]:
-        """Return the ``config.json`` of a model, without what belongs to its files and tokenizer.
+        """Return the ``config.json`` of a model, without entries about its files and tokenizer.
 
-        Raises CheckpointError if transformers has no such model.
+        Raises CheckpointError if transformers cannot represent the model.
         """
         refuse_head_size(config, self.model_type)
         if config.head == "pretraining" and not config.head_transform:
             raise CheckpointError(
-                f"model.head_transform is false, and transformers' {self.model_type} has that layer before its "
-                "prediction of tokens; such a model cannot be exported"
+                f"model.head_transform is false, but transformers' {self.model_type} has that layer before its "
+                "prediction of tokens; this model cannot be exported"
             )
         values = {theirs: getattr(config, ours) for ours, theirs in _NAMES.items()}
         values |= {
@@ -203,7 +203,7 @@ class EncoderFamily:
         return {**fixed, **values, "position_embedding_type": "absolute", **padding}
 
     def layout(self, config: EncoderConfig, prefix: str) -> Iterator[Weight]:
-        """Yield every parameter of the model that ``config`` describes, the tied table once."""
+        """Yield every parameter of the model that ``config`` describes, with the tied table once."""
         assert config.vocab_size is not None, "a model with weights has a vocabulary"
         hidden, embeddings = config.hidden_size, f"{prefix}embeddings."
         rows = {"tokens": config.vocab_size, "positions": config.max_positions, "segments": config.num_segments}
@@ -224,13 +224,13 @@ class EncoderFamily:
             yield Weight("head.bias", (self.bias,), (config.vocab_size,), "masked tokens")
 
     def read(self, tensors: Mapping[str, Tensor], config: EncoderConfig, *, tied: bool, what: str) -> Imported:
-        """Return the weights of a file; the parts of the head that it lacks are drawn from a fixed seed.
+        """Return the weights of a file; missing parts of the head are drawn from a fixed seed.
 
         Args:
-            tensors: as the file has them, with the prefix or without.
-            config: the model that they have to be of.
-            tied: whether their config ties the table, so that the file may leave it out.
-            what: names the file in errors.
+            tensors: tensors of the file, with or without the prefix.
+            config: the expected model.
+            tied: whether the config ties the table, so that the file may omit it.
+            what: name of the file in errors.
 
         Raises:
             CheckpointError: weights are missing, unknown, of another shape or dtype, not finite, or the head is not
@@ -254,9 +254,9 @@ class EncoderFamily:
         return Imported(ours | drawn, tuple(drawn), tuple(_notes(what, absent, sorted(others))))
 
     def to_theirs(self, tensors: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
-        """Return our weights under their names and in their shapes, the tied table left out; they are views.
+        """Return the weights in transformers' names and shapes as views, without the tied table.
 
-        Biases that the model does without are zeros there, which makes the same of everything.
+        Biases that the model lacks are written as zeros, which computes the same.
         """
         own = {weight.ours for weight in self.layout(config, "")}
         theirs: dict[str, Tensor] = {}
@@ -267,15 +267,15 @@ class EncoderFamily:
     def without_untrained(
         self, theirs: Mapping[str, Tensor], config: EncoderConfig, untrained: Collection[str]
     ) -> tuple[dict[str, Tensor], str, list[str]]:
-        """Leave out the parts of the head that were never trained.
+        """Remove the parts of the head that were never trained.
 
         Args:
-            theirs: what ``to_theirs`` returns.
-            config: the model that it is of.
-            untrained: our names of weights that were drawn at random.
+            theirs: tensors from ``to_theirs``.
+            config: the model.
+            untrained: hornbook's names of weights that were drawn at random.
 
         Returns:
-            The tensors that are left, the class of transformers that has these, and the parts that are left out.
+            The remaining tensors, transformers' class for them, and the removed parts.
         """
         parts = list(dict.fromkeys(weight.part for weight in self.layout(config, "") if weight.part))
         part_of = {name: w.part for w in self.layout(_with_biases(config), f"{self.model_type}.") for name in w.theirs}
@@ -287,17 +287,17 @@ class EncoderFamily:
         return left, kind, [part for part in parts if part in left_out]
 
     def _tie(self, found: dict[str, Tensor], table: str, *, tied: bool) -> list[str]:
-        """Take the tied layer out of ``found``; its bias stands for the one over the vocabulary, if that is missing."""
+        """Remove the tied layer from ``found``; its bias replaces a missing one over the vocabulary."""
         twins = {f"{self.decoder}.weight": table, f"{self.decoder}.bias": self.bias}
         tensors = {name: found.pop(name) for name in twins if name in found}
         if f"{self.decoder}.bias" in tensors:
             found.setdefault(self.bias, tensors[f"{self.decoder}.bias"])
         problems = []
         if self.bias in found and not tied and f"{self.decoder}.weight" not in tensors:
-            problems.append(f"{self.decoder}.weight is missing, and tie_word_embeddings is false")
+            problems.append(f"{self.decoder}.weight is missing, but tie_word_embeddings is false")
         for name, tensor in tensors.items():
             if twins[name] in found and not is_same(tensor, found[twins[name]]):
-                problems.append(f"{name} differs from {twins[name]}, and hornbook's encoders have a tied head")
+                problems.append(f"{name} differs from {twins[name]}, but hornbook's encoders have a tied head")
         return problems
 
 
@@ -336,7 +336,7 @@ def _new_name(name: str) -> str:
 
 
 def _absent_parts(weights: list[Weight], found: Collection[str]) -> list[str]:
-    """Return the parts of the head of which a file has nothing."""
+    """Return the parts of the head that are entirely missing from a file."""
     parts = {weight.part: False for weight in weights if weight.part}
     for weight in weights:
         if weight.part:
@@ -355,4 +355,4 @@ def _notes(what: str, absent: list[str], others: list[str]) -> Iterator[str]:
     if absent:
         yield f"{what} has no head for {', '.join(absent)}: it starts from random weights, to be trained before use"
     if others:
-        yield f"{what}: left out, since the model has no use for it: {', '.join(others)}"
+        yield f"{what}: left out, since the model does not use them: {', '.join(others)}"

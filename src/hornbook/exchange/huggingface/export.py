@@ -1,13 +1,13 @@
-"""From the contents of a checkpoint to a folder that transformers loads.
+"""Export the contents of a checkpoint as a folder that transformers loads.
 
 ::
 
     gpt2-mine/  config.json  generation_config.json  model.safetensors
                 tokenizer.json  vocab.json  merges.txt  tokenizer_config.json
 
-All of it is written into a temporary folder that is then renamed: the folder is whole or not there. The tied head is
-left out of the weights, as transformers does itself. The price: one file, however large; the weights are streamed into
-it a tensor at a time.
+All files are written into a temporary folder that is then renamed: the folder is either complete or absent. The tied
+head is left out of the weights, as in transformers. The price: a single weights file of any size, into which the
+weights are streamed one tensor at a time.
 """
 
 import logging
@@ -48,14 +48,14 @@ def write_folder(
 
     Args:
         path: the folder, which must not exist.
-        contents: of a checkpoint: the group ``model``, the document ``recipe`` and perhaps ``tokenizer.json``.
-        dtype: of the written weights: fp32, bf16 or fp16.
-        warn: is told of what is not there as it is here.
+        contents: contents of a checkpoint: the group ``model``, the document ``recipe``, maybe ``tokenizer.json``.
+        dtype: dtype of the written weights: fp32, bf16 or fp16.
+        warn: called for differences between the model and the export.
 
     Raises:
-        UserError: ``path`` exists already.
-        CheckpointError: transformers has no such model, or a weight is too large for fp16.
-        StorageError: the disk is full, read-only or failing; the folder is then not there.
+        UserError: ``path`` already exists.
+        CheckpointError: transformers cannot represent the model, or a weight is too large for fp16.
+        StorageError: the disk is full, read-only or failing; the folder is then not created.
     """
     if os.path.lexists(path):
         raise UserError(f"{path} exists already; choose another --output or remove it")
@@ -92,18 +92,20 @@ def write_folder(
 
 
 def _cast(weights: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:
-    """Return the weights in another dtype; what was finite and is not any more is refused."""
+    """Return the weights in another dtype; raise CheckpointError if a finite value overflows."""
     cast = {name: tensor.to(DTYPES[dtype]) for name, tensor in weights.items()}
     lost = sorted(name for name, tensor in cast.items() if dtype == "fp16" and not bool(tensor.isfinite().all()))
     if lost:
-        raise CheckpointError(f"fp16 ends at 65504, and larger are values of {', '.join(lost)}; export bf16 or fp32")
+        raise CheckpointError(
+            f"fp16 ends at 65504, but there are larger values in {', '.join(lost)}; export bf16 or fp32"
+        )
     return cast
 
 
 def _documents(
     family: Family, model: TransformerConfig, tokenizer: Tokenizer | None, dtype: str
 ) -> dict[str, dict[str, Any]]:
-    """Return ``config.json``, and ``generation_config.json`` for what writes text; no tokenizer, no special tokens."""
+    """Return ``config.json`` and, for generation, ``generation_config.json``; special tokens need a tokenizer."""
     config = family.from_section(model) | {"torch_dtype": str(DTYPES[dtype]).removeprefix("torch.")}
     if isinstance(model, EncoderConfig):
         return {"config.json": config | _padding(model, tokenizer)}
@@ -115,14 +117,14 @@ def _documents(
 
 
 def _last_in_no_text(tokenizer: Tokenizer | None) -> int | None:
-    """Return the id that transformers' GPT-2 skips to find the last token of a text: padding or end of text."""
+    """Return the id that transformers' GPT-2 skips to find a text's last token: padding or end-of-text."""
     if tokenizer is None:
         return None
     return tokenizer.end_of_text_id if tokenizer.pad_id is None else tokenizer.pad_id
 
 
 def _labels(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Return the classes of a model and their numbers; nothing where it tells none."""
+    """Return the classes of a model and their numbers; empty if it has none."""
     labels = recipe.objective.labels if isinstance(recipe.objective, ClassificationConfig) else ()
     named = {"id2label": {str(number): label for number, label in enumerate(labels)}}
     return named | {"label2id": {label: number for number, label in enumerate(labels)}} if labels else {}
@@ -134,25 +136,25 @@ def _padding(model: EncoderConfig, tokenizer: Tokenizer | None) -> dict[str, int
         return {}
     if isinstance(model, RobertaConfig) and tokenizer.pad_id != model.first_position - 1:
         raise CheckpointError(
-            f"transformers' RoBERTa needs padding to be token {model.first_position - 1}, and the tokenizer's is "
-            f"{tokenizer.pad_id}; such a model cannot be exported"
+            f"transformers' RoBERTa needs padding to be token {model.first_position - 1}, but the tokenizer's is "
+            f"{tokenizer.pad_id}; this model cannot be exported"
         )
     return {"pad_token_id": tokenizer.pad_id}
 
 
 def _notes(config: EncoderConfig, left_out: list[str], *, objective: str, step: int) -> Iterator[str]:
-    """Yield what of a model is not in its export as it is here, and what of its head was not trained.
+    """Yield the differences between a model and its export, and the untrained parts of its head.
 
     Args:
         config: the model.
-        left_out: the parts of its head that the export lacks, since they were never trained.
-        objective: what the model learned.
-        step: in how many steps; 0 for a model that was imported.
+        left_out: parts of its head that are not exported, since they were never trained.
+        objective: the model's objective.
+        step: number of training steps; 0 for an imported model.
     """
     if config.embedding_dropout != config.residual_dropout:
         yield (
             f"model.embedding_dropout {config.embedding_dropout:g} is lost: transformers has one hidden_dropout_prob, "
-            f"and model.residual_dropout {config.residual_dropout:g} is written there"
+            f"and model.residual_dropout {config.residual_dropout:g} is written to it"
         )
     if absent := [f"model.{name}" for name in BIASES if not getattr(config, name)]:
         yield f"{', '.join(absent)} off: transformers has these biases, so they are written as zeros"
@@ -160,5 +162,5 @@ def _notes(config: EncoderConfig, left_out: list[str], *, objective: str, step: 
         yield f"left out, since it was never trained: the head for {', '.join(left_out)}"
     elif step and objective == "mlm" and config.head == "pretraining" and config.has_pair_head:
         yield (
-            "the head for pairs of texts and its pooler are written as they are; the objective mlm does not train them"
+            "the head for pairs of texts and its pooler are exported, although the objective mlm does not train them"
         )

@@ -1,4 +1,4 @@
-"""The families of models that are exchanged with transformers, by the names that each side has for them.
+"""The model families that can be exchanged with transformers, by their names on both sides.
 
 ::
 
@@ -19,22 +19,22 @@ from hornbook.exchange.huggingface.encoder_words import BERT, ROBERTA
 
 
 class Family(Protocol):
-    """One family in both sides' words; see `gpt2` and `encoders` for what each part says."""
+    """The translation of one family; see `gpt2` and `encoders`."""
 
     def to_section(self, config: Mapping[str, Any], what: str) -> dict[str, Any]:
-        """Return a recipe's ``[model]`` section of a ``config.json``."""
+        """Return a recipe's ``[model]`` section from a ``config.json``."""
 
     def their_name(self, option: str) -> str:
-        """Return what their config calls one of our options."""
+        """Return the name in ``config.json`` of a hornbook option."""
 
     def from_section(self, config: Any) -> dict[str, Any]:
         """Return the ``config.json`` of a model."""
 
     def read(self, tensors: Mapping[str, Tensor], config: Any, *, tied: bool, what: str) -> Imported:
-        """Return a file's weights as ours, and what there is to tell about them."""
+        """Return a file's weights in hornbook's names and shapes, with notes."""
 
     def to_theirs(self, tensors: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
-        """Return our weights as theirs."""
+        """Return weights in transformers' names and shapes."""
 
 
 FAMILIES: Final[Mapping[str, Family]] = {"gpt2": gpt2, "bert": BERT, "roberta": ROBERTA}
@@ -42,16 +42,16 @@ _OF_CONFIG: Final[Mapping[type, str]] = {GPTConfig: "gpt2", BertConfig: "bert", 
 
 
 def objective_of(model_type: str, weights: Collection[str]) -> str:
-    """Return what a model goes on learning, unless a recipe says something else; pairs if there is a head for them."""
+    """Return the default objective for further training; with pairs if there is a head for them."""
     if model_type == "gpt2":
         return "causal_lm"
     return "mlm_nsp" if any("seq_relationship" in name for name in weights) else "mlm"
 
 
 def family_of(config: Any) -> Family:
-    """Return the family of a model that is to be exported.
+    """Return the family of a model for export.
 
-    Raises CheckpointError if transformers has no such family.
+    Raises CheckpointError if transformers does not have it.
     """
     name = _OF_CONFIG.get(type(config))
     if name is None:

@@ -1,16 +1,16 @@
-"""GPT-2 in transformers' words and in ours: options, names, shapes.
+"""Translate GPT-2 between transformers and hornbook: options, names, shapes.
 
 ::
 
-    theirs (config.json, Conv1D)                                ours (GPTConfig, Linear)
+    transformers (config.json, Conv1D)                          hornbook (GPTConfig, Linear)
     n_embd, n_layer, activation_function "gelu_new"             hidden_size, num_layers, activation "gelu_tanh"
     transformer.h.3.attn.c_attn.weight     [D, 3D]              blocks.3.attention.qkv.weight     [3, D, D]
     transformer.h.3.mlp.c_fc.weight        [D, F]               blocks.3.feed_forward.up.weight   [F, D]
     lm_head.weight                         [V, D], or absent    tied to embedding.tokens
     score.weight                           [C, D]               head.labels.weight (GPT2ForSequenceClassification)
 
-Their matrices are transposed, everything else is as it is; ``GPT2Model`` leaves out the prefix ``transformer.``. All
-that is wrong with a set of weights is told at once, in the names of the file.
+Their matrices are transposed, everything else is unchanged; ``GPT2Model`` has no prefix ``transformer.``. All problems
+of a set of weights are reported at once, in the names of the file.
 """
 
 import math
@@ -57,7 +57,7 @@ _SETTLED: Final[dict[str, object]] = {
     "pruned_heads": {},
     "quantization_config": {},
 }
-"""Options that change what is computed, and the one value that hornbook's GPT computes."""
+"""Options that change the computation, and the one value that hornbook's GPT supports."""
 
 _BLOCK: Final = {
     "attention_norm": "ln_1",
@@ -71,11 +71,11 @@ _PREFIX: Final = "transformer."
 _HEAD: Final = "lm_head.weight"
 _SCORE: Final = "score.weight"
 _BUFFERS: Final = (".attn.bias", ".attn.masked_bias")
-"""Old files hold the causal mask as tensors."""
+"""Old files have the causal mask as tensors."""
 
 
 class Weight(NamedTuple):
-    """One parameter: its name here and there, its shape here and there; a matrix of a block is transposed there."""
+    """A parameter: its names and shapes in hornbook and transformers; transformers transposes a block's matrices."""
 
     ours: str
     theirs: str
@@ -84,20 +84,20 @@ class Weight(NamedTuple):
     is_transposed: bool = False
 
     def their_name(self, prefix: str = _PREFIX) -> str:
-        """Return the name in a file; the layer of the classes has no prefix."""
+        """Return the name in a file; the class layer has no prefix."""
         return self.theirs if self.theirs == _SCORE else prefix + self.theirs
 
     def to_ours(self, tensor: Tensor) -> Tensor:
-        """Return their tensor in our shape, without a copy."""
+        """Return a transformers tensor in hornbook's shape, without a copy."""
         return (tensor.t() if self.is_transposed else tensor).reshape(self.shape)
 
     def to_theirs(self, tensor: Tensor) -> Tensor:
-        """Return our tensor in their shape, without a copy."""
+        """Return a hornbook tensor in transformers' shape, without a copy."""
         return tensor.reshape(-1, self.shape[-1]).t() if self.is_transposed else tensor.reshape(self.their_shape)
 
 
 def layout(config: GPTConfig) -> Iterator[Weight]:
-    """Yield every parameter of the model that ``config`` describes, the tied table once."""
+    """Yield every parameter of the model that ``config`` describes, with the tied table once."""
     assert config.vocab_size is not None, "a model with weights has a vocabulary"
     hidden = config.hidden_size
     tables = {"tokens": ("wte", (config.vocab_size, hidden)), "positions": ("wpe", (config.max_positions, hidden))}
@@ -130,9 +130,9 @@ def _block(config: GPTConfig, index: int) -> Iterator[Weight]:
 
 
 def to_section(config: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return a recipe's ``[model]`` section, its values not yet checked, of a ``config.json``.
+    """Return a recipe's ``[model]`` section, unchecked, from a ``config.json``.
 
-    Raises CheckpointError if the config asks for something that hornbook's GPT does not compute; all of it in one line.
+    Raises CheckpointError if the config has options that hornbook's GPT does not support; the message lists all.
     """
     section = options_of(config, _OPTIONS)
     activation = config.get("activation_function") or "gelu_new"
@@ -148,21 +148,21 @@ def to_section(config: Mapping[str, Any], what: str) -> dict[str, Any]:
     if "num_labels" in head and config.get("problem_type") not in (None, "single_label_classification"):
         problems.append(f"problem_type is {config['problem_type']!r:.80}, expected 'single_label_classification'")
     if problems:
-        raise CheckpointError(f"{what}: hornbook's GPT cannot compute this: {'; '.join(problems)}; use another model")
+        raise CheckpointError(f"{what}: hornbook's GPT does not support this: {'; '.join(problems)}; use another model")
     return {"family": "gpt", "activation": ACTIVATIONS[activation], **section, **head}
 
 
 def their_name(option: str) -> str:
-    """Return what their config calls one of our options."""
+    """Return the name in ``config.json`` of a hornbook option."""
     if option == "activation":
         return "activation_function"
     return _OPTIONS[option][0][0] if option in _OPTIONS else option
 
 
 def from_section(config: GPTConfig) -> dict[str, Any]:
-    """Return the ``config.json`` of a model, without what belongs to its files and tokenizer.
+    """Return the ``config.json`` of a model, without entries about its files and tokenizer.
 
-    Raises CheckpointError if transformers' GPT-2 has no such model.
+    Raises CheckpointError if transformers' GPT-2 cannot represent the model.
     """
     refuse_head_size(config, "GPT-2")
     values = {names[0]: getattr(config, ours) for ours, (names, _) in _OPTIONS.items()}
@@ -174,13 +174,13 @@ def from_section(config: GPTConfig) -> dict[str, Any]:
 
 
 def read(tensors: Mapping[str, Tensor], config: GPTConfig, *, tied: bool, what: str) -> Imported:
-    """Return the weights of a file under our names and in our shapes, fp32; matrices are views.
+    """Return the weights of a file in hornbook's names and shapes, fp32; matrices are views.
 
     Args:
-        tensors: as the file has them, with the prefix or without, the head among them or not.
-        config: the model that they have to be of.
-        tied: whether their config ties the head, so that the file may leave it out.
-        what: names the file in errors.
+        tensors: tensors of the file, with or without the prefix and the head.
+        config: the expected model.
+        tied: whether the config ties the head, so that the file may omit it.
+        what: name of the file in errors.
 
     Raises:
         CheckpointError: weights are missing, unknown, of another shape or dtype, not finite, or the head is not tied;
@@ -190,18 +190,18 @@ def read(tensors: Mapping[str, Tensor], config: GPTConfig, *, tied: bool, what: 
     expected = {weight.their_name(prefix): weight for weight in layout(config)}
     found = {name: tensor for name, tensor in tensors.items() if not name.endswith(_BUFFERS)}
     head = found.pop(_HEAD, None)
-    untied = [f"{_HEAD} is missing, and tie_word_embeddings is false"] if head is None and not tied else []
+    untied = [f"{_HEAD} is missing, but tie_word_embeddings is false"] if head is None and not tied else []
     missing = [f"{name} is missing" for name in expected if name not in found]
     unknown = [f"{name!r:.120} is not expected" for name in sorted(found.keys() - expected.keys())]
     there = sorted(expected.keys() & found.keys())
     faulty = [fault for name in there for fault in faults(name, found[name], expected[name].their_shape)]
     table = found.get(f"{prefix}wte.weight")
     if head is not None and table is not None and not is_same(head, table):
-        untied.append(f"{_HEAD} differs from {prefix}wte.weight, and hornbook's GPT has a tied head")
+        untied.append(f"{_HEAD} differs from {prefix}wte.weight, but hornbook's GPT has a tied head")
     refuse_weights((untied, missing, unknown, faulty), what)
     return Imported({weight.ours: weight.to_ours(found[name]).float() for name, weight in expected.items()})
 
 
 def to_theirs(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
-    """Return our weights under their names and in their shapes, the tied head left out; matrices are views."""
+    """Return the weights in transformers' names and shapes, without the tied head; matrices are views."""
     return {weight.their_name(): weight.to_theirs(tensors[weight.ours]) for weight in layout(config)}

@@ -1,11 +1,11 @@
-"""Models by name from the Hugging Face hub, through its own client: the one place that may use the network.
+"""Download models from the Hugging Face hub with its own client; in this package, only this module uses the network.
 
     openai-community/gpt2  ->  ~/.cache/huggingface/hub/models--openai-community--gpt2/snapshots/<commit>/
 
-``hornbook.text.hub_client.is_model_name`` tells names from paths. While the hub cannot be reached, a name that the
-cache does not know counts as a mistyped path, too, which no other attempt would mend. Safetensors alone are fetched,
-unless pickles are allowed and there are no safetensors. ``HF_ENDPOINT``, ``HF_HOME``, ``HF_HUB_OFFLINE`` and the token
-are the client's matter. The price: ``huggingface_hub`` is an extra, ``pip install 'hornbook[hub]'``.
+``hornbook.text.hub_client.is_model_name`` distinguishes names from paths. While the hub cannot be reached, a name that
+is not in the cache is an error like a mistyped path, which a retry would not fix. Only safetensors are downloaded,
+unless there are none and pickles are allowed. ``HF_ENDPOINT``, ``HF_HOME``, ``HF_HUB_OFFLINE`` and the token are
+handled by the client. The price: ``huggingface_hub`` is an extra, ``pip install 'hornbook[hub]'``.
 """
 
 from pathlib import Path
@@ -21,17 +21,17 @@ _PICKLED: Final = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 
 
 def fetch(source: str | Path, *, revision: str | None = None, allow_pickle: bool = False) -> Path:
-    """Return the folder of the cache that holds a model of the hub, fetched if need be.
+    """Return the cache folder of a model on the hub, downloading it if necessary.
 
     Args:
         source: ``owner/name``, or ``hf://owner/name``.
-        revision: branch, tag or commit; the main branch if None.
-        allow_pickle: fetch ``pytorch_model.bin`` where there are no safetensors.
+        revision: branch, tag or commit; None for the main branch.
+        allow_pickle: download ``pytorch_model.bin`` if there are no safetensors.
 
     Raises:
-        UserError: the name is malformed, it has no safetensors while pickles are not allowed, or as `snapshot`; neither
-            ``hf://`` nor a revision says that a model is meant.
-        HornbookError, StorageError: as `snapshot`.
+        UserError: the name is malformed, or has no safetensors while pickles are not allowed; or see `snapshot`, if
+            neither ``hf://`` nor a revision shows that a model is meant.
+        HornbookError, StorageError: see `snapshot`.
     """
     name, what = model_of(source), "run or checkpoint"
     is_meant = name != str(source) or revision is not None

@@ -1,13 +1,13 @@
-"""A Hugging Face folder, or a TensorFlow checkpoint, as the contents of a checkpoint.
+"""Read a Hugging Face folder or a TensorFlow checkpoint as the contents of a checkpoint.
 
 ::
 
-    config.json -> [model] of a recipe -> which weights there have to be
+    config.json -> [model] of a recipe -> the expected weights
     weights     -> checked, renamed, reshaped                              -> Contents(step=0, ...)
-    tokenizer   -> tokenizer.json, or a warning where hornbook cannot read it
+    tokenizer   -> tokenizer.json, or a warning if hornbook cannot read it
 
-The recipe that comes out holds the model; its other sections are defaults, and its length of one step stands for
-nothing, since a recipe needs one. The price: no state of an optimizer comes along; TensorFlow's is left out.
+The resulting recipe describes the model; its other sections are defaults, and its length of one step is arbitrary. The
+price: optimizer states are not imported; TensorFlow's are left out.
 """
 
 import logging
@@ -31,13 +31,13 @@ from hornbook.storage.json_files import read_json
 
 CONFIG: Final = "config.json"
 UNTRAINED: Final = "untrained"
-"""The document that names the weights which were drawn at random, since the folder lacks them."""
+"""Name of the document that lists the weights drawn at random, since the folder lacks them."""
 
 _logger = logging.getLogger("hornbook.checkpoint")
 
 
 def is_folder(path: Path) -> bool:
-    """Tell whether ``path`` is meant to be a Hugging Face folder, or a TensorFlow checkpoint, and is none of ours."""
+    """Return whether ``path`` is a Hugging Face folder or a TensorFlow checkpoint, rather than a hornbook one."""
     if path.is_dir() and any((path / name).exists() for name in (CONFIG, SAFE_FILES[1], *PICKLED_FILES)):
         return not (path / MANIFEST).exists()
     return tensorflow.is_checkpoint(path)
@@ -50,16 +50,16 @@ def read_folder(
 
     Args:
         path: the folder; or a TensorFlow checkpoint, by its folder, its prefix or its index.
-        allow_pickle: open ``pytorch_model.bin``, too, with nothing but tensors allowed in it.
-        with_source: also return the document ``source``: the folder, and size and SHA-256 of each file of weights.
-        warn: is told of heads that are missing or left out, of an optimizer's state that is left out, and of a
+        allow_pickle: whether to read ``pytorch_model.bin``, too, with only tensors allowed in it.
+        with_source: whether to add the document ``source``: the folder, and size and SHA-256 of each weights file.
+        warn: called for heads that are missing or left out, for an optimizer state that is left out, and for a
             tokenizer that hornbook cannot read.
 
     Raises:
-        CheckpointError: a file is missing or malformed, the model is not one of hornbook's, or its weights
-            do not fit its config; all that is wrong with the weights in one line.
+        CheckpointError: a file is missing or malformed, hornbook does not have the model, or the weights do not fit
+            the config; the message lists all problems with the weights.
     """
-    has_weights = any((path / name).exists() for name in (*SAFE_FILES, *PICKLED_FILES))  # they come before TensorFlow's
+    has_weights = any((path / name).exists() for name in (*SAFE_FILES, *PICKLED_FILES))  # before TensorFlow's
     index = None if has_weights else tensorflow.find_index(path)
     folder = path if index is None else index.parent
     file, config = _read_config(folder, index)
@@ -84,7 +84,7 @@ def read_folder(
 
 
 def _read_config(folder: Path, index: Path | None) -> tuple[Path, dict[str, Any]]:
-    """Return the file that says what the model is, and what it says in transformers' words."""
+    """Return the file that describes the model, and its content in transformers' names."""
     old_name = tensorflow.CONFIG if (folder / tensorflow.CONFIG).exists() else CONFIG
     name = CONFIG if (folder / CONFIG).exists() else old_name
     if index is not None:
@@ -102,18 +102,18 @@ def _read_config(folder: Path, index: Path | None) -> tuple[Path, dict[str, Any]
         config = tensorflow.of_hparams(config, str(file))
     kind = _kind(config)
     if not isinstance(kind, str) or kind not in FAMILIES:
-        raise CheckpointError(f"{file} is of a model of the type {kind!r:.80}; hornbook reads {', '.join(FAMILIES)}")
+        raise CheckpointError(f"{file} is for a model of type {kind!r:.80}; hornbook reads {', '.join(FAMILIES)}")
     return file, config
 
 
 def _kind(config: Mapping[str, Any]) -> Any:
-    """Return the type of a model; old configs do not name it, but have options that only one type has."""
+    """Return the type of a model; old configs lack it but have options that only one type has."""
     marks = {"n_embd": "gpt2", "type_vocab_size": "bert"}
     return config.get("model_type", next((kind for option, kind in marks.items() if option in config), None))
 
 
 def _recipe(config: Mapping[str, Any], file: Path, weights: Collection[str]) -> Recipe:
-    """Return the recipe of the model, checked by the validator of all recipes; its complaints name their options."""
+    """Return the recipe of the model, validated, with transformers' option names in messages."""
     family = FAMILIES[_kind(config)]
     model = family.to_section(config, str(file))
     objective = _objective(config, model.get("head", "pretraining"), weights)
@@ -127,14 +127,14 @@ def _recipe(config: Mapping[str, Any], file: Path, weights: Collection[str]) -> 
 
 
 def _objective(config: Mapping[str, Any], head: str, weights: Collection[str]) -> dict[str, object]:
-    """Return what the model has learned, or goes on learning, unless a recipe says something else."""
+    """Return the objective of the model, the default for further training."""
     if head == "pretraining":
         return {"name": objective_of(_kind(config), weights)}
     return {"name": head} | ({"labels": list(labels_of(config))} if head == "classification" else {})
 
 
 def _tokenizer(folder: Path, recipe: Recipe, warn: Callable[[str], None]) -> dict[str, bytes]:
-    assert recipe.model.vocab_size is not None, "each family gives one"
+    assert recipe.model.vocab_size is not None, "each family sets it"
     try:
         tokenizer = read_tokenizer(folder, recipe.model.vocab_size)
     except DataError as error:

@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder, both ways.
+"""Read and write the tokenizer of a Hugging Face folder.
 
 ::
 
@@ -6,8 +6,8 @@
     Tokenizer, byte-level BPE   -> tokenizer.json, tokenizer_config.json, vocab.json, merges.txt
     Tokenizer, WordPiece        -> tokenizer.json, tokenizer_config.json, vocab.txt
 
-One difference stays, and it is transformers' way: the name of a special token inside a text is that token there (unless
-it is called with ``split_special_tokens=True``), and text here.
+One difference remains: in transformers, the name of a special token inside a text is that token (unless
+``split_special_tokens=True``); here it is text.
 """
 
 import json
@@ -23,14 +23,14 @@ from hornbook.text.tokenizer_json import read_bert_config
 from hornbook.text.tokenizer_names import FILES
 
 _PAIRS: Final = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
-"""A vocabulary and its merges, as transformers and as OpenAI call them."""
+"""File names of a vocabulary and its merges, in transformers and at OpenAI."""
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer | None:
-    """Return the tokenizer of a folder, or None where it has no file of one.
+    """Return the tokenizer of a folder, or None if it has no tokenizer files.
 
     Raises:
-        DataError: hornbook cannot read it, since it is malformed, of another kind, or larger than ``vocab_size``.
+        DataError: the tokenizer is malformed, of an unsupported kind, or larger than ``vocab_size``.
         CheckpointError: one of its files is a link that leaves the folder.
         StorageError: a file cannot be read.
     """
@@ -40,7 +40,7 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer | None:
     if "tokenizer.json" not in there and "tokenizer_config.json" in there:
         settings = read_json(folder / "tokenizer_config.json", "the settings of the tokenizer")
         if isinstance(settings, dict) and settings.get("add_prefix_space"):
-            raise DataError(f"{folder / 'tokenizer_config.json'} asks for add_prefix_space; expected GPT-2's way, none")
+            raise DataError(f"{folder / 'tokenizer_config.json'} asks for add_prefix_space; expected false as in GPT-2")
     tokenizer = Tokenizer.load(folder)
     if tokenizer.form == "wordpiece" and "tokenizer_config.json" in there:
         _refuse_two_opinions(tokenizer.settings["normalizer"], folder / "tokenizer_config.json")
@@ -50,7 +50,7 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer | None:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Tell whether a folder has the files of a tokenizer, whether hornbook can read them or not.
+    """Return whether a folder has tokenizer files, readable or not.
 
     Raises CheckpointError if one of them is a link that leaves the folder.
     """
@@ -61,7 +61,7 @@ def has_tokenizer(folder: Path) -> bool:
 def tokenizer_files(tokenizer: Tokenizer, max_positions: int) -> dict[str, bytes]:
     """Return the files that transformers' ``AutoTokenizer`` reads, by name.
 
-    Raises CheckpointError if a token has white space or a line end in it, for which the plain files have no way.
+    Raises CheckpointError if a token contains white space or a line end, which the plain files cannot represent.
     """
     names = {role: tokenizer.name_of(role) for role in ROLE_NAMES}
     tokens = {f"{'unk' if role == 'unknown' else role}_token": name for role, name in names.items() if name}
@@ -86,19 +86,19 @@ def _there(folder: Path) -> set[str]:
 
 
 def _refuse_two_opinions(ours: dict[str, Any], path: Path) -> None:
-    """Refuse a folder whose settings say another thing than its tokenizer.json; transformers goes by the settings."""
+    """Raise DataError if settings and tokenizer.json differ; transformers follows the settings."""
     theirs = read_bert_config(path)
     if ours["strip_accents"] is None:
         ours = ours | {"strip_accents": ours["lowercase"]}
     for key, value in theirs.items():
         if ours[key] != value and not (key == "strip_accents" and value is None):
-            raise DataError(f"{path} and tokenizer.json do not agree on {key}; mend one of them")
+            raise DataError(f"{path} and tokenizer.json do not agree on {key}; correct one of them")
 
 
 def _byte_pair_files(tokenizer: Tokenizer) -> dict[str, bytes]:
     merges = [" ".join(pair) for pair in tokenizer.settings["model"]["merges"]]
     if any(len(merge.split()) != 2 for merge in merges):
-        raise CheckpointError("a merge of the tokenizer has white space in it; such a tokenizer cannot be exported")
+        raise CheckpointError("a merge of the tokenizer contains white space; this tokenizer cannot be exported")
     return {
         "vocab.json": json.dumps(tokenizer.vocab, ensure_ascii=False).encode(),
         "merges.txt": "\n".join(["#version: 0.2", *merges, ""]).encode(),
@@ -117,12 +117,12 @@ def _byte_pair_settings(tokenizer: Tokenizer) -> dict[str, object]:
 
 def _word_piece_files(tokenizer: Tokenizer) -> dict[str, bytes]:
     if any("\n" in token or "\r" in token for token in tokenizer.vocab):
-        raise CheckpointError("a token of the tokenizer has a line end in it; such a tokenizer cannot be exported")
+        raise CheckpointError("a token of the tokenizer contains a line end; this tokenizer cannot be exported")
     return {"vocab.txt": "".join(f"{token}\n" for token in tokenizer.vocab).encode()}
 
 
 def _word_piece_settings(tokenizer: Tokenizer) -> dict[str, object]:
-    """BERT's class makes its own tokenizer of the vocabulary and these; what it cannot say needs the plain class."""
+    """Return BERT's settings: its class builds the tokenizer from these, or else the generic class is needed."""
     switches, longest = tokenizer.settings["normalizer"], tokenizer.settings["model"]["max_input_chars_per_word"]
     return {
         "tokenizer_class": "BertTokenizer" if switches["clean_text"] and longest == 100 else "PreTrainedTokenizerFast",

@@ -1,14 +1,14 @@
-"""From the files of a folder to tensors by name: one file or several, safetensors or, if allowed, PyTorch's own.
+"""Read the tensors of a folder by name: from one file or several, safetensors or, if allowed, PyTorch's.
 
 ::
 
-    model.safetensors                        the first that is there counts
+    model.safetensors                        the first existing file is read
     model.safetensors.index.json             {"weight_map": {"wte.weight": "model-00001-of-00002.safetensors", ...}}
     pytorch_model.bin, pytorch_model.bin.index.json                                        with --allow-pickle
 
-The names in an index are a stranger's: each has to be a plain file name, and its file a regular one that lies in the
-folder, or, where the folder is a snapshot of the hub's cache, among the cache's blobs. The price of telling all
-problems at once: every shard is read before the first tensor is looked at, so all weights are in memory once.
+The names in an index are untrusted: each must be a plain file name of a regular file in the folder or, if the folder is
+a snapshot in the hub's cache, among the cache's blobs. The price of reporting all problems at once: every shard is read
+before any tensor is checked, so all weights are in memory at the same time.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ PICKLED_FILES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 def read_weights(folder: Path, *, allow_pickle: bool) -> tuple[dict[str, Tensor], list[Path]]:
     """Return the tensors of a folder by name, and the files that they came from.
 
-    Raises CheckpointError if there are no weights, only pickled ones while those are not allowed, or a file is
+    Raises CheckpointError if there are no weights, or only pickled ones that are not allowed, or a file is
     malformed.
     """
     chosen = _choose(folder, allow_pickle=allow_pickle)
@@ -48,17 +48,17 @@ def read_weights(folder: Path, *, allow_pickle: bool) -> tuple[dict[str, Tensor]
         twice += [f"{name} is in {shard.name} and in another file" for name in sorted(found.keys() & tensors.keys())]
         tensors |= found
     if problems := [*first_few(missing), *first_few(twice)]:
-        raise CheckpointError(f"{chosen} does not fit its files: {'; '.join(problems)}; fetch the folder again")
+        raise CheckpointError(f"{chosen} does not fit its files: {'; '.join(problems)}; download the folder again")
     return tensors, [chosen, *shards]
 
 
 def _choose(folder: Path, *, allow_pickle: bool) -> Path:
     there = [name for name in (*SAFE_FILES, *PICKLED_FILES) if (folder / name).exists() or (folder / name).is_symlink()]
     if not there:
-        raise CheckpointError(f"{folder} holds no weights; expected one of {', '.join((*SAFE_FILES, *PICKLED_FILES))}")
+        raise CheckpointError(f"{folder} has no weights; expected one of {', '.join((*SAFE_FILES, *PICKLED_FILES))}")
     if there[0] in PICKLED_FILES and not allow_pickle:
         raise CheckpointError(
-            f"{folder} holds its weights in {there[0]} alone, a format that can carry code: if you trust its source, "
+            f"{folder} has its weights only in {there[0]}, a format that can contain code: if you trust its source, "
             f"run `hornbook checkpoint import {folder} --output FOLDER --allow-pickle` and use that folder"
         )
     return inside(folder, there[0])
@@ -75,23 +75,25 @@ def _read_index(path: Path) -> dict[str, str]:
         raise CheckpointError(str(error)) from error
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{path} has no weight_map, a table of tensors and their files; fetch the folder again")
+        raise CheckpointError(
+            f"{path} has no weight_map, a table of tensors and their files; download the folder again"
+        )
     if not all(isinstance(file, str) for file in weight_map.values()):
-        raise CheckpointError(f"{path}: a file in its weight_map is no text; fetch the folder again")
+        raise CheckpointError(f"{path}: a file in its weight_map is not a text; download the folder again")
     return weight_map
 
 
 def _shards(folder: Path, weight_map: Mapping[str, str], index: Path) -> list[Path]:
-    """Return the files of an index, all of them checked; a shard is of the kind that its index is of."""
+    """Return the checked files of an index; shards have the same format as the index."""
     suffix = Path(index.stem.removesuffix(".index")).suffix
     problems, shards = [], []
     for name in sorted(set(weight_map.values())):
         try:
             shards.append(inside(folder, name))
             if not name.endswith(suffix):
-                raise CheckpointError(f"{folder}: {name!r:.120} is no {suffix} file")
+                raise CheckpointError(f"{folder}: {name!r:.120} is not a {suffix} file")
         except CheckpointError as error:
             problems.append(str(error))
     if problems:
-        raise CheckpointError(f"{index} names files that cannot be taken: {'; '.join(problems)}")
+        raise CheckpointError(f"{index} names files that cannot be used: {'; '.join(problems)}")
     return shards

@@ -1,4 +1,4 @@
-"""TensorFlow's checkpoints, format 2, read without TensorFlow: what a Saver and ``tf.train.Checkpoint`` write.
+"""Read TensorFlow checkpoints of format 2, as written by a Saver or ``tf.train.Checkpoint``, without TensorFlow.
 
 ::
 
@@ -6,13 +6,13 @@
     bert_model.ckpt.data-00000-of-00002     the shards: tensors one after the other, little-endian
     bert_model.ckpt.data-00001-of-00002
 
-    open_bundle(index)             -> Bundle: what there is, of which nothing was read yet
+    open_bundle(index)             -> Bundle, from the index alone
     read_variables(bundle, names)  -> {name: tensor}
 
-The one other reader is TensorFlow itself, 600 MB of it; the one package that has its name was left half-way in 2023. So
-this is our own, of the messages BundleHeaderProto and BundleEntryProto (tensorflow/core/protobuf/tensor_bundle.proto).
-Every length is checked before memory is taken, tensors must not overlap, and each has its CRC. The price of the subset:
-no variables in slices, and the CRC takes a second for 300 MB.
+The only other reader is TensorFlow itself, of 600 MB; the package that has the name was abandoned in 2023. This reader
+implements the messages BundleHeaderProto and BundleEntryProto (tensorflow/core/protobuf/tensor_bundle.proto). Every
+length is checked before memory is allocated, tensors must not overlap, and each CRC is verified. The price: sliced
+variables are not supported, and the CRC takes a second for 300 MB.
 """
 
 import math
@@ -52,7 +52,7 @@ _DTYPES: Final = {
 
 
 class Variable(NamedTuple):
-    """What a variable is, and where its values lie; ``dtype`` is None for what is no tensor here, texts for example."""
+    """A variable and the location of its values; ``dtype`` is None for types without a tensor, such as strings."""
 
     dtype: torch.dtype | None
     shape: tuple[int, ...]
@@ -64,12 +64,12 @@ class Variable(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """A checkpoint of which the index was read.
+    """A checkpoint whose index was read.
 
     Attributes:
-        index: its file that ends in ``.index``; the shards lie beside it.
-        num_shards: how many.
-        variables: by name.
+        index: its ``.index`` file, next to the shards.
+        num_shards: number of shards.
+        variables: variables by name.
     """
 
     index: Path
@@ -77,14 +77,14 @@ class Bundle:
     variables: Mapping[str, Variable]
 
     def shards(self, names: Iterable[str]) -> list[Path]:
-        """Return the files in which variables lie.
+        """Return the files with the values of variables.
 
         Raises CheckpointError if one is missing, or a link that leaves the folder.
         """
         return [self.shard(number) for number in sorted({self.variables[name].shard for name in names})]
 
     def shard(self, number: int) -> Path:
-        """Return one file; errors as ``shards``."""
+        """Return one file; see ``shards`` for errors."""
         name = f"{self.index.stem}.data-{number:05d}-of-{self.num_shards:05d}"
         return inside(self.index.parent, name)
 
@@ -92,7 +92,7 @@ class Bundle:
 def open_bundle(index: Path) -> Bundle:
     """Read the index of a checkpoint.
 
-    Raises CheckpointError if it is malformed or damaged, or asks for what is not read.
+    Raises CheckpointError if it is malformed or damaged, or uses an unsupported feature.
     """
     path = inside(index.parent, index.name)
     try:
@@ -128,14 +128,14 @@ def read_variables(bundle: Bundle, names: Collection[str]) -> dict[str, Tensor]:
                 file.seek(variable.offset)
                 data = bytearray(variable.size)
                 if file.readinto(data) < variable.size or masked_crc32c(data) != variable.crc:
-                    raise _unsound(bundle.index, f"the values of {name!r:.120} are not what their CRC says")
+                    raise _unsound(bundle.index, f"the values of {name!r:.120} do not match their CRC")
                 flat = torch.frombuffer(data, dtype=variable.dtype) if data else torch.empty(0, dtype=variable.dtype)
                 tensors[name] = flat.view(variable.shape)
     return tensors
 
 
 def _num_shards(message: bytes) -> int:
-    """Return what a BundleHeaderProto says, which is the entry without a name."""
+    """Return the number of shards in a BundleHeaderProto, the entry with an empty name."""
     numbers, _ = _values(message)
     num_shards = numbers.get(1, 0)
     if not 0 < num_shards <= _MOST_SHARDS:
@@ -146,30 +146,30 @@ def _num_shards(message: bytes) -> int:
 
 
 def _variable(message: bytes) -> Variable:
-    """Return what a BundleEntryProto says."""
+    """Return the variable of a BundleEntryProto."""
     numbers, messages = _values(message)
     if 7 in messages:
-        raise Malformed("a variable is stored in slices, by a partitioner, which is not read")
+        raise Malformed("a variable is stored in slices by a partitioner, which is not supported")
     dtype, shape = _DTYPES.get(numbers.get(1, 0)), _shape(messages.get(2, []))
     variable = Variable(dtype, shape, *(numbers.get(number, 0) for number in (3, 4, 5, 6)))
     if dtype is not None and variable.size != math.prod(shape) * dtype.itemsize:
-        raise Malformed(f"a variable of the shape {list(shape)} has {variable.size} bytes")
+        raise Malformed(f"a variable of shape {list(shape)} has {variable.size} bytes")
     return variable
 
 
 def _shape(parts: list[bytes]) -> tuple[int, ...]:
-    """Return the sizes that a TensorShapeProto has; parts of a message are one message, says the format."""
+    """Return the sizes of a TensorShapeProto, whose parts the format merges into one message."""
     _, messages = _values(b"".join(parts))
     if len(messages.get(2, [])) > _MOST_DIMENSIONS:
         raise Malformed(f"a variable has more than {_MOST_DIMENSIONS} dimensions")
     shape = tuple(_values(dimension)[0].get(1, 0) for dimension in messages.get(2, []))
     if math.prod(max(size, 1) for size in shape) > _MOST_ELEMENTS:
-        raise Malformed("a variable is larger than any")
+        raise Malformed("a variable is implausibly large")
     return shape
 
 
 def _values(message: bytes) -> tuple[dict[int, int], dict[int, list[bytes]]]:
-    """Return the fields of a message: numbers, of which the last counts, and messages, all of them."""
+    """Return the fields of a message: the last value of each number, and all submessages."""
     numbers: dict[int, int] = {}
     messages: dict[int, list[bytes]] = {}
     for number, kind, content in read_fields(message):
@@ -181,13 +181,13 @@ def _values(message: bytes) -> tuple[dict[int, int], dict[int, list[bytes]]]:
 
 
 def _refuse_overlaps(variables: Iterable[Variable], num_shards: int) -> None:
-    """Refuse variables that share bytes: a small file could stand for any number of them."""
+    """Raise Malformed if variables share bytes: a small file could have any number of them."""
     placed = sorted((variable.shard, variable.offset, variable.size) for variable in variables if variable.size)
     if placed and placed[-1][0] >= num_shards:
-        raise Malformed(f"a variable lies in the shard {placed[-1][0]} of {num_shards}")
+        raise Malformed(f"a variable is in shard {placed[-1][0]} of {num_shards}")
     if any(first[0] == second[0] and first[1] + first[2] > second[1] for first, second in pairwise(placed)):
-        raise Malformed("two variables lie in the same place")
+        raise Malformed("two variables overlap")
 
 
 def _unsound(index: Path, reason: str) -> CheckpointError:
-    return CheckpointError(f"{index} is no TensorFlow checkpoint that can be read: {reason}; fetch or save it again")
+    return CheckpointError(f"{index} is not a readable TensorFlow checkpoint: {reason}; download or save it again")

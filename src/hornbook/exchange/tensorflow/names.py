@@ -1,4 +1,4 @@
-"""Variables of BERT and of GPT-2 in TensorFlow, under the names and in the shapes that transformers has for them.
+"""Translate the variables of TensorFlow's BERT and GPT-2 to transformers' names and shapes.
 
 ::
 
@@ -12,10 +12,9 @@
     model/h3/attn/c_attn/w  [1, in, out]                          h.3.attn.c_attn.weight  [in, out]
     model/h3/ln_1/g, model/wte                                    h.3.ln_1.weight, wte.weight
 
-A kernel is a matrix that is multiplied from the right, so BERT's are transposed here; transformers' GPT-2 keeps them as
-OpenAI had them. What belongs to an optimizer has a name that goes on where a weight's has ended
-(``.../kernel/adam_m``), or is a counter: both are told by the names and dtypes alone, whatever the optimizer was. The
-price: a weight that lay below another one's name would be left out.
+BERT's kernels are multiplied from the right, so they are transposed here; transformers' GPT-2 keeps OpenAI's layout.
+Optimizer state has a name that continues a weight's (``.../kernel/adam_m``), or is a counter: both are recognized by
+names and dtypes alone, for any optimizer. The price: a weight whose name continues another's would be left out.
 """
 
 import re
@@ -62,10 +61,10 @@ GPT2_TABLE: Final = "model/wte"
 
 
 def weight_names(variables: Mapping[str, Variable]) -> list[str]:
-    """Return the names of the weights: floats with a dimension or more, and nobody's slots."""
+    """Return the names of the weights: floats of at least one dimension that are not optimizer slots."""
     names: list[str] = []
     owner = None
-    for name in sorted(variables, key=lambda name: name.split("/")):  # what lies below a name follows it
+    for name in sorted(variables, key=lambda name: name.split("/")):  # names that continue another follow it
         if owner is not None and name.startswith(f"{owner}/"):
             continue
         owner, (dtype, shape, *_) = name, variables[name]
@@ -75,7 +74,7 @@ def weight_names(variables: Mapping[str, Variable]) -> list[str]:
 
 
 def translate_gpt2(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """Return a weight of OpenAI's GPT-2 under transformers' name, without a copy."""
+    """Return a weight of OpenAI's GPT-2 with transformers' name, without a copy."""
     if name.endswith("/w") and tensor.dim() == 3 and len(tensor) == 1:
         tensor = tensor[0]  # the width of a convolution
     for pattern, replacement in _GPT2.items():
@@ -84,7 +83,7 @@ def translate_gpt2(name: str, tensor: Tensor) -> dict[str, Tensor]:
 
 
 def translate_bert(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """Return a weight of BERT under transformers' name, without a copy; one that is fused becomes three."""
+    """Return a weight of BERT with transformers' name, without a copy; a fused one becomes three."""
     for pattern, replacement in _GRAPHCORE.items():
         name = re.sub(pattern, replacement, name)
     stem, found, rest = name.partition("/attention/self/")

@@ -1,14 +1,14 @@
-"""The files of a TensorFlow checkpoint: which one is meant, what its model is, and its weights.
+"""The files of a TensorFlow checkpoint: its index, its model's options, and its weights.
 
 ::
 
-    bert_config.json    Google's; transformers has all of its options under the same names
+    bert_config.json    Google's; transformers has the same options
     arguments.json      all options of a run of Graphcore's TensorFlow BERT, those of the model among them
     hparams.json        OpenAI's, of a GPT-2: n_vocab, n_ctx, n_embd, n_head, n_layer
-    checkpoint          model_checkpoint_path: "ckpt-7000", where a Saver says which of its checkpoints is the last
+    checkpoint          model_checkpoint_path: "ckpt-7000", written by a Saver to name its last checkpoint
 
-Graphcore's model has an epsilon of 1e-3, four times the hidden size in its feed-forward unless it says otherwise, and
-biases and a head by switches that are off where they are not named.
+Graphcore's model has an epsilon of 1e-3, by default a feed-forward of four times the hidden size, and switches for
+biases and a head that are off by default.
 """
 
 import re
@@ -44,7 +44,7 @@ _EPSILON: Final = 1e-3
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Tell whether ``path`` is meant to be one: a prefix, its index, or a folder with one beside its config."""
+    """Return whether ``path`` is one: a prefix, its index, or a folder with an index and a config."""
     if path.is_dir():
         has_config = any((path / name).exists() for name in _CONFIGS)
         return has_config and (any(path.glob("*.index")) or _find_format_1(path) is not None)
@@ -52,14 +52,14 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def find_index(path: Path) -> Path | None:
-    """Return the index of the checkpoint that a prefix, an index or a folder stands for, or None where there is none.
+    """Return the index of a checkpoint's prefix, index or folder, or None if there is none.
 
-    Raises CheckpointError if a folder has several, and does not say which is the last; or it is of format 1.
+    Raises CheckpointError if a folder has several and does not name the last, or the checkpoint has format 1.
     """
     found = sorted(path.glob("*.index")) if path.is_dir() else [_index_of(path)] * _index_of(path).is_file()
     if not found and (old := _find_format_1(path)):
         raise CheckpointError(
-            f"{old} is a TensorFlow checkpoint of format 1, and hornbook reads format 2: restore it in TensorFlow and "
+            f"{old} is a TensorFlow checkpoint of format 1, but hornbook reads format 2: restore it in TensorFlow and "
             "save it with tf.train.Saver(write_version=tf.train.SaverDef.V2)"
         )
     if len(found) < 2:
@@ -72,7 +72,7 @@ def find_index(path: Path) -> Path | None:
 
 
 def config_name(index: Path) -> str:
-    """Return the name of the file beside an index that says what the model is.
+    """Return the name of the file next to an index that describes the model.
 
     Raises CheckpointError if there is none.
     """
@@ -80,19 +80,21 @@ def config_name(index: Path) -> str:
         if (index.parent / name).exists():
             return name
     if GPT2_TABLE in open_bundle(index).variables:
-        raise CheckpointError(f"{index} is a GPT-2 of OpenAI's: put its {HPARAMS} beside it")
+        raise CheckpointError(f"{index} is a GPT-2 of OpenAI: put its {HPARAMS} next to it")
     raise CheckpointError(
-        f"{index} says nothing about its model: put {' or the '.join((CONFIG, ARGUMENTS))} of its training beside it"
+        f"{index} does not describe its model: put {' or the '.join((CONFIG, ARGUMENTS))} of its training next to it"
     )
 
 
 def of_arguments(arguments: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return options of Graphcore's model as a ``config.json`` has them, not yet checked, and its switches as ours.
+    """Return the options of Graphcore's model as in a ``config.json``, unchecked, and its switches as in hornbook.
 
-    Raises CheckpointError if it is no BERT.
+    Raises CheckpointError if it is not a BERT.
     """
     if arguments.get("groupbert"):
-        raise CheckpointError(f"{what} is of a GroupBERT; of TensorFlow's checkpoints, hornbook reads those of BERT")
+        raise CheckpointError(
+            f"{what} is for a GroupBERT; hornbook reads only TensorFlow checkpoints of BERT and GPT-2"
+        )
     hidden = arguments.get("hidden_size")
     inner = {"intermediate_size": 4 * hidden} if isinstance(hidden, int) else {}
     switches = {ours: arguments.get(theirs, False) for ours, theirs in _SWITCHES.items()}
@@ -100,7 +102,7 @@ def of_arguments(arguments: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 
 def of_hparams(hparams: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return the options of OpenAI's GPT-2 as a ``config.json`` has them, not yet checked.
+    """Return the options of OpenAI's GPT-2 as in a ``config.json``, unchecked.
 
     Raises CheckpointError if one is missing.
     """
@@ -110,14 +112,14 @@ def of_hparams(hparams: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 
 def read_weights(index: Path, model_type: str) -> tuple[dict[str, Tensor], list[Path], list[str]]:
-    """Return the weights of a model as transformers has them, the files that they came from, and what is left out.
+    """Return a model's weights in transformers' names, their files, and messages about what is left out.
 
     Args:
-        index: of the checkpoint.
-        model_type: transformers' name of the family, ``"gpt2"`` or that of an encoder.
+        index: index of the checkpoint.
+        model_type: transformers' name of the family, ``"gpt2"`` or an encoder's.
 
     Raises:
-        CheckpointError: a file is missing, malformed or damaged, or two variables are one weight.
+        CheckpointError: a file is missing, malformed or damaged, or two variables have the same weight.
     """
     bundle = open_bundle(index)
     names = weight_names(bundle.variables)
@@ -132,11 +134,11 @@ def read_weights(index: Path, model_type: str) -> tuple[dict[str, Tensor], list[
 
 
 def _left_out(bundle: Bundle, names: Collection[str]) -> Iterator[str]:
-    """Say that moments and counters of an optimizer are not read, where there are some."""
+    """Yield a message about the optimizer's moments and counters, if any, which are not read."""
     state = sorted(name for name, variable in bundle.variables.items() if variable.dtype and name not in names)
     if state:
         number = counted(len(state), "variable")
-        yield f"{bundle.index}: the optimizer's state is left out ({number}, as {state[-1]!r:.120})"
+        yield f"{bundle.index}: the optimizer state is left out ({number}, such as {state[-1]!r:.120})"
 
 
 def _index_of(path: Path) -> Path:
@@ -144,13 +146,13 @@ def _index_of(path: Path) -> Path:
 
 
 def _find_format_1(path: Path) -> Path | None:
-    """Return the file of a checkpoint as TensorFlow wrote them before 0.12: all of it is one table."""
+    """Return the file of a checkpoint as written before TensorFlow 0.12: a single table."""
     files = sorted(path.glob("*.ckpt*")) if path.is_dir() else [path]
     return next((file for file in files if file.suffix != ".index" and file.is_file() and is_table(file)), None)
 
 
 def _last_of(folder: Path) -> Path | None:
-    """Return the index that a Saver's file of the name ``checkpoint`` points to."""
+    """Return the index named in a Saver's file ``checkpoint``."""
     if not (folder / _SAVER).is_file():
         return None
     text = read_bytes(inside(folder, _SAVER), "the Saver's list", limit=_MOST_SAVER_BYTES).decode("utf-8", "replace")

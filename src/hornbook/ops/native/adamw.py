@@ -1,6 +1,6 @@
 """Adam and AdamW on a CPU in one pass over memory: clipping, decay, both moments and the step.
 
-It changes fp32 tensors outside of autograd, so it is a plain function.
+The update changes fp32 tensors outside of autograd, so it is a plain function.
 """
 
 import math
@@ -17,7 +17,7 @@ _NAME = "adamw"
 
 
 class Numbers(NamedTuple):
-    """The numbers of an update; t counts from 1 and is infinite where moments are not divided by ``1 - βᵗ``."""
+    """The hyperparameters of an update; t counts from 1, and is infinite without bias correction."""
 
     learning_rate: float
     decay: float
@@ -29,7 +29,7 @@ class Numbers(NamedTuple):
 
 
 def form_for(tensors: Sequence[Tensor]) -> Form | None:
-    """Return the form that updates these tensors, None if PyTorch does."""
+    """Return the form that updates these tensors; None if PyTorch does."""
     isa = FORMS.get(_NAME)
     if isa is None:
         return None
@@ -41,7 +41,7 @@ def form_for(tensors: Sequence[Tensor]) -> Form | None:
 def adamw(
     form: Form, weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, numbers: Numbers, clip: float = 1.0
 ) -> None:
-    """Update weight and moments in place, contiguous fp32 tensors of one size; the gradient counts ``clip`` times."""
+    """Update weight and moments, contiguous fp32 tensors of equal size, in place; scale the gradient by ``clip``."""
     rate, decay, beta1, beta2, epsilon, t, decoupled = numbers
     keep, added = (1.0 - rate * decay, 0.0) if decoupled else (1.0, decay)
     step, unbiased = rate / (1.0 - beta1**t), 1.0 / math.sqrt(1.0 - beta2**t)

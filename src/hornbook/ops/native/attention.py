@@ -1,7 +1,7 @@
-"""Softmax attention of sequences on a CPU: queries, keys and values as the projection leaves them, one head at a time.
+"""Softmax attention of sequences on a CPU, directly on the output of the stacked projection, one head at a time.
 
-Sequences lie anywhere in a row of tokens, so packed batches need no copies; nothing of size T × T is kept. Dropout is
-the hash of `hornbook.ops.dropout.keep_mask`, whose columns count from the beginning of the sequence.
+Sequences are anywhere in the flat tokens, so packed batches need no copies; nothing of size T × T is stored. Dropout
+is the hash of `hornbook.ops.dropout.keep_mask`, whose columns count from the beginning of the sequence.
 """
 
 import math
@@ -16,9 +16,10 @@ from hornbook.ops.attention import causal_attention
 from hornbook.ops.dropout import keep_mask
 from hornbook.ops.native.library import Form, Kernel
 from hornbook.ops.native.operands import SUFFIXES
+from hornbook.ops.operators import operator, shapes_of
 
 
-@torch.library.custom_op("hornbook::attention", mutates_args=(), device_types="cpu")
+@operator(has_gradient=True)
 def attention(
     qkv_N3HK: Tensor,
     firsts_S: Tensor,
@@ -33,15 +34,15 @@ def attention(
     """Return ``drop(softmax(q kᵀ / √K)) v`` and the logarithms of the softmax's sums.
 
     Args:
-        qkv_N3HK: fp32 or bf16, one token after the other.
-        firsts_S: int64, each sequence's first token; sequences do not overlap.
-        lengths_S: int64, its number of tokens.
-        is_causal: whether tokens see no later ones.
-        keys_HN: int64 in [0, 2³²), one a head and token; None for no dropout.
+        qkv_N3HK: fp32 or bf16, flat tokens.
+        firsts_S: int64, index of each sequence's first token; sequences must not overlap.
+        lengths_S: int64, number of tokens of each sequence.
+        is_causal: whether the attention is causal.
+        keys_HN: int64 in [0, 2³²), one per head and token; None for no dropout.
         site: number of the dropout in the model.
         probability: share of weights to drop, in [0, 1).
-        isa: instruction set of the form that computes it and its gradients.
-        columns_S: int64, the column of dropout of each sequence's first token; None for 0.
+        isa: instruction set of the form for this operator and its gradients.
+        columns_S: int64, the dropout column of each sequence's first token; None for 0.
 
     Returns:
         ``[N, H, K]`` in the dtype of ``qkv``, zero for tokens of no sequence, and ``[H, N]`` fp32.
@@ -50,14 +51,14 @@ def attention(
     return _forward(Form(isa), qkv_N3HK, *sequences, columns_S)
 
 
-@attention.register_fake
+@shapes_of("attention")
 def _(qkv_N3HK: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     num_tokens, _, num_heads, size = qkv_N3HK.shape
     y_NHK = qkv_N3HK.new_empty(num_tokens, num_heads, size)
     return y_NHK, qkv_N3HK.new_empty(num_heads, num_tokens, dtype=torch.float32)
 
 
-@torch.library.custom_op("hornbook::attention_backward", mutates_args=(), device_types="cpu")
+@operator()
 def attention_backward(
     gradient_NHK: Tensor,
     qkv_N3HK: Tensor,
@@ -71,12 +72,12 @@ def attention_backward(
     probability: float,
     isa: str,
 ) -> Tensor:
-    """Return the gradient of ``qkv``; arguments as of ``attention``."""
+    """Return the gradient of ``qkv``; arguments as for ``attention``."""
     form, sequences = Form(isa), (firsts_S, lengths_S, is_causal, keys_HN, site, probability, columns_S)
     return _backward(form, gradient_NHK, qkv_N3HK, log_sums_HN, *sequences)
 
 
-@attention_backward.register_fake
+@shapes_of("attention_backward")
 def _(gradient_NHK: Tensor, qkv_N3HK: Tensor, *others: Any) -> Tensor:
     return qkv_N3HK.new_empty(qkv_N3HK.shape)
 
@@ -92,7 +93,7 @@ def _of_inputs(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ..
     return attention_backward(gradient, *ctx.saved_tensors, *ctx.settings), *[None] * 8
 
 
-attention.register_autograd(_of_inputs, setup_context=_setup_context)
+torch.library.register_autograd("hornbook::attention", _of_inputs, setup_context=_setup_context)
 
 
 def _forward(
@@ -141,7 +142,7 @@ def _backward(
 
 
 def _for_tokens_of(lengths_S: Tensor, num_tokens: int) -> Callable[..., Tensor]:
-    """Return what makes a result of ``num_tokens`` tokens: with zeros where some belong to no sequence."""
+    """Return the function that allocates results of ``num_tokens`` tokens, with zeros if some are in no sequence."""
     return torch.empty if int(lengths_S.sum()) == num_tokens else torch.zeros
 
 
@@ -167,7 +168,7 @@ def _problem(
 
 
 def _agrees(form: Form, dtype: torch.dtype) -> bool:
-    """Compare a form with its formula in float64: three sequences, both directions and causal, with dropout."""
+    """Compare a form with its formula in float64: three sequences, bidirectional and causal, with dropout."""
     generator = torch.Generator().manual_seed(0)
     qkv_N3HK = torch.randn(90, 3, 2, 19, generator=generator).to(dtype)
     gradient_NHK = torch.randn(90, 2, 19, generator=generator).to(dtype)
@@ -196,7 +197,7 @@ def exact_attention(
     probability: float,
     columns_S: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return attention and the gradient of ``qkv`` by their formulas in float64; arguments as of ``attention``."""
+    """Return attention and the gradient of ``qkv`` by their formulas in float64; arguments as for ``attention``."""
     qkv_N3HK, gradient_NHK = qkv_N3HK.detach().double(), gradient_NHK.double()
     y_NHK, of_qkv_N3HK = torch.zeros_like(gradient_NHK), torch.zeros_like(qkv_N3HK)
     columns_S = torch.zeros_like(firsts_S) if columns_S is None else columns_S
@@ -221,7 +222,7 @@ def exact_attention(
 
 
 def _trial(form: Form | None, dtype: torch.dtype) -> None:
-    """Take four heads of 256 tokens through attention and back, causal and in both directions."""
+    """Run attention of four heads and 256 tokens forward and backward, causal and bidirectional."""
     qkv_N3HK, gradient_NHK = torch.ones(256, 3, 4, 64, dtype=dtype), torch.ones(256, 4, 64, dtype=dtype)
     for is_causal in (True, False):
         if form is None:

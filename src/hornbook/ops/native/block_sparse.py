@@ -1,18 +1,18 @@
-"""The products of a block-sparse matrix by native operators, summed in fp32, of activations in fp32 or bf16.
+"""Native products of block-sparse matrices with activations in fp32 or bf16, accumulated in fp32.
 
 ::
 
     x [N, C·b] --product--> y [N, R·b]             lines of blocks: rows
     dy ------- product--> dx                       columns, ``across``
-    dy, x ---- weight gradient--> dvalues          the lines of the wider of the two; the other stays in the cache
+    dy, x ---- weight gradient--> dvalues          lines of the wider tensor; the other stays in the cache
 
-A product packs its tokens itself, a slice that fits the cache at a time: it reads activations once and writes results
-once, since most of the time that is left is that of memory. bf16 is widened where tokens are packed and rounded where
-results are written: an Intel processor multiplies bf16 pairs at half the rate of floats. The form for AMX multiplies
-bf16 by tiles if blocks are at least as large as these, and computes all else as the other forms do.
+A product packs its tokens in slices that fit in the cache, so that it reads activations and writes results only once:
+memory takes most of the remaining time. bf16 is converted to fp32 when tokens are packed, and rounded when results are
+written, since Intel processors multiply bf16 pairs at half the rate of floats. The AMX form multiplies bf16 by tiles if
+blocks are at least as large as tiles, and otherwise computes like the other forms.
 
-In a new run the newest form that is right computes; that for AMX must also be faster than the next one. Forward
-products and gradients of the input are the same in all forms, bit for bit, except those of tiles.
+A new run uses the newest correct form; the AMX form must also be faster than the next one. Forward products and
+gradients of inputs are equal in all forms, bit for bit, except for tiles.
 """
 
 import functools
@@ -32,7 +32,7 @@ _SIZES_FOR_TILES = BLOCK_SIZES[2:]
 
 
 def form() -> Form | str:
-    """Return the form that computes in this process, or why there is none; see ``Kernels.blocks``."""
+    """Return the form in use in this process, or the reason why there is none; see ``Kernels.blocks``."""
     chosen, newest = in_use().blocks, newest_form()
     if chosen is None or isinstance(newest, str):
         return newest
@@ -41,9 +41,9 @@ def form() -> Form | str:
 
 @functools.cache
 def newest_form() -> Form | str:
-    """Return the newest form that is right here, or why there is none; builds the library if it is not there.
+    """Return the newest correct form on this machine, or the reason why there is none; build the library if necessary.
 
-    The speed of tiles has not been measured on hardware, so the machine decides between them and the next form.
+    The speed of tiles has not been measured on hardware, so it is measured on this machine against the next form.
     """
     built = load()
     if isinstance(built, BuildError):
@@ -55,19 +55,19 @@ def newest_form() -> Form | str:
 
 
 def has_tiles(own: Form, size: int, dtype: torch.dtype) -> bool:
-    """Tell whether a form multiplies blocks of ``size`` and activations of ``dtype`` by AMX tiles."""
+    """Return whether a form multiplies blocks of ``size`` and activations of ``dtype`` by AMX tiles."""
     return own.isa == TILES and size in _SIZES_FOR_TILES and dtype == torch.bfloat16
 
 
 class Lines(NamedTuple):
-    """The blocks of a matrix line by line: its rows, or its columns."""
+    """The blocks of a matrix grouped by lines, which are its block rows or block columns."""
 
     starts: Tensor
-    """int64 ``[lines + 1]``: the first block of each line, and n."""
+    """int64 ``[lines + 1]``: the index of each line's first block, and n."""
     others: Tensor
-    """int64 ``[n]``: where along its line each block is, in the order of ``values``."""
+    """int64 ``[n]``: the position of each block along its line, in the order of ``values``."""
     order: Tensor | None
-    """int64 ``[n]``: the numbers of the blocks, line by line; None where that is their order."""
+    """int64 ``[n]``: the indices of the blocks, ordered by line; None if ``values`` have that order."""
     across: bool
     """Whether lines are columns."""
 
@@ -86,10 +86,10 @@ def product(own: Form, x_NC: Tensor, values: Tensor, lines: Lines) -> Tensor:
     """Return ``x Wᵀ`` ``[N, R·b]`` for rows, ``x W`` ``[N, C·b]`` for columns, in the dtype of ``x``.
 
     Args:
-        own: computes it.
+        own: the form.
         x_NC: the tokens, fp32 or bf16.
         values: blocks ``[n, b, b]``, rounded to the dtype of ``x``.
-        lines: the outputs' lines.
+        lines: of the outputs.
     """
     x_NC, size, count = rows(x_NC), values.shape[-1], len(lines.starts) - 1
     y_NC = x_NC.new_empty(len(x_NC), count * size)
@@ -105,10 +105,10 @@ def weight_gradient(own: Form, gradient_NC: Tensor, x_NC: Tensor, lines: Lines, 
     """Return the blocks ``[n, b, b]`` of ``dyᵀ x``, fp32.
 
     Args:
-        own: computes it.
+        own: the form.
         gradient_NC: dy, ``[N, R·b]``, fp32 or bf16.
         x_NC: ``[N, C·b]``, of the same dtype.
-        lines: rows or columns; faster are those of the wider of the two tensors.
+        lines: rows or columns; those of the wider of the two tensors are faster.
         size: b.
     """
     along, others = map(rows, (x_NC, gradient_NC) if lines.across else (gradient_NC, x_NC))
@@ -148,7 +148,7 @@ def _is_right_in(own: Form, dtype: torch.dtype) -> bool:
 
 
 def _drawn_blocks(filled: Tensor, size: int, dtype: torch.dtype, random: torch.Generator) -> tuple[Pattern, Tensor]:
-    """Return the pattern of the true places of ``filled``, and normal blocks."""
+    """Return the pattern of the true positions of ``filled``, and normally distributed blocks."""
     at, (num_rows, num_columns) = filled.flatten().nonzero().squeeze(1), filled.shape
     values = torch.randn(len(at), size, size, generator=random).to(dtype)
     return Pattern.of(at // num_columns, at % num_columns, num_rows, num_columns), values
@@ -162,7 +162,7 @@ def _trial_operands() -> tuple[Tensor, Pattern, Tensor]:
 
 
 def _trial(own: Form | None, _: torch.dtype) -> None:
-    """Compute all products with blocks of the size that gains least by tiles; PyTorch's time decides nothing."""
+    """Compute all products with the block size that gains least by tiles; PyTorch's time is not used."""
     x, pattern, values = _trial_operands()
     if own is not None:
         product(own, x, values, Lines.rows(pattern))
@@ -170,5 +170,5 @@ def _trial(own: Form | None, _: torch.dtype) -> None:
         weight_gradient(own, x, x, Lines.rows(pattern), 16)
 
 
-KERNEL = Kernel(BLOCKS, torch.float32, _agrees, _trial, has_tiles=True)
+KERNEL = Kernel(BLOCKS, torch.float32, _agrees, _trial, special=(TILES,))
 """For activations of both dtypes."""

@@ -1,19 +1,20 @@
-"""Compile the C++ sources into one shared library, once for each version of sources, flags and compiler.
+"""Compile the C++ sources to a shared library, once for each version of sources, flags and compiler.
 
     csrc/linear.cpp --avx2------->  linear-avx2.o ------+
                     --avx512----->  linear-avx512.o ----+-->  <sources>-<compiler>/libhornbook.so
                     --avx512bf16->  ...             ----+
+                    --avx512fp16->  ...             ----+
                     --amx-------->  ...             ----+
     csrc/cpu.cpp    ------------->  cpu.o --------------+
 
-``pip install`` compiles it into the package (``setup.py``), where it finds a compiler. Otherwise, or where the package
-was changed since, the first process that needs it compiles it into ``$XDG_CACHE_HOME/hornbook/native``. Processes that
-start at once wait for the first one's lock; the library gets its name by a rename, so nobody ever loads half of one.
+``pip install`` compiles it into the package (``setup.py``) if there is a compiler. Otherwise, or if the package has
+changed since, the first process that needs it compiles it into ``$XDG_CACHE_HOME/hornbook/native``. Concurrent
+processes wait for the first one's lock; the library is renamed when it is complete, so it is never loaded in part.
 
-The library is not linked with an OpenMP runtime, so that a build fits every PyTorch: `hornbook.ops.native.library`
-passes it the functions of the one that PyTorch has loaded.
+The library is not linked with an OpenMP runtime, so that a build works with any PyTorch: `hornbook.ops.native.library`
+passes it the functions of the runtime that PyTorch has loaded.
 
-`setup.py` imports this module where PyTorch is absent, so neither it nor what it imports needs PyTorch.
+`setup.py` imports this module without PyTorch, so neither it nor its imports may need PyTorch.
 """
 
 import fcntl
@@ -37,19 +38,25 @@ from hornbook.storage.system import open_own, storage_errors, usable_cores
 _logger = logging.getLogger("hornbook.ops")
 SOURCES = Path(__file__).parent / "csrc"
 INSTALLED = Path(__file__).parent / "built"
-"""Holds the build of the installation, if there is one."""
+"""Folder of the installation's build, if there is one."""
+HALVES: Final = "avx512fp16"
+"""The instruction set of fp16 vectors; only bf16 linear layers have a form for it."""
 TILES: Final = "amx"
-"""The instruction set of AMX tiles, which only products of bf16 have a form for."""
+"""The instruction set of AMX tiles; only bf16 products have a form for it."""
 _AVX512 = ("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 INSTRUCTION_SETS: Mapping[str, Sequence[str]] = {
     "avx2": ("-mavx2", "-mfma"),
     "avx512": _AVX512,
     "avx512bf16": (*_AVX512, "-mavx512bf16"),
+    HALVES: (*_AVX512, "-mavx512bf16", "-mavx512fp16"),
     TILES: (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
 }
-"""The flags of each form; ``csrc/cpu.cpp`` gives the forms' bits in this order."""
-_WITH_TILES = ("block_sparse.cpp", "form.cpp", "linear.cpp")
-"""The sources that have a form for ``TILES``."""
+"""The compiler flags of each form, in the order of the bits in ``csrc/cpu.cpp``."""
+_SOURCES: Mapping[str, Sequence[str]] = {
+    HALVES: ("form.cpp", "linear.cpp"),
+    TILES: ("block_sparse.cpp", "form.cpp", "linear.cpp"),
+}
+"""The sources that have a form for an instruction set, if not all have one."""
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-w")
 _FOR_ANY_PROCESSOR = "cpu.cpp"
 _LIBRARY = "libhornbook.so"
@@ -57,20 +64,20 @@ _LONGEST_BUILD = 600.0
 
 
 class BuildError(Exception):
-    """The library cannot be built here; the message says why, in half a line."""
+    """The library cannot be built on this machine; the message is a short reason."""
 
 
 def library(cache: Path | None = None) -> Path:
-    """Return the path of the shared library: the installation's or the cache's, compiled now if there is neither.
+    """Return the path of the shared library in the installation or the cache, after compiling it if necessary.
 
-    A build is used if sources, flags, version of the C library and compiler are the same. Without a compiler, that of
-    the installation may be any.
+    A build is used if sources, flags, version of the C library and compiler match. Without a compiler, the
+    installation's build is used whatever its compiler.
 
     Args:
         cache: folder of all builds; None for the user's.
 
     Raises:
-        BuildError: no x86-64 Linux, no compiler, or one that fails.
+        BuildError: this is not x86-64 Linux, or there is no compiler, or it fails.
         StorageError: the cache cannot be written.
     """
     _check_system()
@@ -87,10 +94,10 @@ def library(cache: Path | None = None) -> Path:
 
 
 def build_into(folder: Path) -> Path:
-    """Compile the library below ``folder``, as an installation does; returns its path.
+    """Compile the library in ``folder``, for an installation, and return its path.
 
     Raises:
-        BuildError: as of ``library``.
+        BuildError: as for ``library``.
     """
     _check_system()
     compiler, version = find_compiler()
@@ -101,28 +108,28 @@ def build_into(folder: Path) -> Path:
 
 
 def _built(compiler: str, folder: Path) -> Path:
-    """Return the library in ``folder``, compiled if it is not there."""
+    """Return the path of the library in ``folder``, after compiling it if necessary."""
     target = folder / _LIBRARY
     if not target.exists():
         make_directory(folder)
         with _lock(folder):
-            if not target.exists():  # another process may have built it meanwhile
+            if not target.exists():  # another process may have built it
                 _logger.warning("compiling native operators, once on this machine (about a minute of processor time)")
                 _build(compiler, target)
     return target
 
 
 def sources(isa: str | None) -> list[Path]:
-    """Return the sources that are compiled for an instruction set, or for any processor if it is None."""
+    """Return the sources of an instruction set, or those for any processor if it is None."""
     found = sorted(SOURCES.glob("*.cpp"))
-    if isa == TILES:
-        return [path for path in found if path.name in _WITH_TILES]
+    if isa is not None and isa in _SOURCES:
+        return [path for path in found if path.name in _SOURCES[isa]]
     return [path for path in found if (path.name == _FOR_ANY_PROCESSOR) == (isa is None)]
 
 
 def _check_system() -> None:
     if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
-        raise BuildError(f"they are written for x86-64 Linux, and this is {platform.machine()} {platform.system()}")
+        raise BuildError(f"they require x86-64 Linux, but this is {platform.machine()} {platform.system()}")
 
 
 def default_cache() -> Path:
@@ -131,10 +138,10 @@ def default_cache() -> Path:
 
 
 def find_compiler() -> tuple[str, str]:
-    """Return the path of the C++ compiler, ``$CXX``, g++, clang++ or c++, and what it says of its version.
+    """Return the path of the C++ compiler, ``$CXX``, g++, clang++ or c++, and its version text.
 
     Raises:
-        BuildError: there is none.
+        BuildError: there is no compiler.
     """
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
         path = shutil.which(name) if name else None
@@ -144,7 +151,7 @@ def find_compiler() -> tuple[str, str]:
 
 
 def _name(version: str) -> str:
-    """Return the name of the folder of a build: of sources and flags, and of the compiler's path and version."""
+    """Return the folder name of a build, a hash of sources and flags, and of the compiler's path and version."""
     return f"{_sources_key()}-{hashlib.sha256(version.encode()).hexdigest()[:12]}"
 
 
@@ -152,7 +159,7 @@ def _sources_key() -> str:
     digest = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
         digest.update(f"{path.name}\n".encode() + path.read_bytes())
-    digest.update(f"{_FLAGS}{dict(INSTRUCTION_SETS)}{_WITH_TILES}{platform.libc_ver()}".encode())
+    digest.update(f"{_FLAGS}{dict(INSTRUCTION_SETS)}{dict(_SOURCES)}{platform.libc_ver()}".encode())
     return digest.hexdigest()[:24]
 
 
@@ -181,10 +188,10 @@ def _knows(compiler: str, flags: Sequence[str]) -> bool:
 
 
 def _run(command: Sequence[str]) -> str:
-    """Return what a program prints.
+    """Run a program and return its output.
 
     Raises:
-        BuildError: it fails.
+        BuildError: the program fails.
     """
     try:
         done = subprocess.run(
@@ -200,7 +207,7 @@ def _run(command: Sequence[str]) -> str:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Hold the folder of a build, waiting for a process that has it."""
+    """Lock the folder of a build, waiting for other processes."""
     with storage_errors("lock", folder):
         descriptor = open_own(folder / "lock")
         try:

@@ -1,16 +1,15 @@
-"""From ``precision.kernels`` to the form of each kernel.
+"""Select the form of each kernel according to ``precision.kernels``.
 
 ::
 
-    auto     each kernel's fastest form, where it beats PyTorch's operators on this machine
+    auto     each kernel's fastest form, if it is faster than PyTorch's operators on this machine
     native   each kernel's fastest form
-    torch    PyTorch's operators alone
+    torch    only PyTorch's operators
 
-Block-sparse products are native wherever they can be, in fp32 too, unless ``precision.kernels`` is ``torch`` and
+Block-sparse products are native if possible, also in fp32, unless ``precision.kernels`` is ``torch`` and
 ``sparsity.kernel`` is ``auto``.
 
-A run that goes on keeps the forms that it was computed with, as far as the machine has them, so that it goes on to the
-same bits.
+A resumed run keeps its forms as far as the machine has them, so that it continues with the same bits.
 """
 
 from collections.abc import Mapping
@@ -55,13 +54,13 @@ def choose(
     earlier: Mapping[str, str] | None = None,
     blocks: str | None = None,
 ) -> Kernels:
-    """Return whose operators compute a run.
+    """Return the kernels of a run.
 
     Args:
         asked: ``precision.kernels``.
         device: of the run.
         dtype: of the activations.
-        earlier: ``Kernels.record`` of what the run was computed with before; None for a new run.
+        earlier: ``Kernels.record`` of the run before it was resumed; None for a new run.
         blocks: ``sparsity.kernel`` of a run with block-sparse products; None for a dense run.
     """
     dense = _dense(asked, device, dtype, earlier)
@@ -82,10 +81,10 @@ def _dense(asked: str, device: torch.device, dtype: torch.dtype, earlier: Mappin
 
 
 def _blocks(asked: str, kernel: str, device: torch.device, earlier: Mapping[str, str] | None) -> str:
-    """Return the instruction set of block-sparse products, ``PYTORCH`` where none may compute them."""
+    """Return the instruction set of block-sparse products, or ``PYTORCH`` if they are not native."""
     if device.type != "cpu" or kernel not in ("auto", "native"):
         return PYTORCH
-    # Runs of versions that did not record it were computed by the newest form, whatever precision.kernels was.
+    # versions that did not record it always used the newest form, whatever precision.kernels was
     before = None if earlier is None else earlier.get(BLOCKS, "")
     if kernel == "auto" and (before == PYTORCH or (before is None and asked == "torch")):
         return PYTORCH
@@ -96,7 +95,7 @@ def _blocks(asked: str, kernel: str, device: torch.device, earlier: Mapping[str,
 
 
 def form_for_tokens(x: Tensor) -> Form | None:
-    """Return the form of ``token_block`` for activations like ``x``: the run's, or else the fastest, in fp32 too."""
+    """Return the form of ``token_block`` for activations like ``x``: the run's or, by default, the fastest."""
     if in_use() is not NOT_CHOSEN:
         return form_of("token_block", x)
     kernel = next((kernel for kernel in token_block.KERNELS if kernel.dtype == x.dtype), None)
@@ -107,7 +106,7 @@ def form_for_tokens(x: Tensor) -> Form | None:
 
 
 def _why_not(asked: str, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return why no native operator can compute, None if one may."""
+    """Return why native operators cannot be used; None if they can."""
     if asked == "torch":
         return "precision.kernels"
     if device.type != "cpu":
@@ -121,12 +120,12 @@ def _why_not(asked: str, device: torch.device, dtype: torch.dtype) -> str | None
 
 
 def _form(kernel: Kernel, earlier: Mapping[str, str] | None, *, is_free: bool) -> str | None:
-    """Return the instruction set that computes a kernel, None for PyTorch.
+    """Return the instruction set for a kernel; None for PyTorch.
 
     Args:
-        kernel: which.
-        earlier: the forms of the run before.
-        is_free: whether PyTorch computes where it is faster.
+        kernel: to select a form of.
+        earlier: the forms of the run before it was resumed.
+        is_free: whether PyTorch's operators may be selected if they are faster.
     """
     if earlier is not None:
         before = earlier.get(kernel.name)

@@ -1,4 +1,4 @@
-"""Softmax cross-entropy of a chunk of logits on a CPU, with the gradient in the place of the logits."""
+"""Softmax cross-entropy of a chunk of logits on a CPU, which overwrites the logits by their gradient."""
 
 import torch
 from torch import Tensor
@@ -6,9 +6,10 @@ from torch.nn import functional
 
 from hornbook.ops.native.library import Form, Kernel
 from hornbook.ops.native.operands import SUFFIXES
+from hornbook.ops.operators import operator, shapes_of
 
 
-@torch.library.custom_op("hornbook::cross_entropy_", mutates_args=("logits_CV",), device_types="cpu")
+@operator(changes=(0,))
 def cross_entropy_(
     logits_CV: Tensor,
     targets_C: Tensor,
@@ -18,16 +19,16 @@ def cross_entropy_(
     with_predictions: bool,
     isa: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the losses of ``softmax(logits + bias)``; the logits become the gradients of the losses' sum.
+    """Return the losses of ``softmax(logits + bias)``, and overwrite the logits by the gradients of their sum.
 
     Args:
-        logits_CV: fp32 or bf16, with columns side by side.
-        targets_C: int64; one outside of the real columns is not scored: its loss and gradients are zero.
+        logits_CV: fp32 or bf16, with contiguous rows.
+        targets_C: int64; targets outside of the real columns are not scored: their losses and gradients are zero.
         bias_V: fp32 ``[num_real]``, or None.
-        num_real: columns that exist; those after it are padding, whose gradients are zero.
-        with_gradient: whether to write gradients; without, the logits stay.
+        num_real: number of columns without padding; the gradients of padding are zero.
+        with_gradient: whether to write gradients; otherwise, the logits are unchanged.
         with_predictions: whether to return predictions.
-        isa: instruction set of the form that computes it.
+        isa: instruction set of the form.
 
     Returns:
         Losses in nats, ``[C]`` fp32; the first largest column of each scored row, int64, -1 elsewhere, ``[C]`` or
@@ -36,7 +37,7 @@ def cross_entropy_(
     return _compute(Form(isa), logits_CV, targets_C, bias_V, num_real, with_gradient, with_predictions)
 
 
-@cross_entropy_.register_fake
+@shapes_of("cross_entropy_")
 def _(
     logits_CV: Tensor,
     targets_C: Tensor,
@@ -66,7 +67,7 @@ def _compute(
     with_gradient: bool,
     with_predictions: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    assert logits_CV.stride(1) == 1 or logits_CV.shape[1] == 1, "columns lie side by side"
+    assert logits_CV.stride(1) == 1 or logits_CV.shape[1] == 1, "rows must be contiguous"
     with_bias = with_gradient and bias_V is not None
     losses_C, predictions_C, of_bias_V = _results(logits_CV, num_real, with_bias, with_predictions)
     form(

@@ -1,4 +1,4 @@
-"""Dropout on a CPU in one pass, with what a residual connection adds: the hash of `hornbook.ops.dropout.keep_mask`."""
+"""Dropout and residual addition on a CPU in one pass, by the hash of `hornbook.ops.dropout.keep_mask`."""
 
 from typing import Any
 
@@ -9,24 +9,25 @@ from hornbook.ops.dropout import dropout as pytorch_dropout
 from hornbook.ops.dropout import keep_mask
 from hornbook.ops.native.library import Form, Kernel
 from hornbook.ops.native.operands import SUFFIXES
+from hornbook.ops.operators import operator, shapes_of
 
 
-@torch.library.custom_op("hornbook::dropout", mutates_args=(), device_types="cpu")
+@operator(has_gradient=True)
 def dropout(x: Tensor, residual: Tensor | None, keys: Tensor, site: int, probability: float, isa: str) -> Tensor:
     """Return ``residual + drop(x)``, or ``drop(x)``, in the dtype of ``x`` ``[..., C]``.
 
     Args:
         x: fp32 or bf16.
-        residual: of its shape and dtype, or None.
-        keys: ``[...]`` int64 in [0, 2³²), one a token.
+        residual: of the same shape and dtype, or None.
+        keys: ``[...]`` int64 in [0, 2³²), one per token.
         site: number of the dropout layer in the model.
         probability: share of elements to drop, in [0, 1).
-        isa: instruction set of the form that computes it and its gradient.
+        isa: instruction set of the form for this operator and its gradient.
     """
     return _drop(Form(isa), x, residual, keys, site, probability)
 
 
-@dropout.register_fake
+@shapes_of("dropout")
 def _(x: Tensor, *others: Any) -> Tensor:
     return x.new_empty(x.shape)
 
@@ -42,7 +43,7 @@ def _of_inputs(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return of_x, gradient if ctx.adds else None, None, None, None, None
 
 
-dropout.register_autograd(_of_inputs, setup_context=_setup_context)
+torch.library.register_autograd("hornbook::dropout", _of_inputs, setup_context=_setup_context)
 
 
 def _drop(form: Form, x: Tensor, residual: Tensor | None, keys: Tensor, site: int, probability: float) -> Tensor:
@@ -56,7 +57,7 @@ def _drop(form: Form, x: Tensor, residual: Tensor | None, keys: Tensor, site: in
 
 
 def _agrees(form: Form, dtype: torch.dtype) -> bool:
-    """Compare a form with float64 and with the mask of PyTorch's form."""
+    """Compare a form with float64 and with the mask of PyTorch's operators."""
     generator = torch.Generator().manual_seed(0)
     x, residual = (torch.randn(7, 37, generator=generator).to(dtype) for _ in range(2))
     keys = torch.randint(1 << 32, (7,), generator=generator)

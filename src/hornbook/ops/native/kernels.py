@@ -1,7 +1,7 @@
-"""Whose operators compute: PyTorch's, or hornbook's own (``precision.kernels``).
+"""The selection between PyTorch's and native operators (``precision.kernels``).
 
-One setting of the process, like the number of threads: ``use`` sets it, and the operators of `hornbook.ops` ask
-``form_of`` when they are called. `hornbook.ops.native.choice` makes the setting of a run.
+It is a setting of the process, like the number of threads: ``use`` sets it, and the operators of `hornbook.ops` call
+``form_of``. `hornbook.ops.native.choice` selects the kernels of a run.
 """
 
 import itertools
@@ -15,22 +15,22 @@ from hornbook.ops.native.library import Form
 from hornbook.ops.native.operands import SUFFIXES
 
 BLOCKS = "block_sparse_f32"
-"""The kernel of block-sparse products."""
+"""Name of the kernel of block-sparse products."""
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """Whose operators compute, and why."""
+    """The selected native kernels, and the reason."""
 
     why: str
     forms: Mapping[str, str] = field(default_factory=dict)
-    """The instruction set of each kernel that computes, by its name; PyTorch computes all others."""
+    """The instruction set of each selected kernel, by name; PyTorch computes all others."""
     blocks: str | None = None
-    """That of block-sparse products, ``PYTORCH`` where none computes them; None: not chosen, so the newest one may."""
+    """The instruction set of block-sparse products, or ``PYTORCH``; None: not selected, so the newest one is used."""
 
     @property
     def record(self) -> dict[str, str]:
-        """What a run keeps of them, to be computed in the same way when it goes on."""
+        """The selection as a run stores it, to use the same kernels when it is resumed."""
         return dict(self.forms) if self.blocks is None else {**self.forms, BLOCKS: self.blocks}
 
     def __str__(self) -> str:
@@ -39,9 +39,9 @@ class Kernels:
 
 
 FORMS: dict[str, str] = {}
-"""``Kernels.forms`` in use; empty where PyTorch computes all, which callers ask before they call anything here."""
+"""``Kernels.forms`` in use; empty if PyTorch computes everything, which callers check first."""
 NOT_CHOSEN = Kernels(why="nothing else was asked for")
-"""In use before a run chooses; what generates then chooses for itself."""
+"""The initial setting; generation then selects a form itself."""
 _in_use = NOT_CHOSEN
 _periods = itertools.count(1)
 _period: int | None = None
@@ -49,7 +49,7 @@ _adds_gradients = True
 
 
 def use(kernels: Kernels) -> Kernels:
-    """Let ``kernels`` compute from now on in this process; returns those before."""
+    """Set the kernels of this process, and return the previous ones."""
     global _in_use
     before, _in_use = _in_use, kernels
     FORMS.clear()
@@ -59,7 +59,7 @@ def use(kernels: Kernels) -> Kernels:
 
 @contextmanager
 def using(kernels: Kernels) -> Iterator[None]:
-    """Let ``kernels`` compute within the block."""
+    """Set the kernels of this process in the ``with`` block."""
     before = use(kernels)
     try:
         yield
@@ -68,16 +68,16 @@ def using(kernels: Kernels) -> Iterator[None]:
 
 
 def in_use() -> Kernels:
-    """Return whose operators compute now."""
+    """Return the kernels in use."""
     return _in_use
 
 
 @contextmanager
 def weights_unchanged() -> Iterator[None]:
-    """Promise that weights stay as they are within the block, so that each is packed once.
+    """Declare that weights do not change in the ``with`` block, so that each is packed once.
 
-    A weight's version counter does not tell: PyTorch's fused optimizers leave it, and so does FSDP when it gathers a
-    weight anew.
+    A weight's version counter is not sufficient: PyTorch's fused optimizers do not increment it, nor does FSDP when it
+    gathers a weight again.
     """
     global _period
     before, _period = _period, next(_periods)
@@ -89,9 +89,10 @@ def weights_unchanged() -> Iterator[None]:
 
 @contextmanager
 def gradients_returned() -> Iterator[None]:
-    """Let native backward passes return all gradients of weights within the block, and add none to ``.grad``.
+    """Make native backward passes in the ``with`` block return gradients of weights rather than add them to ``.grad``.
 
-    `torch.autograd.grad` needs them, and zero-bubble schedules run a backward pass once for inputs, once for weights.
+    `torch.autograd.grad` requires this, and so do zero-bubble schedules, which run separate backward passes for inputs
+    and weights.
     """
     global _adds_gradients
     before, _adds_gradients = _adds_gradients, False
@@ -102,12 +103,12 @@ def gradients_returned() -> Iterator[None]:
 
 
 def adds_gradients() -> bool:
-    """Tell whether gradients of weights may be added to ``.grad``: in an executor's passes, if it allows this."""
+    """Return whether gradients of weights may be added to ``.grad``: in an executor's passes, if it allows this."""
     return _adds_gradients and _period is not None
 
 
 def period() -> int | None:
-    """Return a number of the block of ``weights_unchanged`` around the caller, None outside of one."""
+    """Return the number of the current ``weights_unchanged`` block; None outside of one."""
     return _period
 
 

@@ -1,6 +1,6 @@
 """Layer norm on a CPU, with gain and bias in fp32 and their gradients summed in fp32.
 
-``layer_norm_beside`` serves a residual branch, ``x + f(norm(x))``: it returns ``x`` beside the norm, so that the
+``layer_norm_beside`` is for residual branches, ``x + f(norm(x))``: it returns both ``x`` and the norm, so that the
 backward pass adds the two gradients of ``x`` while it computes one of them.
 """
 
@@ -13,9 +13,10 @@ from torch.nn import functional
 from hornbook.ops.mixed_layer_norm import mixed_layer_norm
 from hornbook.ops.native.library import Form, Kernel
 from hornbook.ops.native.operands import SUFFIXES, rows
+from hornbook.ops.operators import operator, shapes_of
 
 
-@torch.library.custom_op("hornbook::layer_norm", mutates_args=(), device_types="cpu")
+@operator(has_gradient=True)
 def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float, isa: str) -> tuple[Tensor, Tensor, Tensor]:
     """Return the norm of ``x`` ``[..., D]`` in its dtype, and the rows' means and inverse deviations, fp32 ``[N]``.
 
@@ -24,19 +25,19 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float, isa:
         weight_D: gain, fp32.
         bias_D: fp32.
         epsilon: added to the variance.
-        isa: instruction set of the form that computes it and its gradients.
+        isa: instruction set of the form for this operator and its gradients.
     """
     return _forward(Form(isa), x, weight_D, bias_D, epsilon)
 
 
-@layer_norm.register_fake
+@shapes_of("layer_norm")
 def _(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float, isa: str) -> tuple[Tensor, Tensor, Tensor]:
     num_rows = x.numel() // x.shape[-1]
     means_N, inverse_stds_N = (x.new_empty(num_rows, dtype=torch.float32) for _ in range(2))
     return x.new_empty(x.shape), means_N, inverse_stds_N
 
 
-@torch.library.custom_op("hornbook::layer_norm_backward", mutates_args=(), device_types="cpu")
+@operator()
 def layer_norm_backward(
     gradient: Tensor,
     x: Tensor,
@@ -46,11 +47,11 @@ def layer_norm_backward(
     residual: Tensor | None,
     isa: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of ``x``, plus ``residual`` if given, of gain and of bias; arguments as of the norm."""
+    """Return the gradients of ``x``, plus ``residual`` if given, gain and bias; arguments as for ``layer_norm``."""
     return _backward(Form(isa), gradient, x, weight_D, means_N, inverse_stds_N, residual)
 
 
-@layer_norm_backward.register_fake
+@shapes_of("layer_norm_backward")
 def _(gradient: Tensor, x: Tensor, weight_D: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     return x.new_empty(x.shape), torch.empty_like(weight_D), torch.empty_like(weight_D)
 
@@ -65,7 +66,7 @@ def _of_inputs(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, .
     return *layer_norm_backward(gradient, *ctx.saved_tensors, None, ctx.isa), None, None
 
 
-layer_norm.register_autograd(_of_inputs, setup_context=_setup_context)
+torch.library.register_autograd("hornbook::layer_norm", _of_inputs, setup_context=_setup_context)
 
 
 def layer_norm_beside(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float, isa: str) -> tuple[Tensor, Tensor]:

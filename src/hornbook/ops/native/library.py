@@ -1,14 +1,14 @@
-"""The compiled library, loaded once, and its kernels: which of their forms are right here, and how fast.
+"""Load the compiled library, and check and time the forms of its kernels on this machine.
 
 ::
 
-    Kernel("linear_bf16", dtype, check, trial)      a group of C functions that are chosen together
+    Kernel("linear_bf16", dtype, check, trial)      a group of C functions that are selected together
     seconds(kernel)  ->  {"avx512": 0.0011, "avx512bf16": 0.0018, "torch": 0.0019}
     Form("avx512")("linear_product_bf16", x, ...)   calls hb_avx512_linear_product_bf16
 
-Age does not tell which form is the fastest: an Intel processor without AMX multiplies bf16 pairs at half the rate of
-floats, an AMD one at twice. So each form is timed once a machine, in milliseconds, and the times are kept in the
-user's cache. A form is compared with PyTorch when a process chooses it; one that disagrees is never used.
+The newest form is not always the fastest: Intel processors without AMX multiply bf16 pairs at half the rate of floats,
+AMD's at twice the rate. So each form is timed once per machine, within milliseconds, and the times are stored in the
+user's cache. A form is compared with PyTorch when a process selects it; a form that disagrees is never used.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +28,13 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import DataError, StorageError
-from hornbook.ops.native.build import INSTRUCTION_SETS, TILES, BuildError, default_cache, library
+from hornbook.ops.native.build import HALVES, INSTRUCTION_SETS, TILES, BuildError, default_cache, library
 from hornbook.storage.files import make_directory, replace_file
 from hornbook.storage.json_files import dump_json, read_json
 from hornbook.track.environment import cpu_model
 
 PYTORCH = "torch"
-"""Stands for PyTorch's operators among the names of instruction sets."""
+"""Represents PyTorch's operators among the names of instruction sets."""
 _ROUNDS = 7
 _RUNTIME = re.compile(r"(libgomp|libiomp5|libomp)[^/]*\.so[.\d]*$")
 _LONGEST_PROBE = 60.0
@@ -50,8 +50,8 @@ class Form:
     def __call__(self, name: str, *arguments: "int | Tensor | None") -> None:
         """Call ``hb_<isa>_<name>``, which returns nothing.
 
-        A tensor is passed as the address of its first element, None as a null pointer, an integer as int64; all C
-        functions of the library take nothing else.
+        A tensor is passed as the address of its first element, None as a null pointer, an integer as int64; C functions
+        of the library have no other types of arguments.
         """
         _function(self.isa, name)(*map(_word, arguments))
 
@@ -62,23 +62,23 @@ class Form:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A group of C functions that are checked, timed and chosen together."""
+    """A group of C functions that are checked, timed and selected together."""
 
     name: str
-    """Ends in the dtype, if there is one: ``linear_bf16``."""
+    """Ends with the dtype, if there is one: ``linear_bf16``."""
     dtype: torch.dtype | None
-    """Of the activations; None: the kernel has to do with none, and serves all dtypes."""
+    """Dtype of the activations; None: the kernel does not depend on it."""
     check: Callable[[Form, Any], bool]
     """Compares a form with PyTorch's operators on small inputs."""
     trial: Callable[[Form | None, Any], None]
-    """Makes a typical call, with PyTorch's operators if there is no form; it is timed."""
-    has_tiles: bool = False
-    """Whether it has a form for AMX tiles."""
+    """Runs a typical call to be timed, with PyTorch's operators if the form is None."""
+    special: Collection[str] = ()
+    """Which of ``HALVES`` and ``TILES`` it has a form for."""
 
     @property
     def instruction_sets(self) -> tuple[str, ...]:
-        """Its forms that this machine has, the newest first."""
-        return tuple(isa for isa in instruction_sets() if self.has_tiles or isa != TILES)
+        """The forms that this machine supports, newest first."""
+        return tuple(isa for isa in instruction_sets() if isa in self.special or isa not in (HALVES, TILES))
 
 
 class _Runtime(ctypes.Structure):
@@ -90,7 +90,7 @@ class _Runtime(ctypes.Structure):
 
 @functools.cache
 def load() -> ctypes.CDLL | BuildError:
-    """Return the library, built if this machine does not have it, or why it cannot be built or loaded here."""
+    """Return the library, built if necessary, or the reason why it cannot be built or loaded."""
     try:
         return open_library(library())
     except BuildError as error:
@@ -100,12 +100,12 @@ def load() -> ctypes.CDLL | BuildError:
 
 
 def open_library(path: Path) -> ctypes.CDLL:
-    """Load a build of the library, and give it PyTorch's OpenMP runtime.
+    """Load a build of the library, and pass it PyTorch's OpenMP runtime.
 
     Raises:
         BuildError: PyTorch has loaded no OpenMP runtime.
-        OSError: a file cannot be loaded.
-        AttributeError: a function is missing in one.
+        OSError: the library or the runtime cannot be loaded.
+        AttributeError: a function is missing in one of them.
     """
     built, runtime = ctypes.CDLL(str(path)), ctypes.CDLL(str(openmp_runtime()))
     addresses = [ctypes.cast(getattr(runtime, name), ctypes.c_void_p) for name in _Runtime.functions]
@@ -114,12 +114,12 @@ def open_library(path: Path) -> ctypes.CDLL:
 
 
 def openmp_runtime() -> Path:
-    """Return the file of the OpenMP runtime that this process has loaded, which importing torch does.
+    """Return the path of the OpenMP runtime that this process has loaded with torch.
 
     It is libgomp in PyTorch's wheels, Intel's or LLVM's elsewhere.
 
     Raises:
-        BuildError: there is none.
+        BuildError: no OpenMP runtime is loaded.
     """
     lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     files = [line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6]
@@ -131,7 +131,7 @@ def openmp_runtime() -> Path:
 
 @functools.cache
 def instruction_sets() -> tuple[str, ...]:
-    """Return the forms that library and processor have, the newest first; none where nothing can be built."""
+    """Return the forms that library and processor support, newest first; none if the library cannot be built."""
     built = load()
     if isinstance(built, BuildError):
         return ()
@@ -142,9 +142,9 @@ def instruction_sets() -> tuple[str, ...]:
 
 
 def _works(built: Path, isa: str) -> bool:
-    """Tell whether the instructions of a form run, in a process that may die of them.
+    """Return whether the instructions of a form run, tested in a separate process, which they may kill.
 
-    CPUID vouches for vectors, but tiles also need the kernel's permission and a hypervisor that passes them on.
+    CPUID is sufficient for vectors, but tiles also need the permission of the kernel and support by a hypervisor.
     """
     program = f"import ctypes; built = ctypes.CDLL({str(built)!r}); built.hb_instruction_sets()"
     command = [sys.executable, "-I", "-S", "-c", f"{program}; raise SystemExit(built.hb_{isa}_works() != 1)"]
@@ -155,16 +155,16 @@ def _works(built: Path, isa: str) -> bool:
 
 @functools.cache
 def is_right(kernel: Kernel, isa: str) -> bool:
-    """Tell whether this machine has the form, and whether it passes the kernel's check; checked once a process."""
+    """Return whether this machine supports the form and it passes the kernel's check, run once per process."""
     with torch.no_grad():
         return isa in kernel.instruction_sets and kernel.check(Form(isa), kernel.dtype)
 
 
 def seconds(kernel: Kernel) -> Mapping[str, float]:
-    """Return by instruction set, and for ``PYTORCH``, what the kernel's trial takes.
+    """Return the time of the kernel's trial for each instruction set, and for ``PYTORCH``.
 
-    Measured on one thread by processor time, which a busy machine hardly changes, and once a machine, so that the
-    choice is the same tomorrow.
+    It is processor time on one thread, on which other load has little effect, and measured once per machine, so that
+    the selection does not change.
     """
     times = _known_seconds().get(kernel.name)
     if times is None or not set(times) >= {PYTORCH, *kernel.instruction_sets}:
@@ -189,7 +189,7 @@ def _measure(kernel: Kernel) -> dict[str, float]:
                     times.append(time.thread_time() - start)
     finally:
         torch.set_num_threads(threads)
-    return {isa: min(times[1:]) for isa, times in taken.items()}  # other processes, which share caches, only add time
+    return {isa: min(times[1:]) for isa, times in taken.items()}  # the minimum, since other processes only add time
 
 
 def _times_file() -> Path:
@@ -205,14 +205,14 @@ def _all_seconds() -> dict[str, Any]:
 
 
 def _known_seconds() -> dict[str, dict[str, float]]:
-    """Return the times measured under the present circumstances, by kernel."""
+    """Return the times measured under the current circumstances, by kernel."""
     known = _all_seconds().get(_circumstances())
     return known if isinstance(known, dict) else {}
 
 
 @functools.cache
 def _circumstances() -> str:
-    """Return what times depend on beside the compiled library: processor, PyTorch, and the trials, which are Python."""
+    """Return what times depend on besides the library: the processor, PyTorch, and the Python code of the trials."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
@@ -221,7 +221,7 @@ def _circumstances() -> str:
 
 @functools.cache
 def _function(isa: str, name: str) -> Any:
-    """Return the C function ``hb_<isa>_<name>``; its arguments and its result are 64-bit words."""
+    """Return the C function ``hb_<isa>_<name>``, whose arguments and result are 64-bit words."""
     found = getattr(load(), f"hb_{isa}_{name}")
     found.restype = ctypes.c_int64
     return found

@@ -5,7 +5,7 @@
     h, u = linear_activation(x, W₁, b₁, f)     u = x W₁ᵀ + b₁, h = f(u), in one pass
     y = linear(h, W₂, b₂, u, f)                h W₂ᵀ + b₂; its backward pass gives u the gradient (g W₂) f'(u)
 
-A layer without an activation behind it is ``linear(x, W, b)``.
+A layer that no activation follows is ``linear(x, W, b)``.
 """
 
 from typing import Any
@@ -17,9 +17,10 @@ from hornbook.ops.native import kernels
 from hornbook.ops.native.library import Form
 from hornbook.ops.native.operands import rows
 from hornbook.ops.native.products import activation_gradient, add_weight_gradient, panels_of, product
+from hornbook.ops.operators import operator, shapes_of
 
 
-@torch.library.custom_op("hornbook::linear", mutates_args=(), device_types="cpu")
+@operator(has_gradient=True)
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, isa: str, before: Tensor | None = None, activation: str = "none"
 ) -> Tensor:
@@ -29,8 +30,8 @@ def linear(
         x: fp32 or bf16.
         weight: ``[num_out, num_in]`` fp32, or a stack whose leading dimensions count as ``num_out``.
         bias: ``num_out`` values in fp32, of any shape, or None.
-        isa: instruction set of the form that computes it and its gradients.
-        before: of the shape of ``x``, which is ``activation`` of it; it gets the gradient then, and ``x`` gets none.
+        isa: instruction set of the form for this operator and its gradients.
+        before: if given, ``x`` is ``activation(before)``, and ``before`` gets the gradient instead of ``x``.
         activation: of ``products.ACTIVATIONS``.
     """
     form = Form(isa)
@@ -38,16 +39,16 @@ def linear(
     return y_MN.view(*x.shape[:-1], y_MN.shape[1])
 
 
-@linear.register_fake
+@shapes_of("linear")
 def _(x: Tensor, weight: Tensor, *others: Any) -> Tensor:
     return x.new_empty(*x.shape[:-1], weight.shape[:-1].numel())
 
 
-@torch.library.custom_op("hornbook::linear_activation", mutates_args=(), device_types="cpu")
+@operator(has_gradient=True)
 def linear_activation(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, isa: str
 ) -> tuple[Tensor, Tensor]:
-    """Return ``f(u)`` and ``u = x Wᵀ + b``; arguments as of ``linear``. Gradients of either count."""
+    """Return ``f(u)`` and ``u = x Wᵀ + b``, both differentiable; arguments as for ``linear``."""
     form = Form(isa)
     u_MN = x.new_empty(x.shape[:-1].numel(), weight.shape[:-1].numel())
     panels = panels_of(form, weight, x.dtype, for_gradient=False)
@@ -56,17 +57,17 @@ def linear_activation(
     return h_MN.view(shape), u_MN.view(shape)
 
 
-@linear_activation.register_fake
+@shapes_of("linear_activation")
 def _(x: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     shape = (*x.shape[:-1], weight.shape[:-1].numel())
     return x.new_empty(shape), x.new_empty(shape)
 
 
-@torch.library.custom_op("hornbook::linear_input_gradient", mutates_args=(), device_types="cpu")
+@operator()
 def linear_input_gradient(
     gradient: Tensor, weight: Tensor, isa: str, before: Tensor | None = None, activation: str = "none"
 ) -> Tensor:
-    """Return the gradient of ``x`` ``[..., num_in]``, or of ``before``, for that of ``y`` ``[..., num_out]``."""
+    """Return the gradient of ``x`` ``[..., num_in]``, or of ``before``, given that of ``y`` ``[..., num_out]``."""
     form = Form(isa)
     panels = panels_of(form, weight, gradient.dtype, for_gradient=True)
     at = None if before is None else rows(before)
@@ -75,40 +76,38 @@ def linear_input_gradient(
     return of_x_MN.view(*gradient.shape[:-1], weight.shape[-1])
 
 
-@linear_input_gradient.register_fake
+@shapes_of("linear_input_gradient")
 def _(gradient: Tensor, weight: Tensor, *others: Any) -> Tensor:
     return gradient.new_empty(*gradient.shape[:-1], weight.shape[-1])
 
 
-@torch.library.custom_op("hornbook::activation_gradient", mutates_args=(), device_types="cpu")
-def of_activation(gradient: Tensor, u: Tensor, activation: str, isa: str) -> Tensor:
-    """Return the gradient of ``u`` for that of ``f(u)``."""
+@operator()
+def linear_activation_gradient(gradient: Tensor, u: Tensor, activation: str, isa: str) -> Tensor:
+    """Return the gradient of ``u``, given that of ``f(u)``."""
     return activation_gradient(Form(isa), gradient, u, activation)
 
 
-@of_activation.register_fake
+@shapes_of("linear_activation_gradient")
 def _(gradient: Tensor, u: Tensor, *others: Any) -> Tensor:
     return u.new_empty(u.shape)
 
 
-@torch.library.custom_op("hornbook::linear_weight_gradient", mutates_args=(), device_types="cpu")
+@operator()
 def linear_weight_gradient(gradient: Tensor, x: Tensor, with_bias: bool, isa: str) -> tuple[Tensor, Tensor]:
-    """Return the gradients ``[num_out, num_in]`` and ``[num_out]``, fp32, the latter empty if not asked for."""
+    """Return the gradients ``[num_out, num_in]`` and ``[num_out]``, fp32, the latter empty without ``with_bias``."""
     of_weight = gradient.new_empty(gradient.shape[-1], x.shape[-1], dtype=torch.float32)
     of_bias = gradient.new_empty(gradient.shape[-1] if with_bias else 0, dtype=torch.float32)
     add_weight_gradient(Form(isa), gradient, x, of_weight, of_bias if with_bias else None, accumulate=False)
     return of_weight, of_bias
 
 
-@linear_weight_gradient.register_fake
+@shapes_of("linear_weight_gradient")
 def _(gradient: Tensor, x: Tensor, with_bias: bool, isa: str) -> tuple[Tensor, Tensor]:
     of_weight = gradient.new_empty(gradient.shape[-1], x.shape[-1], dtype=torch.float32)
     return of_weight, gradient.new_empty(gradient.shape[-1] if with_bias else 0, dtype=torch.float32)
 
 
-@torch.library.custom_op(
-    "hornbook::linear_add_weight_gradient", mutates_args=("of_weight", "of_bias"), device_types="cpu"
-)
+@operator(changes=(2, 3))
 def linear_add_weight_gradient(
     gradient: Tensor, x: Tensor, of_weight: Tensor, of_bias: Tensor | None, isa: str
 ) -> None:
@@ -116,16 +115,16 @@ def linear_add_weight_gradient(
     add_weight_gradient(Form(isa), gradient, x, of_weight, of_bias, accumulate=True)
 
 
-@linear_add_weight_gradient.register_fake
+@shapes_of("linear_add_weight_gradient")
 def _(gradient: Tensor, x: Tensor, of_weight: Tensor, of_bias: Tensor | None, isa: str) -> None:
     return None
 
 
 def _save(ctx: Any, x: Tensor, *others: Tensor | None) -> None:
-    """Keep tensors for the backward pass, parameters as they are.
+    """Save tensors for the backward pass, but parameters as attributes.
 
-    Recomputation (`torch.utils.checkpoint`) returns other tensors for those that are saved; these have no packed form
-    and no ``.grad``.
+    Recomputation (`torch.utils.checkpoint`) replaces saved tensors by others, which have no packed form and no
+    ``.grad``.
     """
     ctx.parameters = [other if isinstance(other, torch.nn.Parameter) else None for other in others]
     ctx.save_for_backward(x, *(None if isinstance(other, torch.nn.Parameter) else other for other in others))
@@ -150,7 +149,7 @@ def _of_linear(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return of_x, *_of_parameters(ctx, gradient, x, weight, bias), None, of_before, None
 
 
-linear.register_autograd(_of_linear, setup_context=_setup_linear)
+torch.library.register_autograd("hornbook::linear", _of_linear, setup_context=_setup_linear)
 
 
 def _setup_linear_activation(ctx: Any, inputs: Any, output: Any) -> None:
@@ -162,7 +161,7 @@ def _setup_linear_activation(ctx: Any, inputs: Any, output: Any) -> None:
 def _of_linear_activation(ctx: Any, of_h: Tensor | None, of_u: Tensor | None) -> tuple[Tensor | None, ...]:
     x, weight, bias, u = _saved(ctx)
     if of_h is not None:
-        through = of_activation(of_h, u, ctx.activation, ctx.isa)
+        through = linear_activation_gradient(of_h, u, ctx.activation, ctx.isa)
         of_u = through if of_u is None else of_u + through
     if of_u is None:
         return None, None, None, None, None
@@ -170,7 +169,9 @@ def _of_linear_activation(ctx: Any, of_h: Tensor | None, of_u: Tensor | None) ->
     return of_x, *_of_parameters(ctx, of_u, x, weight, bias), None, None
 
 
-linear_activation.register_autograd(_of_linear_activation, setup_context=_setup_linear_activation)
+torch.library.register_autograd(
+    "hornbook::linear_activation", _of_linear_activation, setup_context=_setup_linear_activation
+)
 
 
 def _of_parameters(
@@ -187,7 +188,7 @@ def _of_parameters(
 
 
 def _adds_in_place(parameter: Tensor) -> bool:
-    """Tell whether a gradient may be added to ``.grad`` here: within an executor's passes, from the second one on."""
+    """Return whether a gradient may be added to ``.grad``: in an executor's passes, from the second one on."""
     if not kernels.adds_gradients() or not isinstance(parameter, torch.nn.Parameter) or not parameter.requires_grad:
         return False
     grad = parameter.grad

@@ -1,9 +1,9 @@
-"""The products of a linear layer on tensors, without autograd: weights packed once for all products with them.
+"""The products of a linear layer, without autograd, with weights packed once for all products.
 
 ::
 
     weight fp32 --pack--> panels in the dtype of x, kept for all micro-batches of a step
-    x, panels  ---------> y, or f(y) with y beside it         product
+    x, panels  ---------> y, or f(y) and y                    product
     g, panels of Wᵀ ----> gradient of x, or that times f'(x)  product
     g, x  --------------> dW, db in fp32, stored or added     add_weight_gradient
 """
@@ -18,24 +18,25 @@ from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hornbook.ops.native import kernels
+from hornbook.ops.native.build import HALVES, TILES
 from hornbook.ops.native.library import Form, Kernel
 from hornbook.ops.native.operands import SUFFIXES, rows
 
 ACTIVATIONS: Final = ("none", "gelu", "gelu_tanh", "relu", "relu_squared", "silu")
 """In the order of ``Activation`` in csrc/activations.h."""
 _Key = tuple[torch.dtype, bool, str]
-"""Dtype of the activations, whether for the gradient, instruction set."""
+"""Dtype of the activations, whether panels are for the gradient, instruction set."""
 _State = tuple[int, int]
-"""Of a weight: the period in which it does not change, and its address."""
+"""The period in which a weight does not change, and its address."""
 _packed: MutableMapping[Tensor, dict[_Key, tuple[_State, Tensor]]] = WeakTensorKeyDictionary()
 
 
 class Products:
-    """``x Wᵀ`` of one weight and its gradients outside autograd, as `hornbook.ops.cross_entropy` needs them.
+    """The products of one weight, ``x Wᵀ`` and its gradients, without autograd, for `hornbook.ops.cross_entropy`.
 
     Args:
-        form: computes them.
-        weight: ``[num_out, num_in]`` fp32, packed at once.
+        form: of the products.
+        weight: ``[num_out, num_in]`` fp32, packed by the constructor.
         dtype: of the other operands.
     """
 
@@ -48,7 +49,7 @@ class Products:
         return product(self._form, rows(x_MK), self._panels[0], self._weight)
 
     def input_gradient(self, gradient_MN: Tensor, out_MK: Tensor) -> None:
-        """Write ``g W`` into ``out`` ``[M, num_in]``, contiguous."""
+        """Write ``g W`` to ``out`` ``[M, num_in]``, contiguous."""
         product(self._form, rows(gradient_MN), self._panels[1], self._weight, out=out_MK, for_gradient=True)
 
     def add_weight_gradient(self, gradient_MN: Tensor, x_MK: Tensor, total_NK: Tensor) -> None:
@@ -57,7 +58,7 @@ class Products:
 
 
 def panels_of(form: Form, weight: Tensor, dtype: torch.dtype, *, for_gradient: bool) -> Tensor:
-    """Return the weight packed for activations of ``dtype``: an earlier call's where nothing has changed since."""
+    """Return the weight packed for activations of ``dtype``, cached as long as the weight does not change."""
     period = kernels.period()
     if period is None or not isinstance(weight, torch.nn.Parameter):
         return pack(form, weight, dtype, for_gradient, None)
@@ -70,7 +71,7 @@ def panels_of(form: Form, weight: Tensor, dtype: torch.dtype, *, for_gradient: b
 
 
 def pack(form: Form, weight: Tensor, dtype: torch.dtype, for_gradient: bool, panels: Tensor | None) -> Tensor:
-    """Pack a weight into the memory of ``panels``, or into new memory."""
+    """Pack a weight into ``panels``, or into new memory if that is None."""
     name, matrix = SUFFIXES[dtype], rows(weight.detach())
     num_out, num_in = matrix.shape
     columns, depth = (num_in, num_out) if for_gradient else (num_out, num_in)
@@ -98,16 +99,16 @@ def product(
     """Return ``f(x Wᵀ + b)``, or ``x W`` for a gradient, ``[M, columns]``.
 
     Args:
-        form: computes it.
-        x_MK: fp32 or bf16, columns side by side.
+        form: of the product.
+        x_MK: fp32 or bf16, with contiguous rows.
         panels: of the weight, packed for this product.
-        weight: gives the number of columns.
+        weight: determines the number of columns.
         bias: fp32.
-        out: contiguous, is written if given.
+        out: contiguous; the result is written to it if it is given.
         for_gradient: whether the product is with ``W`` rather than ``Wᵀ``.
         activation: f, of ``ACTIVATIONS``.
-        before: ``[M, columns]``, contiguous, takes what comes before f.
-        derivative_at: ``[M, columns]``; instead of f, multiplies by f' of these.
+        before: ``[M, columns]``, contiguous; the input of f is written to it.
+        derivative_at: ``[M, columns]``; multiply the product by f' of these instead of applying f.
     """
     num_rows, depth = x_MK.shape
     columns = weight.shape[-1] if for_gradient else weight.shape[:-1].numel()
@@ -122,7 +123,7 @@ def product(
 
 
 def activation_gradient(form: Form, gradient: Tensor, u: Tensor, activation: str) -> Tensor:
-    """Return ``gradient · f'(u)``, of one shape and dtype."""
+    """Return ``gradient · f'(u)``; both have the same shape and dtype."""
     gradient, u = gradient.contiguous(), u.contiguous()
     result = torch.empty_like(u)
     name, number = f"activation_gradient_{SUFFIXES[u.dtype]}", ACTIVATIONS.index(activation)
@@ -133,7 +134,7 @@ def activation_gradient(form: Form, gradient: Tensor, u: Tensor, activation: str
 def add_weight_gradient(
     form: Form, gradient: Tensor, x: Tensor, of_weight: Tensor, of_bias: Tensor | None, *, accumulate: bool
 ) -> None:
-    """Store, or add, the gradients of weight and bias in contiguous fp32 tensors."""
+    """Write, or with ``accumulate`` add, the gradients of weight and bias to contiguous fp32 tensors."""
     g_MN, x_MK = rows(gradient), rows(x)
     form(
         f"linear_weight_gradient_{SUFFIXES[x.dtype]}", g_MN, g_MN.stride(0), x_MK, x_MK.stride(0), len(x_MK),
@@ -165,8 +166,8 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
         (of_weight, exact_g.t() @ exact_x + 1),
         (of_bias, exact_g.sum(0) + 1),
     )
-    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
-    return all(torch.allclose(ours.double(), exact, rtol=tolerance, atol=tolerance) for ours, exact in pairs)
+    tolerance = 1e-5 if dtype == torch.float32 else 5e-3  # of the largest value: small ones are sums that cancel
+    return all(bool((ours.double() - exact).abs().max() <= tolerance * exact.abs().max()) for ours, exact in pairs)
 
 
 @functools.cache
@@ -175,7 +176,7 @@ def _trial_layers() -> list[tuple[Tensor, Tensor]]:
 
 
 def _trial(form: Form | None, dtype: torch.dtype) -> None:
-    """Take 256 tokens through a feed-forward and back."""
+    """Run 256 tokens through a feed-forward, forward and backward."""
     x, g = torch.ones(2, 256, 384, dtype=dtype)
     (up, up_bias), (down, down_bias) = _trial_layers()
     if form is None:
@@ -199,5 +200,5 @@ def _trial(form: Form | None, dtype: torch.dtype) -> None:
 
 KERNELS = (
     Kernel("linear_f32", torch.float32, _agrees, _trial),
-    Kernel("linear_bf16", torch.bfloat16, _agrees, _trial, has_tiles=True),
+    Kernel("linear_bf16", torch.bfloat16, _agrees, _trial, special=(HALVES, TILES)),
 )

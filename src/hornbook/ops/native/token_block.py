@@ -1,11 +1,11 @@
-"""Generation on a CPU: one new token of each of a few texts through a pre-norm block in one call, and its logits.
+"""Generation on a CPU: pre-norm blocks and logits for one new token of each of a few texts, in one call.
 
 ::
 
     x [B, 1, D] --norm, qkv--> attention over the cache --out, + x--> norm --up, f, down, + --> y [B, 1, D]
 
-Weights have the dtype of the activations and the layout of PyTorch; all that lies between them is fp32. For one token,
-PyTorch's fifteen operators take as long to start as to compute.
+Weights have the dtype of the activations and PyTorch's layout; everything between them is fp32. For one token, calling
+PyTorch's fifteen operators takes as long as their computation.
 """
 
 import functools
@@ -20,13 +20,12 @@ from hornbook.ops.native.library import Form, Kernel
 from hornbook.ops.native.operands import SUFFIXES
 from hornbook.ops.native.products import ACTIVATIONS
 
-_MOST_ROWS = 8
 _WEIGHTS_PER_THREAD = 1 << 18
-"""Below, waiting for another thread takes as long as its share of the work."""
+"""Below this, waiting for another thread takes as long as its share of the work."""
 
 
 class TokenBlock:
-    """A pre-norm block with a cache of keys and values, as `TokenModel` takes it.
+    """A pre-norm block with a cache of keys and values, for `TokenModel`.
 
     Args:
         parameters: gain and bias of the first norm, weight and bias of query, key and value ``[3·H·K, D]``, of the
@@ -50,11 +49,11 @@ class TokenBlock:
 
 
 class TokenHead:
-    """The final norm and the output projection, as `TokenModel` takes them.
+    """The final norm and the output projection, for `TokenModel`.
 
     Args:
         gain_D: of the norm, cast to fp32.
-        bias_D: likewise.
+        bias_D: of the norm, cast to fp32.
         table_VD: contiguous, fp32 or bf16.
         epsilon: of the norm.
     """
@@ -67,12 +66,12 @@ class TokenHead:
 
 
 class TokenModel:
-    """Blocks, and perhaps the head behind them, in one call.
+    """Blocks and an optional head, in one call.
 
     Args:
-        form: computes it.
-        blocks: one after the other; none: the head alone.
-        head: None: the hidden states behind the last block are the result.
+        form: of the operators.
+        blocks: in order; empty: only the head.
+        head: None: the result are the hidden states after the last block.
     """
 
     def __init__(self, form: Form, blocks: Sequence[TokenBlock], head: TokenHead | None = None) -> None:
@@ -104,7 +103,7 @@ class TokenModel:
 
 
 def _as_read(parameter: Tensor | None) -> Tensor | None:
-    """Return a weight as it is, a vector in fp32."""
+    """Return a matrix unchanged, and a vector in fp32."""
     return parameter if parameter is None or parameter.dim() > 1 else parameter.float().contiguous()
 
 
@@ -123,7 +122,7 @@ def _drawn(dtype: torch.dtype, size: int, inner: int, wide: int) -> list[Tensor]
 def exact_block(
     x_BD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None, parameters: Sequence[Tensor], activation: str
 ) -> Tensor:
-    """Return what a block computes by its formula, in the dtype of ``x``, with an epsilon of 1e-5; writes the cache."""
+    """Return the result of a block by its formula, in the dtype of ``x``, with an epsilon of 1e-5; update the cache."""
     gain, bias, qkv, qkv_bias, out, out_bias, gain2, bias2, up, up_bias, down, down_bias = parameters
     batch, heads, size = len(x_BD), cache_B2HSK.shape[2], cache_B2HSK.shape[4]
     f = {"none": lambda u: u, "relu": torch.relu, "gelu": functional.gelu}[activation]

@@ -1,7 +1,7 @@
-"""Which documents of a corpus stay: filters that are counted one by one, and a check of the outcome.
+"""Quality filters of a corpus, counted one by one, and a check of the result.
 
-policy     which filters, in which order, and which outcome looks wrong
-filters    what a filter is; length, patterns and language
+policy     the choice and order of filters, and the suspicious results
+filters    the protocol of a filter; length, patterns and language
 
-exact, near and decontamination are the filters that compare documents; words serves them.
+The filters in exact, near and decontamination compare documents, hashed by words.
 """

@@ -1,11 +1,11 @@
-"""Documents that overlap an evaluation set: training on them would measure memory.
+"""Decontamination: drop documents that overlap an evaluation set, since training on them would invalidate its scores.
 
-    lambada_test.jsonl  ->  {13-word sequences}        "... Shane said ..."  shares one of them  ->  goes
+    lambada_test.jsonl  ->  {13-word sequences}        "... Shane said ..."  shares one of them  ->  dropped
 
-The rule of GPT-3 (Brown et al. 2020, appendix C): sequences of 13 words in lower case without punctuation. A passage
-of fewer words counts as a whole, down to 8; what is shorter is found everywhere and left out. GPT-3 cut the
-surroundings of an overlap out of a document; here the whole document goes, even for one quotation, unless
-``min_overlap`` asks for more. Memory: 8 bytes for each sequence of the evaluation sets, and up to 64 MiB for a table.
+The rule is that of GPT-3 (Brown et al. 2020, appendix C): sequences of 13 words, in lower case without punctuation. A
+passage of 8 to 12 words is one sequence; shorter ones are ignored, since they occur everywhere. GPT-3 removed only the
+surroundings of an overlap; here the whole document is dropped, even for one quotation, unless ``min_overlap`` is
+larger. Memory: 8 bytes per sequence of the evaluation sets, and up to 64 MiB for a table.
 """
 
 from collections.abc import Sequence
@@ -26,17 +26,17 @@ _MOST_SLOTS: Final = 1 << 26
 
 
 class Decontamination(StatelessFilter):
-    """Drops documents that share sequences of words with evaluation sets.
+    """A filter that drops documents that share sequences of words with evaluation sets.
 
     Args:
-        paths: their files: text, JSONL, Parquet, all that is told by its name.
-        field: where a record has its text.
-        num_words: how long a sequence is.
-        min_overlap: so many different sequences in common are too many.
+        paths: files or folders of the evaluation sets, in formats detected by suffix: text, JSONL, Parquet and others.
+        field: the field of a record that has the text.
+        num_words: number of words of a sequence.
+        min_overlap: number of different sequences in common from which a document is dropped.
 
     Raises:
-        UserError: a path names nothing, or a number is out of its range.
-        DataError: a file cannot be read, or no passage in it has 8 words.
+        UserError: a path matches nothing, or a number is out of range.
+        DataError: a file is unreadable, or none of its passages has 8 words.
     """
 
     name = "overlapping an evaluation set"
@@ -44,8 +44,8 @@ class Decontamination(StatelessFilter):
     def __init__(self, paths: Sequence[str], field: str = "text", num_words: int = 13, min_overlap: int = 1) -> None:
         if num_words < SHORTEST or min_overlap < 1:
             raise UserError(
-                f"an overlap cannot be {min_overlap:,} sequences of {num_words:,} words; expected 1 or more, of "
-                f"{SHORTEST} words or more (13 are usual)"
+                f"an overlap cannot be {min_overlap:,} sequences of {num_words:,} words; expected at least 1 sequence "
+                f"of at least {SHORTEST} words (13 are usual)"
             )
         reading = ReadOptions(field=field)
         hashes = [evaluation_ngrams(source, reading, num_words) for source in list_sources(paths, reading)]
@@ -54,7 +54,7 @@ class Decontamination(StatelessFilter):
         self._min_overlap = min_overlap
 
     def keeps(self, document: Document) -> bool:
-        """Tell whether a document shares fewer sequences than are too many."""
+        """Return whether a document shares fewer than ``min_overlap`` sequences."""
         shared: set[int] = set()
         for words in word_blocks(document.text, max(self._sets) - 1):
             for length, known in self._sets.items():
@@ -65,7 +65,7 @@ class Decontamination(StatelessFilter):
 
 
 class NgramTable:
-    """A set of 64-bit hashes, uint64 [n]: a table by their first bits, then a search in ``hashes``, sorted."""
+    """A set of 64-bit hashes, uint64 [n]: a table indexed by their high bits filters before a binary search."""
 
     def __init__(self, hashes: NDArray[np.uint64]) -> None:
         self.hashes = np.unique(hashes)
@@ -75,15 +75,15 @@ class NgramTable:
         self._taken[self.hashes >> self._shift] = True
 
     def common(self, hashes: NDArray[np.uint64]) -> list[int]:
-        """Return those of ``hashes``, uint64 [n], that are in the set."""
+        """Return the elements of ``hashes``, uint64 [n], that are in the set."""
         likely = hashes[self._taken[hashes >> self._shift]]
-        places = np.searchsorted(self.hashes, likely)
-        found = likely[self.hashes[np.minimum(places, len(self.hashes) - 1)] == likely]
+        positions = np.searchsorted(self.hashes, likely)
+        found = likely[self.hashes[np.minimum(positions, len(self.hashes) - 1)] == likely]
         return found.tolist()  # type: ignore[no-any-return]
 
 
 def evaluation_ngrams(source: str, reading: ReadOptions, num_words: int) -> dict[int, NDArray[np.uint64]]:
-    """Return the hashes of an evaluation set's sequences by their length, in 8..num_words; raises as the class."""
+    """Return the hashes of an evaluation set's sequences by length, 8 to ``num_words``. Raises DataError."""
     found: dict[int, list[NDArray[np.uint64]]] = {}
     try:
         for passage in read_sources([source], reading, Tally()):
@@ -94,5 +94,5 @@ def evaluation_ngrams(source: str, reading: ReadOptions, num_words: int) -> dict
     except DataError as error:
         raise DataError(f"evaluation set {str(error).replace('--field', '--decontaminate-field')}") from error
     if not found:
-        raise DataError(f"evaluation set {source}: no passage of {SHORTEST} words or more is in it; check the path")
+        raise DataError(f"evaluation set {source}: no passage has {SHORTEST} or more words; check the path")
     return {length: np.unique(np.concatenate(hashes)) for length, hashes in found.items()}

@@ -1,10 +1,9 @@
-r"""Exact duplicates: of texts that are equal but for white space, the first stays.
+r"""Exact duplicates: of documents that are equal except for white space, keep the first.
 
-    "Call me\r\nIshmael. "   ->  "Call me Ishmael. "  ->  127 bits  ->  seen before?
+    "Call me\r\nIshmael. "   ->  "Call me Ishmael. "  ->  hash of 127 bits  ->  seen before?
 
-Every run of white space counts as one blank, none at the ends. Letters, case and punctuation all count. Memory: 21 to
-43 bytes a document, where a Python set would take a hundred. In a billion documents, two different texts have one hash
-with a probability of 1e-20.
+A run of white space equals a blank; leading and trailing white space is ignored. Memory: 21 to 43 bytes per document, a
+Python set would take a hundred. The probability that two of a billion different texts have the same hash is 1e-20.
 """
 
 import re
@@ -23,7 +22,7 @@ _SMALLEST_TABLE: Final = 1024
 
 
 class ExactDuplicates:
-    """Drops what came before."""
+    """A filter that drops documents that equal an earlier one."""
 
     name = "exact duplicates"
 
@@ -32,7 +31,7 @@ class ExactDuplicates:
         self._new = array("Q")
 
     def keeps(self, document: Document) -> bool:
-        """Tell whether a text is new."""
+        """Return whether the text is new."""
         low, high = text_hash(document.text)
         is_new = self._seen.add(low, high)
         if is_new:
@@ -40,19 +39,19 @@ class ExactDuplicates:
         return is_new
 
     def new_memory(self) -> NDArray[np.uint64]:
-        """Return the hashes of the texts that were new since the last call, uint64 [n, 2]."""
+        """Return the hashes of the new texts since the last call, uint64 [n, 2]."""
         memory = np.array(self._new, dtype=np.uint64).reshape(-1, 2)
         self._new = array("Q")
         return memory
 
     def remember(self, memory: NDArray[np.uint64]) -> None:
-        """Take back such hashes, uint64 [n, 2]."""
+        """Restore hashes from ``new_memory``, uint64 [n, 2]."""
         for low, high in memory.tolist():
             self._seen.add(low, high)
 
 
 def text_hash(text: str) -> tuple[int, int]:
-    """Hash a text but for its white space into two numbers of 64 bits, the second of which is odd."""
+    """Return a hash of a text, ignoring white space differences, as two 64-bit integers, the second one odd."""
     hasher = blake2b(digest_size=16)
     for block in text_blocks(text, _BLANK):
         hasher.update("".join(f"{word} " for word in block.split()).encode())
@@ -61,7 +60,7 @@ def text_hash(text: str) -> tuple[int, int]:
 
 
 class SeenPairs:
-    """A set of pairs of 64-bit numbers, the second one not 0: a table at most three quarters full, probed in line."""
+    """A set of pairs of 64-bit integers, the second one not 0: an open-addressing table with linear probing."""
 
     def __init__(self) -> None:
         self._size, self._count = _SMALLEST_TABLE, 0
@@ -71,10 +70,10 @@ class SeenPairs:
         return self._count
 
     def add(self, low: int, high: int) -> bool:
-        """Put a pair in and tell whether it was missing."""
+        """Add a pair and return whether it is new."""
         table, slot = self._table, low & (self._size - 1)
-        while there := table[2 * slot + 1]:
-            if there == high and table[2 * slot] == low:
+        while found := table[2 * slot + 1]:
+            if found == high and table[2 * slot] == low:
                 return False
             slot = (slot + 1) & (self._size - 1)
         table[2 * slot], table[2 * slot + 1] = low, high
@@ -82,7 +81,7 @@ class SeenPairs:
         if 4 * self._count > 3 * self._size:
             self._size, self._count = 2 * self._size, 0
             self._table = array("Q", bytes(16 * self._size))
-            for place in range(0, len(table), 2):
-                if table[place + 1]:
-                    self.add(table[place], table[place + 1])
+            for index in range(0, len(table), 2):
+                if table[index + 1]:
+                    self.add(table[index], table[index + 1])
         return True

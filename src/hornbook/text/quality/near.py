@@ -1,18 +1,18 @@
-"""Near duplicates: what resembles a document that stayed goes.
+"""Near duplicates: drop documents that are similar to a kept one, by MinHash and locality-sensitive hashing.
 
-    "the cat sat on the mat today"  ->  5-word sequences {a, b, c}  ->  128 hash functions, the least of each
+    "the cat sat on the mat today"  ->  5-word sequences {a, b, c}  ->  128 hash functions, the minimum of each
                                     ->  [17, 203, 5, ...]           ->  the share of equal bytes estimates |A∩B| / |A∪B|
-    signature [128]  ->  21 bands of 6 bytes  ->  documents that agree on a band  ->  is one of them similar enough?
+    signature [128]  ->  21 bands of 6 bytes  ->  candidates with an equal band  ->  is one of them similar enough?
 
-MinHash (Broder 1997): the least hash of a set is that of its union with another with probability |A∩B| / |A∪B|, their
-Jaccard similarity. Of each least hash one byte is kept (b-bit minwise hashing, Li and König 2010), so unlike ones agree
-once in 256, which the estimate accounts for. Its standard deviation is sqrt(J (1 - J) / 128), 0.035 at 0.8. The
+MinHash (Broder 1997): the minimal hashes of two sets are equal with probability |A∩B| / |A∪B|, their Jaccard
+similarity J. One byte of each minimum is stored (b-bit minwise hashing, Li and König 2010), so different minima agree
+with probability 1/256, which the estimate corrects. Its standard deviation is sqrt(J (1 - J) / 128), 0.035 at 0.8. The
 functions are x -> a x + b modulo 2**32 on well-mixed x, with a and b from a fixed sequence.
 
 Locality-sensitive hashing: documents of similarity s agree on a given band of r bytes with probability s**r, and on one
-of b bands with 1 - (1 - s**r)**b. r is the largest for which that is 0.99 at the threshold; the candidates (of a chain
-the newest 128) are compared by all 128 bytes. Documents are compared with those that stayed: what resembles only a
-dropped copy stays, too. Memory: 128 + 8 b bytes a document that stayed, or up to half as much again; b is 21 at 0.8.
+of b bands with 1 - (1 - s**r)**b. r is the largest value for which that is 0.99 at the threshold; candidates (the
+newest 128 of a chain) are compared by all 128 bytes. Only kept documents are candidates, so a document that is similar
+only to a dropped one is kept. Memory: 128 + 8 b bytes per kept document, or up to 1.5 times that; b is 21 at 0.8.
 """
 
 from collections.abc import Iterator
@@ -28,11 +28,11 @@ from hornbook.text.reading import Document
 
 SHINGLE_WORDS: Final = 5
 NUM_HASHES: Final = 128
-_CHUNK: Final = 512  # shingles at a time: 128 functions of them are 256 KiB, which a core's cache holds
+_CHUNK: Final = 512  # shingles at a time: the values of 128 functions are 256 KiB, which fit into a core's cache
 _DRAWS: Final = (scramble(np.arange(1, 2 * NUM_HASHES + 1, dtype=np.uint64)) >> np.uint64(32)).astype(np.uint32)
 _FACTORS: Final = _DRAWS[:NUM_HASHES, None] | np.uint32(1)
 _SUMMANDS: Final = _DRAWS[NUM_HASHES:, None]
-_FINAL_MULTIPLIER: Final = np.uint32(0x9E3779B1)  # 2**32 / golden ratio, to the next prime
+_FINAL_MULTIPLIER: Final = np.uint32(0x9E3779B1)  # 2**32 / golden ratio, rounded to a prime
 LEAST_THRESHOLD: Final = 0.3
 _RECALL: Final = 0.99
 _LONGEST_CHAIN: Final = 128
@@ -41,10 +41,13 @@ _SMALLEST_TABLE: Final = 1024
 
 
 class NearDuplicates:
-    """Drops what resembles a document that stayed. Raises UserError if the threshold is out of its range.
+    """A filter that drops documents similar to a kept one.
 
     Args:
-        threshold: the least estimated Jaccard similarity of 5-word sequences that is too much, in 0.3..1.
+        threshold: estimated Jaccard similarity, over 5-word sequences, from which a document is dropped, in [0.3, 1].
+
+    Raises:
+        UserError: the threshold is out of range.
     """
 
     name = "near duplicates"
@@ -52,14 +55,13 @@ class NearDuplicates:
     def __init__(self, threshold: float) -> None:
         if not LEAST_THRESHOLD <= threshold <= 1:
             raise UserError(
-                f"near duplicates cannot be told at a similarity of {threshold:g}; expected {LEAST_THRESHOLD:g} to 1, "
-                "0.8 is usual"
+                f"the similarity of near duplicates is {threshold:g}; expected {LEAST_THRESHOLD:g} to 1 (0.8 is usual)"
             )
         self._index = SimilarityIndex(threshold)
         self._num_reported = 0
 
     def keeps(self, document: Document) -> bool:
-        """Tell whether a document resembles none that stayed; one without a word resembles nothing."""
+        """Return whether a document is similar to no kept one; a document without words never is."""
         signature = signature_of(document.text)
         if signature is None:
             return True
@@ -69,21 +71,21 @@ class NearDuplicates:
         return True
 
     def new_memory(self) -> NDArray[np.uint64]:
-        """Return the signatures of the documents that stayed since the last call, as uint64 [n, 16]."""
+        """Return the signatures of the documents kept since the last call, viewed as uint64 [n, 16]."""
         signatures = self._index.signatures[self._num_reported :]
         self._num_reported += len(signatures)
         return signatures.copy().view(np.uint64)
 
     def remember(self, memory: NDArray[np.uint64]) -> None:
-        """Take back such signatures, uint64 [n, 16]."""
+        """Restore signatures from ``new_memory``, uint64 [n, 16]."""
         self._index.extend(np.ascontiguousarray(memory).view(np.uint8))
         self._num_reported += len(memory)
 
 
 class SimilarityIndex:
-    """Signatures, and for each band of them a table of chains, newest first: ``heads`` -> ``older`` -> ``older`` -> 0.
+    """A set of signatures with a hash table per band, of chains from new to old: ``heads`` -> ``older`` -> ... -> 0.
 
-    Links are numbers of rows, counted from 1. ``threshold`` is the least estimated similarity that counts.
+    Links are row numbers from 1. ``threshold`` is the minimum estimated similarity of similar signatures.
     """
 
     def __init__(self, threshold: float) -> None:
@@ -98,11 +100,11 @@ class SimilarityIndex:
 
     @property
     def signatures(self) -> NDArray[np.uint8]:
-        """All that were put in, uint8 [n, 128]; a view."""
+        """A view of all signatures, uint8 [n, 128]."""
         return self._signatures[: self._count]
 
     def has_similar(self, signature: NDArray[np.uint8]) -> bool:
-        """Tell whether one of the signatures that were put in is similar to this one, uint8 [128]."""
+        """Return whether a signature in the set is similar to ``signature``, uint8 [128]."""
         bands = self._bands
         links = self._heads[bands, self._slots(signature[None])[0]]
         for _ in range(_LONGEST_CHAIN):
@@ -116,7 +118,7 @@ class SimilarityIndex:
         return False
 
     def extend(self, signatures: NDArray[np.uint8]) -> None:
-        """Put signatures in, uint8 [n, 128]."""
+        """Add signatures, uint8 [n, 128]."""
         count = self._count + len(signatures)
         if count > len(self._signatures):
             self._reserve(1 << (count - 1).bit_length())
@@ -125,7 +127,7 @@ class SimilarityIndex:
         self._count = count
 
     def _reserve(self, size: int) -> None:
-        """Make room for ``size`` signatures, a power of two, and link those that are there anew."""
+        """Grow to ``size`` signatures, a power of two, and rebuild the chains."""
         grown = np.empty((size, NUM_HASHES), dtype=np.uint8)
         grown[: self._count] = self.signatures
         self._signatures = grown
@@ -149,10 +151,10 @@ class SimilarityIndex:
                     follows = np.flatnonzero(grouped[1:] == grouped[:-1]) + 1
                     older[follows] = order[follows - 1] + first + 1
                     self._older[order + first, band] = older
-                    self._heads[band, grouped] = order + first + 1  # of several in one slot the last is written last
+                    self._heads[band, grouped] = order + first + 1  # of several rows in a slot, the last one wins
 
     def _slots(self, signatures: NDArray[np.uint8]) -> NDArray[np.uint64]:
-        """Return where the chains of signatures [n, 128] begin, uint64 [n, bands]."""
+        """Return the slots of the chains of signatures [n, 128], uint64 [n, bands]."""
         num_bands, num_rows = self._bands.size, self._band_rows
         bands = signatures[:, : num_bands * num_rows].reshape(-1, num_bands, num_rows)
         sums: NDArray[np.uint64] = bands @ self._multipliers
@@ -160,7 +162,7 @@ class SimilarityIndex:
 
 
 def band_rows(threshold: float) -> int:
-    """Return the bytes a band: the most that find a document of similarity ``threshold`` with probability 0.99."""
+    """Return the bytes per band: the most that find a document of similarity ``threshold`` with probability 0.99."""
     fitting = (
         rows for rows in range(NUM_HASHES, 1, -1) if 1 - (1 - threshold**rows) ** (NUM_HASHES // rows) >= _RECALL
     )
@@ -168,7 +170,7 @@ def band_rows(threshold: float) -> int:
 
 
 def signature_of(text: str) -> NDArray[np.uint8] | None:
-    """Return the signature of a text, uint8 [128]; None if there is no word in it."""
+    """Return the signature of a text, uint8 [128]; None for a text without words."""
     least: NDArray[np.uint32] | None = None
     for hashes in shingles(text):
         values = (hashes >> np.uint64(32)).astype(np.uint32)
@@ -177,12 +179,12 @@ def signature_of(text: str) -> NDArray[np.uint8] | None:
             least = found if least is None else np.minimum(least, found)
     if least is None:
         return None
-    # the last byte would not do: in a x + b it depends on that of x alone, so it would be equal in all 128 or in none
+    # not the low byte: that of a x + b depends only on the low byte of x, so all 128 would agree or none
     return (((least ^ (least >> np.uint32(16))) * _FINAL_MULTIPLIER) >> np.uint32(24)).astype(np.uint8)
 
 
 def shingles(text: str) -> Iterator[NDArray[np.uint64]]:
-    """Yield the hashes of a text's 5-word sequences, uint64 [n]; of a shorter text, that of all its words."""
+    """Yield the hashes of a text's 5-word sequences, uint64 [n]; a shorter text is one sequence."""
     words, num_shingles = np.empty(0, dtype=np.uint64), 0
     for words in word_blocks(text, SHINGLE_WORDS - 1):
         hashes = ngrams(words, SHINGLE_WORDS)
@@ -193,8 +195,8 @@ def shingles(text: str) -> Iterator[NDArray[np.uint64]]:
 
 
 def num_equal(threshold: float) -> int:
-    """Return how many bytes of two signatures are equal, at least, where the estimate reaches ``threshold``.
+    """Return the minimum number of equal bytes of two signatures whose estimated similarity is ``threshold`` or more.
 
-    A share e of equal bytes estimates the similarity (256 e - 1) / 255, without bias.
+    From a share e of equal bytes, (256 e - 1) / 255 is an unbiased estimate of the similarity.
     """
     return ceil(NUM_HASHES * (255 * threshold + 1) / 256 - 1e-9)

@@ -1,22 +1,22 @@
-"""Which documents of a corpus stay, and which outcome looks wrong; everything is off unless asked for.
+"""The choice and order of quality filters, all off by default, and the detection of suspicious results.
 
-    QualityOptions(exact_duplicates=True, near_duplicates=0.8)      documents that resemble no other stay
+    QualityOptions(exact_duplicates=True, near_duplicates=0.8)      drop copies, and documents similar to an earlier one
 
     length -> patterns -> exact duplicates -> evaluation sets -> language -> near duplicates
 
-A document is counted under the first filter that drops it. The cheap filters come first, but near duplicates last,
-although languages cost more: they compare with documents that stayed, and a document stays if nothing else drops it.
+A dropped document counts for the first filter that drops it. Cheap filters come first. Near duplicates come last,
+although the language filter is slower, since they are compared with kept documents only, those that pass all filters.
 
-A corpus of the wrong files trains as smoothly as one of the right ones, so a build that looks wrong fails unless the
-kind was allowed:
+A corpus of the wrong files trains as smoothly as one of the right files, so a build with a suspicious result fails
+unless its kind is allowed:
 
-    a file gave no document              "empty-file"
-    a file gave some, but none stayed    "unused-file"
-    61 % of the documents were dropped   "dropped"
-    1.3 tokens a byte of text            "tokens-per-byte"
+    a file without documents             "empty-file"
+    a file without kept documents        "unused-file"
+    61 % of the documents dropped        "dropped"
+    1.3 tokens per byte of text          "tokens-per-byte"
     half of a wiki's list items empty    "empty-list-items"
 
-Only the standard library is imported, since a command's help shows the defaults.
+Imports only the standard library, since the help of a command shows the defaults.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,31 +35,32 @@ KINDS: Final = ("empty-file", "unused-file", "dropped", "tokens-per-byte", "empt
 _SHOWN_FILES: Final = 3
 _LEAST_LIST_ITEMS: Final = 20
 _MOST_EMPTY_LIST_ITEMS: Final = 0.4
-"""Of a wiki's; encyclopedias have some, sources that are cited by a template alone."""
+"""Share of a wiki's list items; encyclopedias have some, such as references that consist of a template."""
 _LEAST_TOKENS_PER_BYTE: Final = 0.05
-"""English has 0.2 to 0.3 with a usual vocabulary; below this, text got lost on the way."""
+"""English has 0.2 to 0.3 with a usual vocabulary; fewer mean that text was lost."""
 _MOST_TOKENS_PER_BYTE: Final = 1.05
-"""A byte-level tokenizer cannot make more than 1; the end-of-text tokens do not count."""
+"""A byte-level tokenizer gives at most 1, without end-of-text tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QualityOptions:
-    """What a document has to be to stay.
+    """The options of the quality filters.
 
     Attributes:
-        min_characters: at least so many, white space at both ends not counted.
-        min_words: at least so many pieces between white space.
-        keep_matching: regular expressions (RE2's) each of which has to be found in it.
-        drop_matching: regular expressions none of which may be found in it.
-        languages: ISO 639 codes as in ``"en"``; it has to be in one of them, which py3langid decides.
-        language_probability: that it is in one of them, at least; in 0..1.
-        exact_duplicates: drop what is equal to an earlier document but for white space.
-        near_duplicates: drop what resembles a document that stayed: the least share of 5-word sequences in common
-            (their Jaccard similarity, estimated), in 0.3..1.
-        decontaminate: evaluation sets, files or folders; drop what shares sequences of words with them.
-        decontaminate_field: where a record of theirs has its text.
-        decontaminate_words: how long such a sequence is, at least 8; shorter passages count as a whole, from 8 words.
-        decontaminate_overlap: so many different sequences in common are too many.
+        min_characters: minimum number of characters, without leading and trailing white space.
+        min_words: minimum number of words separated by white space.
+        keep_matching: RE2 regular expressions; a document without a match of each one is dropped.
+        drop_matching: RE2 regular expressions; a document with a match of any is dropped.
+        languages: ISO 639 codes such as ``"en"``; documents in other languages, as detected by py3langid, are dropped.
+        language_probability: minimum probability, in [0, 1], that a document is in one of the languages.
+        exact_duplicates: drop documents that equal an earlier one except for white space.
+        near_duplicates: drop documents whose estimated Jaccard similarity, over 5-word sequences, with a kept document
+            is at least this value, in [0.3, 1]; None keeps them.
+        decontaminate: evaluation sets, as files or folders; documents that overlap them are dropped.
+        decontaminate_field: the field of their records that has the text.
+        decontaminate_words: number of words of an overlapping sequence, at least 8; a shorter passage, from 8 words on,
+            is one sequence.
+        decontaminate_overlap: number of different sequences in common from which a document is dropped.
     """
 
     min_characters: int = 0
@@ -78,11 +79,11 @@ class QualityOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """What is not suspicious.
+    """The limits of suspicious results.
 
     Attributes:
-        max_dropped: of the documents; in 0..1.
-        allow: kinds, out of `KINDS`, that the user accepts.
+        max_dropped: share of the documents that may be dropped, in [0, 1].
+        allow: the kinds of suspicious results, from `KINDS`, to accept.
     """
 
     max_dropped: float = MOST_DROPPED
@@ -90,7 +91,7 @@ class Tolerance:
 
 
 def build_filters(options: QualityOptions) -> list["Filter"]:
-    """Return the filters of the options. Raises UserError for a wrong option, DataError for an evaluation set."""
+    """Return the filters of the options. Raises UserError for an invalid option, DataError for an evaluation set."""
     cheap: list[Filter] = []
     thorough: list[Filter] = []
     if options.min_characters or options.min_words:
@@ -114,7 +115,7 @@ def build_filters(options: QualityOptions) -> list["Filter"]:
         from hornbook.text.quality.near import NearDuplicates
 
         thorough.append(NearDuplicates(options.near_duplicates))
-    if options.decontaminate:  # evaluation sets are read when no other option can be wrong
+    if options.decontaminate:  # last, since it reads the evaluation sets and other options may be invalid
         from hornbook.text.quality.decontamination import Decontamination
 
         given = options.decontaminate, options.decontaminate_field
@@ -134,43 +135,44 @@ def find_suspicions(
     empty_list_items: int = 0,
     max_dropped: float = MOST_DROPPED,
 ) -> dict[str, str]:
-    """Return what looks wrong about a corpus, whether allowed or not: a message with its remedy for each kind.
+    """Return the suspicious results of a build: a message with its remedy for each kind, also for allowed ones.
 
     Args:
-        empty_files: those that gave no document.
-        unused_files: those of whose documents none stayed.
-        documents: read, including those that could not be read.
-        dropped: by filter, in the order in which they apply, or because they could not be read.
-        tokens: of the documents that stayed.
-        num_bytes: of their text.
-        list_items: of the wikitext that was read.
-        empty_list_items: those of which no word stayed.
+        empty_files: the files without documents.
+        unused_files: the files whose documents were all dropped.
+        documents: number of documents read, unreadable ones included.
+        dropped: number of documents dropped by each filter, in order, and of unreadable ones.
+        tokens: number of tokens of the kept documents.
+        num_bytes: number of bytes of their text.
+        list_items: number of list items in the wikitext.
+        empty_list_items: number of those that are empty after cleaning.
         max_dropped: share of the documents that may be dropped.
     """
     found = {}
     if empty_files:
-        remedy = "leave out what is empty, or check --from and --field"
-        found["empty-file"] = f"{_name_files(empty_files)} gave no document; {remedy}"
+        remedy = "exclude empty files, or check --from and --field"
+        found["empty-file"] = f"{_name_files(empty_files)} gave no documents; {remedy}"
     if unused_files:
-        found["unused-file"] = f"of {_name_files(unused_files)} no document stayed; loosen the filters, or leave it out"
+        remedy = "loosen the filters, or exclude such files"
+        found["unused-file"] = f"all documents of {_name_files(unused_files)} were dropped; {remedy}"
     num_dropped = sum(dropped.values())
     if num_dropped > max_dropped * documents:
         steps = ", ".join(counted_kind(count, name) for name, count in dropped.items() if count)
         found["dropped"] = (
-            f"{num_dropped:,} of {counted(documents, 'document')} did not stay ({steps}), more than {max_dropped:.0%}; "
-            "look at the input, loosen the filters, or raise --max-dropped"
+            f"{num_dropped:,} of {counted(documents, 'document')} were dropped ({steps}), more than {max_dropped:.0%}; "
+            "check the input, loosen the filters, or raise --max-dropped"
         )
-    # an end-of-text token a document is not counted, so that short documents do not tip the ratio
+    # allow one end-of-text token per document, so that short documents do not exceed the limit
     most = _MOST_TOKENS_PER_BYTE * num_bytes + documents - num_dropped
     if num_bytes and not _LEAST_TOKENS_PER_BYTE * num_bytes <= tokens <= most:
         found["tokens-per-byte"] = (
-            f"{tokens:,} tokens are {tokens / num_bytes:.3f} a byte of text, expected {_LEAST_TOKENS_PER_BYTE:g} to "
-            f"{_MOST_TOKENS_PER_BYTE:g}; check that the tokenizer is made for such text"
+            f"{tokens:,} tokens are {tokens / num_bytes:.3f} per byte of text, expected {_LEAST_TOKENS_PER_BYTE:g} to "
+            f"{_MOST_TOKENS_PER_BYTE:g}; check that the tokenizer was trained on such text"
         )
     if list_items >= _LEAST_LIST_ITEMS and empty_list_items > _MOST_EMPTY_LIST_ITEMS * list_items:
         found["empty-list-items"] = (
-            f"{empty_list_items:,} of {counted(list_items, 'list item')} came out empty: their text is in templates, "
-            "which are dropped (as a Wiktionary's are); drop lists (--lists drop), or take text with templates expanded"
+            f"{empty_list_items:,} of {counted(list_items, 'list item')} are empty: their text is in templates, which "
+            "are dropped (as in a Wiktionary); drop lists (--lists drop), or use text with expanded templates"
         )
     return {kind: f"{message} (--allow {kind})" for kind, message in found.items()}
 

@@ -1,11 +1,11 @@
-r"""A text as numbers, one a word, and as sequences of n of them.
+r"""Hashes of the words of a text and of its n-grams.
 
     "Don't stop -- don_t STOP!"   ->   don t stop don t stop   ->   [a b c a b c]   ->   n = 2: [ab bc ca ab bc]
 
-Words are compared in lower case (case-folded) and without punctuation, which separates them: so ``don't``, ``don 't``
-and WikiText's ``well @-@ known`` are the same on either side of a comparison. Where writing has no blanks (Chinese,
-Japanese, Thai, Lao, Khmer, Burmese), each character counts as a word. A word's number is the CRC-32 of its UTF-8,
-the same on every machine; n of them are hashed into 64 bits. Long texts are taken a million characters at a time.
+Words are case-folded and separated by punctuation, so ``don't`` equals ``don 't``, and WikiText's ``well @-@ known``
+equals ``well-known``. In scripts without blanks (Chinese, Japanese, Thai, Lao, Khmer, Burmese), each character is a
+word. The hash of a word is the CRC-32 of its UTF-8, the same on every machine; n-grams are hashed into 64 bits. Long
+texts are processed a million characters at a time.
 """
 
 import re
@@ -25,10 +25,10 @@ _FINAL_MULTIPLIER: Final = np.uint64(0xD6E8FEB86659FD93)
 
 
 def word_blocks(text: str, overlap: int) -> Iterator[NDArray[np.uint64]]:
-    """Yield the numbers of a text's words, uint64 [n], a block of text at a time.
+    """Yield the hashes of a text's words, uint64 [n], block by block.
 
-    Each block begins with the last ``overlap`` words before it, so every sequence of up to ``overlap + 1`` words lies
-    in one block. A text that has no more words than ``overlap`` is all in the last block.
+    Each block begins with the last ``overlap`` words before it, so every sequence of up to ``overlap + 1`` words is in
+    one block. If the text has at most ``overlap`` words, the last block has all of them.
     """
     tail = np.empty(0, dtype=np.uint64)
     for block in text_blocks(text, _SEPARATOR):
@@ -39,7 +39,7 @@ def word_blocks(text: str, overlap: int) -> Iterator[NDArray[np.uint64]]:
 
 
 def text_blocks(text: str, boundary: re.Pattern[str]) -> Iterator[str]:
-    """Cut a text after the first ``boundary`` from a million characters on, again and again; the last may be empty."""
+    """Yield blocks of a text that end with the first ``boundary`` after a million characters; the last may be empty."""
     start = 0
     while len(text) - start > BLOCK_CHARACTERS and (cut := boundary.search(text, start + BLOCK_CHARACTERS)):
         yield text[start : cut.end()]
@@ -48,17 +48,17 @@ def text_blocks(text: str, boundary: re.Pattern[str]) -> Iterator[str]:
 
 
 def ngrams(words: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
-    """Return a hash of each sequence of ``length`` of n words, in their order: uint64 [n - length + 1], or none."""
+    """Return the hash of each sequence of ``length`` words, from uint64 [n] to uint64 [max(0, n - length + 1)]."""
     count = max(0, len(words) - length + 1)
     hashes = np.zeros(count, dtype=np.uint64)
-    for place in range(length if count else 0):
+    for start in range(length if count else 0):
         hashes *= _MULTIPLIER
-        hashes += words[place : place + count]
+        hashes += words[start : start + count]
     return scramble(hashes)
 
 
 def scramble(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the values, uint64 of any shape, with all bits depending on all bits."""
+    """Mix values, uint64 of any shape, so that every bit depends on all bits."""
     values = (values ^ (values >> np.uint64(32))) * _FINAL_MULTIPLIER
     values = (values ^ (values >> np.uint64(32))) * _FINAL_MULTIPLIER
     return values ^ (values >> np.uint64(32))

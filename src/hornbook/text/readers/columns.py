@@ -118,7 +118,7 @@ def _parquet_rows(source: Source, path: Path, options: ReadOptions, start: int) 
                     yield from _rows_of(column[dropped:], source, options, row + dropped)
                     row += batch.num_rows
                 if row != end:
-                    raise DataError(f"{source}: its row group {group} does not end at row {end}; the file is damaged")
+                    raise DataError(f"{source}: row group {group} does not end at row {end}; the file is damaged")
             row = end
 
 

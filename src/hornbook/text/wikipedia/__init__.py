@@ -1,9 +1,9 @@
-"""Wikipedia: dumps fetched, read page by page, and their wikitext turned into prose.
+"""Wikipedia: downloading dumps, reading their pages, and converting wikitext to prose.
 
-download   dumps.wikimedia.org  ->  enwiki-20260101-pages-articles-multistream.xml.bz2, checked
-blocks     .xml, .xml.bz2, ...  ->  bytes of XML, several bzip2 streams at once
+download   dumps.wikimedia.org  ->  enwiki-20260101-pages-articles-multistream.xml.bz2, verified
+blocks     .xml, .xml.bz2, ...  ->  bytes of XML, from several bzip2 streams in parallel
 dump       XML                  ->  Page(title, text, offset)
-clean      wikitext             ->  prose, by way of tags, templates, links, lines
-reader     all of that          ->  (text, offset), page after page, cleaned in several processes
-extracted  WikiExtractor's output, read as it is
+clean      wikitext             ->  prose, using tags, templates, links, lines
+reader     all of the above     ->  (text, offset), page by page, cleaned in several processes
+extracted  WikiExtractor's files  ->  (text, offset)
 """

@@ -1,12 +1,12 @@
-"""The bytes of a dump, whatever packs it, with several bzip2 streams unpacked at once.
+"""Decompression of dumps, with several bzip2 streams in parallel.
 
-    multistream .xml.bz2:  |BZh9 header|BZh9 100 pages|BZh9 100 pages|...     cut where a stream begins, some 1 MiB each
-                                 thread 1       thread 2      thread 3   ->   blocks of XML, in their order
+    multistream .xml.bz2:  |BZh9 header|BZh9 100 pages|BZh9 100 pages|...     cut where streams begin, some 1 MiB each
+                                 thread 1       thread 2      thread 3   ->   blocks of XML, in order
 
-A stream is found by the ten bytes that begin one, so no index is needed, and any file of several streams gains. Each
-thread stops at 8 MiB, and what it then has left is unpacked when its turn comes, so memory is bounded. One thread goes
-by the same streams, so that a damaged file ends at the same byte with any number of threads. The one stream of an
-ordinary .xml.bz2 takes one thread, some 30 MB a second.
+Streams are found by their first ten bytes, so no index is needed, and any file of several streams benefits. A thread
+decompresses at most 8 MiB ahead and the rest when its turn comes, so memory is bounded. A single thread processes the
+same streams one by one, so reading a damaged file ends at the same byte with any number of threads. An ordinary
+.xml.bz2 is one stream and uses one thread, some 30 MB per second.
 """
 
 import io
@@ -25,7 +25,7 @@ from hornbook.storage.decompress import InputMeter, open_source
 from hornbook.text.reading import STANDARD_INPUT
 
 LIMITS: Final = Limits(member_bytes=1 << 40, num_members=1 << 24)
-"""A whole Wikipedia may be one bzip2 stream; the bounds on its size and on the ratio stay."""
+"""Larger than the default, since a whole Wikipedia may be one bzip2 stream."""
 
 _BLOCK: Final = 256 << 10
 _STREAM: Final = re.compile(rb"BZh[1-9]1AY&SY")
@@ -37,10 +37,11 @@ _MAX_THREADS: Final = 4
 
 
 def read_blocks(source: str, threads: int, meter: InputMeter | None = None) -> Iterator[bytes]:
-    """Read a file, or standard input for ``"-"``, in blocks of at most 256 KiB, unpacked.
+    """Yield the decompressed content of a file, or of standard input for ``"-"``, in blocks of at most 256 KiB.
 
-    Up to four threads unpack bzip2: more gain nothing, since XML is read in one. Raises UserError if the file cannot be
-    read, and DataError if it is damaged or unpacks out of all proportion, at the same place for any number of threads.
+    Up to four threads decompress bzip2; more would not help, since one thread parses the XML. Raises UserError if the
+    file is not accessible, and DataError if it is damaged or its expansion ratio is implausible, at the same byte for
+    any number of threads.
     """
     if source == STANDARD_INPUT:
         with open_text_source(sys.stdin.buffer, LIMITS, name="standard input", meter=meter) as stream:
@@ -84,7 +85,7 @@ def _unpack_streams(file: BinaryIO, name: str, threads: int, meter: InputMeter |
 
 
 def _sections(file: BinaryIO) -> Iterator[tuple[int, BinaryIO]]:
-    """Cut bzip2 data where streams begin; a stream of more than 16 MiB is left in the file with all that follows."""
+    """Yield (offset, data) of sections of bzip2 streams; a stream over 16 MiB and the rest after it are the file."""
     start, held = 0, b""
     while piece := file.read(_PIECE):
         searched = max(1, len(held) - _STREAM_MARK)
@@ -107,7 +108,7 @@ def _unpack(section: BinaryIO, name: str, start: int, meter: InputMeter | None) 
 
 
 def _look_ahead(blocks: Iterator[bytes]) -> tuple[list[bytes], Iterator[bytes] | DataError]:
-    """Make the first blocks now, the others when they are asked for; or say what is wrong behind the first ones."""
+    """Return the first blocks, and an iterator over the others or the error that comes after the first ones."""
     ahead: list[bytes] = []
     try:
         for block in islice(blocks, _MOST_AHEAD // _BLOCK):

@@ -1,13 +1,13 @@
-"""From wikitext to prose.
+"""Conversion of wikitext to prose.
 
     '''Anarchism''' is a [[political philosophy]].<ref>...</ref>        Anarchism is a political philosophy.
     {{Infobox ...}}                                             ->
     == History ==                                                       History
     * [[Zeno of Citium|Zeno]]                                           - Zeno
 
-Five passes, each over what the one before left: comments and opaque tags, templates, tables, links, tags, lines. The
-order is MediaWiki's. Each pass goes forward with a stack at most, so time is linear in the length of the page; nothing
-is ever an error. There is no tree, so odd markup is not understood but dropped.
+Six passes, each over the result of the previous one and in MediaWiki's order: comments and opaque tags, templates,
+tables, links, tags, lines. Each pass scans forward with at most a stack, so time is linear in the length of the page,
+and no input is an error. The trade-off: there is no syntax tree, so unusual markup is dropped.
 """
 
 from hornbook.text.wikipedia.lines import CleanOptions, ItemCount, resolve_lines
@@ -19,9 +19,13 @@ from hornbook.text.wikipedia.templates import drop_tables, resolve_templates
 def clean(
     wikitext: str, options: CleanOptions | None = None, names: LinkNames | None = None, items: ItemCount | None = None
 ) -> str:
-    """Return the prose of a page: paragraphs and headings a line each, list items a line each that begins with "- ".
+    """Return the prose of a page: one line per paragraph, heading and list item; list items begin with "- ".
 
-    ``names`` are the wiki's for files and categories; ``items`` counts the list items.
+    Args:
+        wikitext: the page.
+        options: the parts to keep.
+        names: the wiki's prefixes of links to files and categories.
+        items: updated with the number of list items.
     """
     text = wikitext
     for control in (GAP, BREAK):
@@ -41,6 +45,6 @@ def clean(
 def clean_page(
     title: str, wikitext: str, options: CleanOptions, names: LinkNames, items: ItemCount | None = None
 ) -> str:
-    """The document of a page: its title, if asked for, and its prose; empty where there is no prose; see ``clean``."""
+    """Return the title, if ``options`` keep it, and the prose of a page; empty without prose; see ``clean``."""
     prose = clean(wikitext, options, names, items)
     return f"{title}\n\n{prose}" if prose and options.titles == "keep" else prose

@@ -1,14 +1,14 @@
-"""Fetches a dump of Wikipedia: resumed where it was cut, checked against what was published, there by one rename.
+"""Download of a dump of Wikipedia: resumable, verified by the published checksum, and renamed when complete.
 
     download_dump("en", "20260101", Path("dumps"))
         https://dumps.wikimedia.org/enwiki/20260101/enwiki-20260101-sha1sums.txt
         https://dumps.wikimedia.org/enwiki/20260101/enwiki-20260101-pages-articles-multistream.xml.bz2
-    dumps/.enwiki-...xml.bz2.partial/content       grows; a connection that breaks, or a killed process, goes on there
+    dumps/.enwiki-...xml.bz2.partial/content       resumed after a lost connection or a killed process
     dumps/enwiki-20260101-pages-articles-multistream.xml.bz2
 
-The multistream file is taken, since it can be unpacked in parallel. Its sum is SHA-1, or MD5 where there is no other:
-against accidents and not against an enemy, from whom ``https`` guards. A date has to be named, so that a corpus can be
-built again.
+The multistream file is used because it can be decompressed in parallel. Its checksum is SHA-1, or MD5 if there is no
+SHA-1, which detects accidents, not attacks, against which ``https`` protects. The date is required, so that a corpus
+can be rebuilt from the same dump.
 """
 
 import hashlib
@@ -45,13 +45,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Downloaded:
-    """What a download gave.
+    """The result of a download.
 
     Attributes:
         path: the dump.
-        size: its bytes.
-        algorithm, digest: the published sum that it agrees with.
-        fetched: bytes that came over the network this time; 0 if the dump was there already.
+        size: its size in bytes.
+        algorithm, digest: the published checksum, which it matches.
+        fetched: bytes downloaded this time; 0 if the dump was already there.
     """
 
     path: Path
@@ -62,11 +62,11 @@ class Downloaded:
 
 
 _Sum = tuple[str, str]
-"""An algorithm and the digest by it, in hexadecimal."""
+"""The algorithm and the hexadecimal digest of a checksum."""
 
 
 class _InterruptedError(HornbookError):
-    """The connection broke, or the server is busy: worth another attempt."""
+    """A lost connection or a busy server; the request can be retried."""
 
 
 def download_dump(
@@ -78,20 +78,20 @@ def download_dump(
     on_progress: Callable[[int, int | None], None] = lambda done, total: None,
     pause: Callable[[float], None] = time.sleep,
 ) -> Downloaded:
-    """Fetch the articles of one language's Wikipedia.
+    """Download the articles of the Wikipedia of a language.
 
     Args:
-        language: as in the address of the wiki, ``"en"`` or ``"zh-min-nan"``.
-        date: of the dump, ``"20260101"``.
-        output: folder for it.
-        mirror: where the dumps are.
-        on_progress: called with the bytes that are there, and all of them if known.
-        pause: waits that many seconds before another attempt.
+        language: the language code in the address of the wiki, such as ``"en"`` or ``"zh-min-nan"``.
+        date: the date of the dump, such as ``"20260101"``.
+        output: the folder for the dump.
+        mirror: the address of the server.
+        on_progress: called with the number of bytes so far, and the total if known.
+        pause: waits a number of seconds before a retry.
 
     Raises:
-        UserError: an argument is malformed, there is no such dump, or another process fetches it.
-        DataError: the file is there already and does not agree with the published sum.
-        HornbookError: what came does not agree with it, or the connection failed; trying again resumes.
+        UserError: an argument is malformed, there is no such dump, or another process is downloading it.
+        DataError: the file already exists and does not match the published checksum.
+        HornbookError: the downloaded file does not match it, or the connection failed; trying again resumes.
     """
     wiki, folder_url = _locate(language, date, mirror)
     name = f"{wiki}-{date}-pages-articles-multistream.xml.bz2"
@@ -100,7 +100,7 @@ def download_dump(
     path = output / name
     if path.exists():
         if wrong := _disagreement(path, published):
-            raise DataError(f"{path} is there already and is not the published file; remove it ({wrong})")
+            raise DataError(f"{path} exists already and is not the published file ({wrong}); remove it")
         discard_partial(path)
         return _downloaded(path, published, 0)
     with open_partial(path) as content:
@@ -109,15 +109,15 @@ def download_dump(
         fetched = content.size - before
         if wrong := _disagreement(content.path, published):
             content.restart()
-            raise HornbookError(f"{name}: what came is not what was published; fetch it again ({wrong})")
+            raise HornbookError(f"{name}: the downloaded file is not the published one ({wrong}); download it again")
         content.commit()
     return _downloaded(path, published, fetched)
 
 
 def _locate(language: str, date: str, mirror: str) -> tuple[str, str]:
-    """The wiki's name and the address of its dumps of that date."""
+    """Return the name of the wiki and the address of its dumps of a date. Raises UserError."""
     if not re.fullmatch(r"[a-z][a-z-]{1,30}", language):
-        raise UserError(f"{language!r:.60} is no language of Wikipedia; expected one as in its address, such as en")
+        raise UserError(f"{language!r:.60} is no language code of Wikipedia; expected one such as en")
     if not re.fullmatch(r"20[0-9]{6}", date):
         raise UserError(f"{date!r:.60} is no date of a dump; expected one such as 20260101, see {MIRROR}")
     if not re.match(r"https?://[^\s/]+", mirror):
@@ -133,13 +133,13 @@ def _published_sum(folder_url: str, prefix: str, name: str, pause: Callable[[flo
             if match[2] == name and len(match[1]) == length:
                 return algorithm, match[1]
     raise UserError(
-        f"{folder_url} publishes no sum of {name}: there is no such dump, it is not finished, or it is gone; see "
-        f"{folder_url.rpartition('/')[0]} for the dates there are"
+        f"{folder_url} has no checksum of {name}: there is no such dump, it is not finished, or it was removed; choose "
+        f"a date from {folder_url.rpartition('/')[0]}"
     )
 
 
 def _read_text(url: str) -> str:
-    """A small text; empty where there is none."""
+    """Download a small text; empty if there is none."""
     response = _open(url, 0)
     if response is None:
         return ""
@@ -153,7 +153,7 @@ def _read_text(url: str) -> str:
 
 
 def _retried(action: Callable[[], T], pause: Callable[[float], None], progress: Callable[[], int] = lambda: 0) -> T:
-    """Try until it works, or until six attempts in a row got no further."""
+    """Retry an action until it succeeds, or until six consecutive attempts made no progress."""
     failures, reached = 0, progress()
     while True:
         try:
@@ -167,12 +167,12 @@ def _retried(action: Callable[[], T], pause: Callable[[float], None], progress: 
 
 
 def _fetch_once(url: str, content: PartialFile, on_progress: Callable[[int, int | None], None]) -> None:
-    """Fetch from where the content ends to the end of the file."""
+    """Download the rest of the file after the existing content."""
     response = _open(url, content.size)
     if response is None:
-        raise UserError(f"{url}: there is no such dump; choose another date")
+        raise UserError(f"{url}: no such dump; choose another date")
     with response:
-        if response.status == _NOTHING_BEYOND:  # the sum will tell whether that is so
+        if response.status == _NOTHING_BEYOND:  # the checksum will show whether the content is complete
             return
         total = _begin(response, content)
         if total is not None and total - content.size > free_bytes(content.path):
@@ -186,7 +186,7 @@ def _fetch_once(url: str, content: PartialFile, on_progress: Callable[[int, int 
 
 
 def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    """What the server sends, as it comes: a process that is killed has kept all of it but the last moment's."""
+    """Yield data as soon as it arrives, so that a killed process has stored nearly all of it."""
     try:
         while chunk := response.read1(_CHUNK):
             yield chunk
@@ -195,20 +195,20 @@ def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
 
 
 def _begin(response: http.client.HTTPResponse, content: PartialFile) -> int | None:
-    """Set the content file to where the answer begins; return the length of the whole file, if the server tells."""
+    """Prepare the content file for the response; return the length of the whole file, if the server sends it."""
     match = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
     if response.status == 206 and match and int(match[1]) == content.size:
         return int(match[2]) if match[2] != "*" else None
     if response.status == 206:
         content.restart()
-        raise _InterruptedError(f"{response.url}: the server sent another part than it was asked for; try again")
-    content.restart()  # it knows no ranges, and sends all of it
+        raise _InterruptedError(f"{response.url}: the server sent another range than requested; try again")
+    content.restart()  # the server does not support ranges and sends the whole file
     length = response.headers.get("Content-Length", "")
     return int(length) if length.isdecimal() else None
 
 
 def _open(url: str, start: int) -> http.client.HTTPResponse | None:
-    """Request a file from byte ``start`` on; None where there is none. Raises _InterruptedError and UserError."""
+    """Request a file from byte ``start`` on; None if it does not exist. Raises _InterruptedError or UserError."""
     request = urllib.request.Request(url, headers={"User-Agent": f"hornbook/{__version__}"})
     if start:
         request.add_header("Range", f"bytes={start}-")
@@ -216,7 +216,7 @@ def _open(url: str, start: int) -> http.client.HTTPResponse | None:
         response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=_TIMEOUT)
     except urllib.error.HTTPError as error:
         if error.code == _NOTHING_BEYOND and start:
-            return cast(http.client.HTTPResponse, error)  # it is one in all but its class
+            return cast(http.client.HTTPResponse, error)  # it has the same interface
         error.close()
         if error.code == 404:
             return None
@@ -230,7 +230,7 @@ def _open(url: str, start: int) -> http.client.HTTPResponse | None:
 
 
 def _disagreement(path: Path, published: _Sum) -> str:
-    """Return both sums, if that of a file is not the published one; else nothing."""
+    """Return both checksums if that of a file is not the published one, else an empty string."""
     algorithm, digest = published
     with storage_errors("read", path), path.open("rb") as file:
         found = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()

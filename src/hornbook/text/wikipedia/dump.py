@@ -1,13 +1,13 @@
-"""MediaWiki's XML export, page by page.
+"""Incremental parsing of MediaWiki's XML export into pages.
 
     <mediawiki> <siteinfo> ... </siteinfo>
       <page> <title>Anarchism</title> <ns>0</ns> <revision> ... <text>'''Anarchism''' is ...</text> </revision> </page>
 
         -> Page(title="Anarchism", namespace=0, text="'''Anarchism''' is ...", offset=7193, ...)
 
-Whether a page is an article is told by the dump's own fields, ``<ns>``, ``<redirect>`` and ``<model>``. Old dumps lack
-them; there the names of the namespaces in ``<siteinfo>`` and the word REDIRECT tell. Memory holds a page. A document
-type, and with it every bomb of entities, is refused; nesting, tags and pages have a greatest size.
+The fields ``<ns>``, ``<redirect>`` and ``<model>`` determine whether a page is an article; in old dumps, which lack
+them, the names of the namespaces in ``<siteinfo>`` and the word REDIRECT do. Memory holds one page. A document type
+declaration, which an entity bomb needs, is an error; nesting, tags and pages are limited.
 """
 
 import re
@@ -21,7 +21,7 @@ from hornbook.errors import DataError
 from hornbook.storage.system import format_bytes
 
 MAX_PAGE_BYTES: Final = 16 << 20
-"""Of a page's wikitext; MediaWiki itself takes 2 MiB."""
+"""Limit for the wikitext of a page; MediaWiki's own limit is 2 MiB."""
 
 _MAX_DEPTH: Final = 16
 _MAX_TAG_BYTES: Final = 1 << 20
@@ -46,12 +46,12 @@ class Page:
     """A page of a dump.
 
     Attributes:
-        title: with the namespace's name, if that is not the articles'.
-        namespace: 0 for articles.
-        redirect: it only leads to another page.
-        prose: its content is wikitext, not a style sheet or a program.
+        title: the title, prefixed with the name of a namespace other than that of articles.
+        namespace: the number of the namespace, 0 for articles.
+        redirect: whether it redirects to another page.
+        prose: whether its content is wikitext, not a style sheet or a program.
         text: the wikitext of its last revision.
-        offset: where ``<page>`` begins in the uncompressed dump.
+        offset: the offset of ``<page>`` in the uncompressed dump.
     """
 
     title: str
@@ -63,16 +63,16 @@ class Page:
 
     @property
     def is_article(self) -> bool:
-        """Whether it is what an encyclopedia's reader calls a page."""
+        """Whether it is an article: in namespace 0, not a redirect, and wikitext."""
         return self.namespace == 0 and not self.redirect and self.prose
 
 
 @dataclass(kw_only=True)
 class Site:
-    """What the dump says of its wiki; filled while it is read, complete before the first page.
+    """The properties of a wiki, filled in during parsing and complete before the first page.
 
     Attributes:
-        namespaces: number by name in lower case, as in ``{"talk": 1, "file": 6}``.
+        namespaces: maps names in lower case to numbers, as in ``{"talk": 1, "file": 6}``.
     """
 
     namespaces: dict[str, int] = field(default_factory=dict)
@@ -81,10 +81,10 @@ class Site:
 def read_pages(
     blocks: Iterable[bytes], name: str, site: Site, max_page_bytes: int = MAX_PAGE_BYTES
 ) -> Iterator[Page | DataError]:
-    """Read every page of a dump, whatever its kind, and fill ``site``; before an error come the pages that were whole.
+    """Parse every page of a dump, articles or not, and fill in ``site``.
 
-    In place of a page of more than ``max_page_bytes`` in UTF-8, an error is yielded. Raises DataError if this is no
-    export of MediaWiki, not well-formed, cut off, or built to do harm.
+    Yields an error for a page of more than ``max_page_bytes`` in UTF-8. Raises DataError, after the complete pages, if
+    the dump is not an export of MediaWiki, not well-formed, truncated, or exceeds a limit.
     """
     parser = _Parser(name, site, max_page_bytes)
     for block in chain(blocks, (b"",)):
@@ -97,7 +97,7 @@ def read_pages(
 
 
 class _Parser:
-    """Expat's callbacks, and what they have gathered of the page at hand."""
+    """A parser with Expat's callbacks and the state of the current page."""
 
     def __init__(self, name: str, site: Site, max_page_bytes: int) -> None:
         self._name, self._site, self._max_page_bytes = name, site, max_page_bytes
@@ -117,19 +117,19 @@ class _Parser:
         self._begin_page()
 
     def feed(self, block: bytes) -> None:
-        """Take a piece of XML; an empty one is the end."""
+        """Parse a piece of XML; an empty one marks the end."""
         try:
             self._expat.Parse(block, not block)
         except expat.ExpatError as error:
-            place = f"{self._name}: byte {self._expat.ErrorByteIndex}"
+            where = f"{self._name}: byte {self._expat.ErrorByteIndex}"
             reason = expat.ErrorString(error.code)
-            raise DataError(f"{place}: not well-formed XML ({reason}); fetch the dump again, whole") from error
+            raise DataError(f"{where}: not well-formed XML ({reason}); download the dump again") from error
         self._fed += len(block)
         if self._fed - max(self._expat.CurrentByteIndex, 0) > _MAX_TAG_BYTES + len(block):
-            self._fail(f"a tag of more than {format_bytes(_MAX_TAG_BYTES)}")
+            self._fail(f"a tag longer than {format_bytes(_MAX_TAG_BYTES)}")
 
     def take_pages(self) -> list[Page | DataError]:
-        """The pages that were completed since the last call, and errors in place of those that are too long."""
+        """Return the pages completed since the last call, with errors for those that are too long."""
         pages, self._pages = self._pages, []
         return pages
 
@@ -167,7 +167,7 @@ class _Parser:
 
     def _take(self, field_name: str, value: str) -> None:
         if self._size > self._limit and field_name != "text":
-            self._fail(f"a {field_name} of more than {self._limit} bytes")
+            self._fail(f"a {field_name} longer than {self._limit} bytes")
         if field_name == "namespace":
             if len(self._site.namespaces) >= _MAX_NAMESPACES:
                 self._fail(f"more than {_MAX_NAMESPACES} namespaces")
@@ -190,17 +190,17 @@ class _Parser:
     def _end_page(self) -> None:
         if self._text_size > self._max_page_bytes:
             limit = format_bytes(self._max_page_bytes)
-            place = f"{self._name}: byte {self._offset}: the page {self._title[:80]!r}"
-            self._pages.append(DataError(f"{place} is longer than {limit}; leave it out with --on-error skip"))
+            where = f"{self._name}: byte {self._offset}: the page {self._title[:80]!r}"
+            self._pages.append(DataError(f"{where} is longer than {limit}; skip it with --on-error skip"))
             return
-        old = self._namespace is None
+        is_old_dump = self._namespace is None
         prefix, colon, _ = self._title.partition(":")
         by_title = self._site.namespaces.get(prefix.lower(), 0) if colon else 0
         self._pages.append(
             Page(
                 title=self._title,
                 namespace=by_title if self._namespace is None else self._namespace,
-                redirect=self._redirect or (old and _OLD_REDIRECT.match(self._text) is not None),
+                redirect=self._redirect or (is_old_dump and _OLD_REDIRECT.match(self._text) is not None),
                 prose=self._model in _PROSE,
                 text=self._text,
                 offset=self._offset,
@@ -213,7 +213,7 @@ class _Parser:
         return int(text)
 
     def _refuse_doctype(self, *declaration: object) -> None:
-        self._fail("a document type is declared, which no dump does and an entity bomb needs")
+        self._fail("a document type declaration, which dumps do not have and entity bombs need")
 
     def _fail(self, what: str) -> NoReturn:
         raise DataError(

@@ -1,14 +1,14 @@
-"""WikiExtractor's output, document by document.
+"""Parsing of WikiExtractor's output into documents.
 
     <doc id="12" url="https://en.wikipedia.org/wiki?curid=12" title="Anarchism">
-    Anarchism                                                                        the title once more, may be dropped
+    Anarchism                                                                     the title again, removed if requested
                                                                       ->   Document text, offset of its first line
     Anarchism is a political philosophy ...
     </doc>
 
-It writes one kind of markup, lines that begin with ``<doc id="`` and lines that are ``</doc>``, and it escapes ``&``,
-``<`` and ``>`` in between (https://github.com/attardi/wikiextractor). An article of which only the title is left is an
-empty document, as it is where a dump is read.
+The only markup is lines that begin with ``<doc id="`` and lines ``</doc>``; ``&``, ``<`` and ``>`` between them are
+escaped (https://github.com/attardi/wikiextractor). An article that has only its title is an empty document, the same as
+when a dump is read.
 """
 
 import html
@@ -27,7 +27,7 @@ _CLOSING: Final = b"</doc>"
 
 @dataclass(kw_only=True)
 class _Open:
-    """The document that is being read."""
+    """The document being read."""
 
     title: str
     offset: int
@@ -36,10 +36,10 @@ class _Open:
 
 
 def read_extracted(stream: BinaryIO, name: str, *, titles: bool) -> Iterator[tuple[str, int] | DataError]:
-    """Read the texts of one file, each with the offset of its ``<doc>`` line; ``titles``: with its title as first line.
+    """Yield (text, offset of its ``<doc>`` line) of each document; ``titles`` keeps the first line, which is the title.
 
-    In place of a document that is too long or not UTF-8, an error is yielded. Raises DataError if this is not what
-    WikiExtractor writes, or it is cut off.
+    Yields an error for a document that is too long or not UTF-8. Raises DataError if the file was not written by
+    WikiExtractor, or is truncated.
     """
     document: _Open | None = None
     offset = number = 0
@@ -51,7 +51,9 @@ def read_extracted(stream: BinaryIO, name: str, *, titles: bool) -> Iterator[tup
                 raise DataError(f"{where}: a document begins inside another, before its </doc>; extract it again")
             match = _OPENING.fullmatch(line.decode(errors="replace").strip()[:65536])
             if match is None:
-                raise DataError(f'{where}: expected <doc id="..." url="..." title="...">, as WikiExtractor writes it')
+                raise DataError(
+                    f'{where}: expected <doc id="..." url="..." title="...">, as in WikiExtractor; check --from'
+                )
             document = _Open(title=html.unescape(match[1]), offset=offset)
         elif line.strip() == _CLOSING and document is not None:
             yield _finish(document, where, titles)
@@ -61,7 +63,9 @@ def read_extracted(stream: BinaryIO, name: str, *, titles: bool) -> Iterator[tup
             if document.size <= MAX_PAGE_BYTES:
                 document.lines.append(line)
         elif line.strip():
-            raise DataError(f'{where}: expected a line like <doc id="12" ... title="...">, as WikiExtractor writes it')
+            raise DataError(
+                f'{where}: expected a line like <doc id="12" ... title="...">, as in WikiExtractor; check --from'
+            )
         offset += len(line)
     if document is not None:
         raise DataError(f"{name}: ends in the middle of a document (offset {document.offset}); extract it again")
@@ -69,7 +73,8 @@ def read_extracted(stream: BinaryIO, name: str, *, titles: bool) -> Iterator[tup
 
 def _finish(document: _Open, where: str, titles: bool) -> tuple[str, int] | DataError:
     if document.size > MAX_PAGE_BYTES:
-        return DataError(f"{where}: a document of more than {format_bytes(MAX_PAGE_BYTES)} ends here; leave it out")
+        limit = format_bytes(MAX_PAGE_BYTES)
+        return DataError(f"{where}: a document longer than {limit} ends here; skip it with --on-error skip")
     try:
         text = html.unescape(b"".join(document.lines).decode()).strip("\n")
     except UnicodeDecodeError as error:

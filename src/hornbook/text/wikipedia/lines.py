@@ -1,12 +1,12 @@
-r"""The last look at wikitext: lines become headings, list items and paragraphs, and every line is mended.
+r"""The last pass over wikitext: lines become headings, list items and paragraphs, and each line is cleaned.
 
     == History ==                        History
     * one                        ->      - one
     :The ''cat''&nbsp;(\0) sat\0.         The cat sat.
 
-A heading stays if something stands below it before the next of its level. Of a line, the quotes for italics and bold
-go as MediaWiki takes them, character references become characters, and where a ``GAP`` was left, so do the blanks,
-commas and brackets that nothing stands in any more. A line that begins with ``|`` is a row of a table, and goes.
+A heading is kept if there is text between it and the next heading of its level. In a line, quotes for italics and bold
+are removed by MediaWiki's rules, character references become characters, and blanks, commas and brackets around a
+``GAP`` that became superfluous are removed. A line that begins with ``|`` is a table row and dropped.
 """
 
 import html
@@ -32,12 +32,12 @@ _MARKS: Final = _LIST_MARKS + ":"
 
 @dataclass(frozen=True, kw_only=True)
 class CleanOptions:
-    """What of an article is kept, besides its paragraphs.
+    """The parts of an article to keep besides its paragraphs.
 
     Attributes:
-        headings: of sections that are not empty.
+        headings: headings of nonempty sections.
         lists: lines that begin with ``*``, ``#`` or ``;``.
-        titles: the page's, as the first line.
+        titles: the title of the page, as the first line.
     """
 
     headings: Literal["keep", "drop"] = "keep"
@@ -47,11 +47,11 @@ class CleanOptions:
 
 @dataclass(kw_only=True)
 class ItemCount:
-    """List items (``*``, ``#``) that were met.
+    """Counts of list items (``*``, ``#``).
 
     Attributes:
-        total: all of them.
-        empty: those of which no word stayed, as where a template held the text.
+        total: number of list items.
+        empty: number of those without a word after cleaning, for example because a template had the text.
     """
 
     total: int = 0
@@ -59,10 +59,10 @@ class ItemCount:
 
 
 def resolve_lines(text: str, options: CleanOptions, items: ItemCount | None = None) -> str:
-    """Make prose of text that has neither tags, templates, tables nor links left; list items are added to ``items``."""
+    """Convert text without tags, templates, tables and links to prose; count list items in ``items``."""
     items = items or ItemCount()
     lines: list[str] = []
-    headings: list[tuple[int, str]] = []  # that wait for something to stand below them
+    headings: list[tuple[int, str]] = []  # (level, text) of headings without text below them so far
     blank = False
     for line in text.split("\n"):
         line = line.strip(" \t\r\0")
@@ -87,8 +87,8 @@ def resolve_lines(text: str, options: CleanOptions, items: ItemCount | None = No
     return "\n".join(lines).strip("\n")
 
 
-def mend(line: str) -> str:
-    """Take quotes, character references, gaps and needless blanks out of one line."""
+def clean_line(line: str) -> str:
+    """Resolve quotes, character references and gaps in a line, and remove superfluous blanks."""
     if "''" in line:
         line = _drop_quotes(line)
     if "&" in line:
@@ -107,16 +107,16 @@ def mend(line: str) -> str:
 
 
 def _heading(line: str) -> tuple[int, str] | None:
-    """Level and text of ``== text ==``; None where the line is no heading."""
+    """Return level and text of a line ``== text ==``; None for other lines."""
     if len(line) < 3 or line[-1] != "=":
         return None
     opening, closing = len(line) - len(line.lstrip("=")), len(line) - len(line.rstrip("="))
     level = min(opening, closing, 6, (len(line) - 1) // 2)
-    return (level, text) if (text := mend(line[level : len(line) - level])) else None
+    return (level, text) if (text := clean_line(line[level : len(line) - level])) else None
 
 
 def _show(line: str, options: CleanOptions, items: ItemCount) -> str:
-    """What stays of a line that is no heading; if it is a list item, it is counted."""
+    """Return the cleaned text of a line that is not a heading; count it if it is a list item."""
     first = line[0]
     if first in _MARKS:
         content = line.lstrip(_MARKS + " ")
@@ -124,7 +124,7 @@ def _show(line: str, options: CleanOptions, items: ItemCount) -> str:
         is_list = any(mark in _LIST_MARKS for mark in marks)
         if is_list and options.lists == "drop":
             return ""
-        shown = mend(content)
+        shown = clean_line(content)
         if "*" not in marks and "#" not in marks:
             return shown
         items.total += 1
@@ -134,14 +134,14 @@ def _show(line: str, options: CleanOptions, items: ItemCount) -> str:
         return ""
     if line.startswith("----"):
         line = line.lstrip("-")
-    return mend(line)
+    return clean_line(line)
 
 
 def _drop_quotes(line: str) -> str:
-    """Drop the marks of italics and bold, as MediaWiki's ``doQuotes`` counts them.
+    """Remove the quotes that mark italics and bold, by the rules of MediaWiki's ``doQuotes``.
 
-    Two are italics, three bold, five both; four are an apostrophe and bold; more are apostrophes and both. Where both
-    italics and bold stay open, one bold is an apostrophe before italics: ``''Titanic'''s``.
+    Two quotes are italics, three bold, five both; four are an apostrophe and bold; more are apostrophes and both. If
+    italics and bold are both left open, one bold is an apostrophe and italics: ``''Titanic'''s``.
     """
     runs = list(_QUOTES.finditer(line))
     lengths = [len(run[0]) for run in runs]
@@ -159,7 +159,7 @@ def _drop_quotes(line: str) -> str:
 
 
 def _spare_apostrophe(line: str, runs: list[re.Match[str]]) -> int:
-    """Which three quotes hold an apostrophe: after a word of one letter, else a longer one, else after a blank."""
+    """Return which run of three quotes has an apostrophe: after a one-letter word, else a longer one, else a blank."""
     choices = {0: -1, 1: -1, 2: -1}
     for number, run in enumerate(runs):
         if len(run[0]) == 3:
@@ -176,7 +176,7 @@ def _character(match: re.Match[str]) -> str:
 
 
 def _close_gap(match: re.Match[str]) -> str:
-    r"""Mend what stands around a gap: ``(\0; born 1879)``, ``old \0, and``, ``water (\0).``."""
+    r"""Return the replacement of a gap with its marks, as in ``(\0; born 1879)``, ``old \0, and``, ``water (\0).``."""
     before, opening, run, closing = match.groups()
     if GAP not in run:
         return match[0]

@@ -1,11 +1,11 @@
-"""Links: what a reader sees of them stays, files and categories go.
+"""Replacement of links by the text that a reader sees; files and categories are dropped.
 
     [[Seine|the river]]s  [[Paris]]  [[File:a.jpg|thumb|a [[map]]]]  [https://x.org/ its site]  [[fr:Paris]]
         ->   the rivers  Paris    its site
 
-One pass with a stack of open brackets, since captions of files hold links themselves. Brackets without a partner
-vanish. How the links to files and categories begin is the dump's own word (`hornbook.text.wikipedia.dump.Site`), beside
-MediaWiki's and some that older pages still use.
+One pass with a stack of open brackets, since captions of files contain links. Unmatched brackets are dropped. The
+prefixes of links to files and categories are those declared by the dump (`hornbook.text.wikipedia.dump.Site`),
+MediaWiki's, and some of older pages.
 """
 
 import re
@@ -50,21 +50,21 @@ _CATEGORIES: Final = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class LinkNames:
-    """How a wiki's links begin that show no text: to files and to categories, in lower case."""
+    """The prefixes, in lower case, of a wiki's links without text: those to files and to categories."""
 
     files: frozenset[str] = _FILES
     categories: frozenset[str] = _CATEGORIES
 
     @classmethod
     def of_site(cls, namespaces: Mapping[str, int]) -> "LinkNames":
-        """Return the names that a dump declares, and the usual ones."""
+        """Return the prefixes that a dump declares, and the common ones."""
         files = {name for name, number in namespaces.items() if number == _FILE_NAMESPACE}
         categories = {name for name, number in namespaces.items() if number == _CATEGORY_NAMESPACE}
         return cls(files=_FILES | files, categories=_CATEGORIES | categories)
 
 
 def resolve_links(text: str, names: LinkNames) -> str:
-    """Replace each link by the text that it shows."""
+    """Replace each link by its text."""
     if "[[" in text or "]]" in text:
         text = _resolve_internal(text, names)
     if "[" in text:
@@ -86,20 +86,20 @@ def _resolve_internal(text: str, names: LinkNames) -> str:
             shown = _shown("".join(pieces[start:]), names) if len(opened) < _MAX_DEPTH else ""
             pieces[start:] = [shown]
     pieces.append(text[position:])
-    for start in opened:  # a file without an end: at least its line goes
+    for start in opened:  # of an unclosed file link, drop the line
         if _prefix(pieces[start]) in names.files | names.categories:
             pieces[start] = "".join(pieces[start].partition("\n")[1:])
     return "".join(pieces)
 
 
 def _prefix(link: str) -> str:
-    """``file`` of ``File:a.jpg|thumb``; empty where there is none."""
+    """Return the prefix of a link, ``file`` for ``File:a.jpg|thumb``, or an empty string."""
     head, colon, _ = link[:64].partition(":")
     return head.strip().lower().replace("_", " ") if colon else ""
 
 
 def _shown(link: str, names: LinkNames) -> str:
-    """The text of ``[[link]]``."""
+    """Return the text of ``[[link]]``."""
     target, bar, label = link.partition("|")
     if ":" in target:
         prefix = _prefix(target)

@@ -1,10 +1,10 @@
-"""The templates that stand for words: what each shows, made of its arguments.
+"""The templates that stand for words, with a function from the arguments of each to its text.
 
     {{convert|5|to|7|km|mi}}   ["5", "to", "7", "km", "mi"], {}      ->  "5 to 7 km"
     {{lang|fr|Seine}}          ["fr", "Seine"], {}                   ->  "Seine"
 
-Names are in lower case. They are English Wikipedia's, many of which other languages share, chosen by how often one
-stands inside a sentence. A template that is not here shows nothing; so does one that gets too few arguments.
+Names are in lower case: those of English Wikipedia, many of which other languages share, chosen by how often they occur
+inside sentences. Other templates, and those with too few arguments, have no text.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 Phrase: TypeAlias = Callable[[list[str], dict[str, str]], str]
-"""From positional and named arguments to text; empty where there is nothing to show."""
+"""Returns the text for positional and named arguments, possibly empty."""
 
 _RANGE_WORDS: Final = {
     "to": " to ", "-": "–", "–": "–", "and": " and ", "or": " or ", "by": " by ",
@@ -30,7 +30,7 @@ _SECOND_UNITS: Final = ("in", "oz", "lb", "ft", "ch", "yd")
 
 
 def _argument(number: int, arguments: list[str], named: dict[str, str]) -> str:
-    """Show the argument of that number, counted from 0; negative ones from the end."""
+    """Return the argument at an index, or an empty string; negative indices count from the end."""
     return arguments[number].strip() if -len(arguments) <= number < len(arguments) else ""
 
 
@@ -60,7 +60,7 @@ def _is_number(text: str) -> bool:
 
 
 def _convert(arguments: list[str], named: dict[str, str]) -> str:
-    """``5|km|mi`` -> ``5 km``, ``5|to|7|km`` -> ``5 to 7 km``, ``6|ft|2|in`` -> ``6 ft 2 in``."""
+    """Return a measure: ``5|km|mi`` -> ``5 km``, ``5|to|7|km`` -> ``5 to 7 km``, ``6|ft|2|in`` -> ``6 ft 2 in``."""
     values = [argument.strip() for argument in arguments]
     if len(values) < 2 or not _is_number(values[0]):
         return ""
@@ -75,7 +75,7 @@ def _convert(arguments: list[str], named: dict[str, str]) -> str:
 
 
 def _value(arguments: list[str], named: dict[str, str]) -> str:
-    """``1.5|e=6|u=m`` -> ``1.5×10^6 m``."""
+    """Return a number with its unit: ``1.5|e=6|u=m`` -> ``1.5×10^6 m``."""
     if not arguments:
         return ""
     power = f"×10^{named['e']}" if named.get("e") else ""
@@ -84,7 +84,7 @@ def _value(arguments: list[str], named: dict[str, str]) -> str:
 
 
 def _as_of(arguments: list[str], named: dict[str, str]) -> str:
-    """``2010|6`` -> ``As of June 2010``."""
+    """Return a date: ``2010|6`` -> ``As of June 2010``."""
     if named.get("alt"):
         return named["alt"]
     parts = [argument.strip() for argument in arguments[:3]]
@@ -104,7 +104,10 @@ def _fraction(arguments: list[str], named: dict[str, str]) -> str:
 
 
 def _ship(prefix: str | None, arguments: list[str], named: dict[str, str]) -> str:
-    """``{{USS|Enterprise|CV-6}}`` -> ``USS Enterprise (CV-6)``; ``{{ship}}`` has the prefix as its first argument."""
+    """Return a ship's name: ``{{USS|Enterprise|CV-6}}`` -> ``USS Enterprise (CV-6)``.
+
+    ``prefix`` is None for ``{{ship}}``, whose first argument is the prefix.
+    """
     parts = ([] if prefix is None else [prefix]) + [argument.strip() for argument in arguments[:3]]
     if len(parts) < 2:
         return ""
@@ -113,7 +116,7 @@ def _ship(prefix: str | None, arguments: list[str], named: dict[str, str]) -> st
 
 
 def _nihongo(arguments: list[str], named: dict[str, str]) -> str:
-    """``English|kanji|romaji`` -> ``English (kanji, romaji)``."""
+    """Return a Japanese name: ``English|kanji|romaji`` -> ``English (kanji, romaji)``."""
     parts = [argument.strip() for argument in arguments[:3]]
     inside = ", ".join(filter(None, parts[1:]))
     return f"{parts[0]} ({inside})" if parts and inside else parts[0] if parts else ""
@@ -180,4 +183,4 @@ _BY_RULE: Final[tuple[tuple[Phrase, str], ...]] = (
     ),
 )
 PHRASES: Final[dict[str, Phrase]] = {name: phrase for phrase, names in _BY_RULE for name in names.split(",")}
-"""Every template that shows something, by its name in lower case; ``lc:`` and the like are parser functions."""
+"""Every template that has a text, by its name in lower case; ``lc:`` and similar ones are parser functions."""

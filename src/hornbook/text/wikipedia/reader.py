@@ -1,10 +1,10 @@
-"""A dump's articles as prose: XML is read here, wikitext is cleaned in as many processes as there are cores.
+"""Reading the articles of a dump: this process parses XML, worker processes clean wikitext.
 
-    blocks -> pages -> articles -> batches of 1 MB -> clean, clean, clean -> (text, offset), in the dump's order
+    blocks -> pages -> articles -> batches of 1 MB -> clean, clean, clean -> (text, offset), in the order of the dump
 
-Up to 8 MB are cleaned right here, for a process takes longer to start. Batches are handed out a few ahead and taken
-back in their order, so the outcome does not depend on the number of processes and memory holds some batches. Processes
-are spawned, never forked, on every system alike; they leave Ctrl-C to this one and end when it does.
+The first 8 MB are cleaned in this process, since starting workers takes longer. A few batches are submitted ahead and
+collected in order, so the result does not depend on the number of processes, and memory holds only these batches.
+Workers are spawned, not forked, on every system; they ignore Ctrl-C and exit with this process.
 """
 
 import multiprocessing
@@ -33,33 +33,33 @@ _BATCHES_HERE: Final = 8
 _BATCHES_AHEAD: Final = 2
 
 Text: TypeAlias = tuple[str, int]
-"""A page's document, which may be empty, and the offset of the page in the uncompressed dump."""
+"""The text of a page, possibly empty, and the offset of the page in the uncompressed dump."""
 
 Item: TypeAlias = Page | DataError | Skipped
-"""An article; an error in place of a page; or a note on a page that is no article."""
+"""An article; the error of an unreadable page; or a note on a page that is not an article."""
 
 
 def read_dump(
     source: str, options: CleanOptions, *, name: str, processes: int, start: int = 0, meter: InputMeter | None = None
 ) -> Iterator[Text | DataError | Skipped]:
-    """Read the articles of a dump, in its order.
+    """Read the articles of a dump, in order.
 
-    In place of a page that is too long, an error is handed out; of one that is no article, a note:
-    ``"redirects"``, ``"pages of other namespaces"``, ``"pages that are not wikitext"``. A note ``"empty list items"``
-    comes before an article that has lists.
+    Yields an error for a page that is too long, and a note for a page that is not an article: ``"redirects"``,
+    ``"pages of other namespaces"``, ``"pages that are not wikitext"``. A note ``"empty list items"`` comes before each
+    article with lists.
 
     Args:
         source: path of the dump, or ``"-"`` for standard input.
-        options: what to keep of an article.
-        name: of the dump, for errors.
-        processes: to clean with; 1 for this one alone.
-        start: number of the article, or error, to begin with; what comes before it is not cleaned.
-        meter: counts the bytes that are read.
+        options: the parts of an article to keep.
+        name: the name of the dump in errors.
+        processes: number of processes that clean; 1 uses only this process.
+        start: number of the first article or error to yield; earlier articles are not cleaned.
+        meter: counts the bytes read.
 
     Raises:
-        UserError: the file cannot be read.
-        DataError: it is no dump, or a damaged one; what comes before the damage is handed out first.
-        HornbookError: a process was killed.
+        UserError: the file is not accessible.
+        DataError: it is not a dump, or damaged; pages before the damage are yielded first.
+        HornbookError: a worker process was killed.
     """
     site = Site()
     failures: list[DataError] = []
@@ -102,18 +102,18 @@ def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
 
 
 def _articles(batch: list[Item]) -> list[tuple[str, str]]:
-    """Return title and wikitext of the articles."""
+    """Return (title, wikitext) of each article."""
     return [(item.title, item.text) for item in batch if isinstance(item, Page)]
 
 
 def _clean(pages: list[tuple[str, str]], options: CleanOptions, names: LinkNames) -> list[tuple[str, ItemCount]]:
-    """Return the document of each page, and its list items."""
+    """Return the prose of each page, and the count of its list items."""
     counts = [ItemCount() for _ in pages]
     return [(clean_page(*page, options, names, count), count) for page, count in zip(pages, counts, strict=True)]
 
 
 def _merged(batch: list[Item], texts: list[tuple[str, ItemCount]]) -> Iterator[Text | DataError | Skipped]:
-    """Put the cleaned articles back among what else was met; a note on its list items comes before an article."""
+    """Yield the items of a batch with each page replaced by its cleaned text, after a note on its list items."""
     cleaned = iter(texts)
     for item in batch:
         if not isinstance(item, Page):
@@ -141,18 +141,18 @@ def _clean_elsewhere(
             yield from _merged(batch, texts.result())
     except BrokenProcessPool as error:
         raise HornbookError(
-            "a process that cleans wikitext was killed, as the system does when memory runs out; try again with fewer "
-            '(--threads), or, in a script of your own, start hornbook below `if __name__ == "__main__":`'
+            "a process that cleans wikitext was killed, probably since memory ran out; use fewer with --threads; in "
+            'your own script, call hornbook below `if __name__ == "__main__":`'
         ) from error
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
 
 
 def _start_process() -> None:
-    """Leave Ctrl-C to the parent, and do not outlive it."""
+    """Ignore Ctrl-C, which the parent handles, and exit when the parent does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
-    assert parent is not None, "only a spawned process is started so"
+    assert parent is not None, "runs in a spawned process"
 
     def follow() -> None:
         parent.join()

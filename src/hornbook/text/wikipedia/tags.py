@@ -1,20 +1,20 @@
-"""The first look at wikitext: comments, and the tags whose content is not wikitext.
+"""The first pass over wikitext: comments, and the tags whose content is not wikitext.
 
     a<!-- b -->c <ref>{{cite|...}}</ref> <nowiki>[[d]]</nowiki> <math>x</math>   ->   ac  &#91;&#91;d&#93;&#93; x
 
-As in MediaWiki, such a tag ends at the next closing tag of its name, whatever stands between. What ``<nowiki>``
-protects is handed on as character references, which the last step turns into characters. What is dropped where a
-reader would see something leaves a ``GAP``, so that the last step can mend the blanks and brackets around it. Formulas
-are dropped unless they are as simple as ``x_1 = 2``.
+As in MediaWiki, such a tag ends at the next closing tag with its name, whatever is between them. The content of
+``<nowiki>`` is passed on as character references, which the last pass resolves. Dropped content that a reader would see
+leaves a ``GAP``, so that the last pass can clean up the blanks and brackets around it. Formulas are dropped unless they
+are as simple as ``x_1 = 2``.
 """
 
 import re
 from typing import Final
 
 GAP: Final = "\0"
-"""Stands where something was dropped from a sentence; no XML can hold this character."""
+"""Marks dropped content in a sentence; this character cannot occur in XML."""
 BREAK: Final = "\v"
-"""A line break inside a line; no XML can hold this one either."""
+"""Marks a line break inside a line; this character cannot occur in XML, either."""
 
 _FORMULAS: Final = ("math", "chem", "ce")
 _CODE: Final = ("syntaxhighlight", "source")
@@ -48,7 +48,7 @@ _ENDS_AS: Final = dict.fromkeys((*_BLOCKS, "h1", "h2", "h3", "h4", "h5", "h6"), 
 
 
 def resolve_opaque(text: str) -> str:
-    """Drop comments and opaque tags, or put their content in their place as characters that mean nothing more."""
+    """Drop comments and opaque tags, or replace tags by their content as character references."""
     pieces: list[str] = []
     position = 0
     unclosed: set[str] = set()
@@ -70,7 +70,7 @@ def resolve_opaque(text: str) -> str:
 
 
 def resolve_html(text: str) -> str:
-    """Drop tables in HTML and all tags that MediaWiki knows; breaks and blocks become line ends."""
+    """Drop HTML tables and all tags that MediaWiki knows; breaks and blocks become line ends."""
     if "<table" in text:
         text = drop_nested(text, _TABLE)
     if "<sup" in text:
@@ -79,7 +79,7 @@ def resolve_html(text: str) -> str:
 
 
 def _end_of_comment(text: str, start: int) -> int:
-    """Where the text goes on after a comment; one alone on its line takes the line with it."""
+    """Return the position after a comment, or after the line if the comment is alone on it."""
     end = text.find("-->", start + 4)
     end = len(text) if end < 0 else end + 3
     alone = (start == 0 or text[start - 1] == "\n") and text[end : end + 1] == "\n"
@@ -97,9 +97,10 @@ def _replacement(name: str, content: str) -> str:
 
 
 def drop_nested(text: str, marks: re.Pattern[str], unclosed: str = "") -> str:
-    """Drop what stands between two marks, however nested.
+    """Drop the text between pairs of nested marks.
 
-    ``marks`` matches both; one that ends something has a group 1. ``unclosed`` replaces a beginning that has no end.
+    ``marks`` matches opening and closing marks; only closing ones have a group 1. ``unclosed`` replaces an opening mark
+    without a closing one.
     """
     pieces: list[str] = []
     opened: list[int] = []

@@ -1,10 +1,10 @@
-"""Templates and tables dropped in one pass each, but for the templates whose text is an argument of theirs.
+"""Removal of templates and tables, one pass each; a template that stands for words is replaced by them.
 
     {{Infobox|a={{b}}}}The {{lang|fr|Seine}} is {{convert|777|km|mi}} long.{{cn}}   ->   The Seine is 777 km long.
 
-A stack of open braces, so nesting costs nothing; braces without a partner vanish, and what stands between stays.
-Nothing is fetched or run: a template is known by its name, and ``phrases`` knows some hundred of English Wikipedia. Of
-any other a ``GAP`` is left for the last step.
+A stack of open braces handles nesting in linear time; unmatched braces are dropped, and the text between them is kept.
+No template is fetched or expanded: ``phrases`` has some hundred of English Wikipedia by name, and any other leaves a
+``GAP`` for the last pass.
 """
 
 import re
@@ -22,9 +22,9 @@ _MAX_NAME: Final = 48
 
 
 def resolve_templates(text: str) -> str:
-    """Replace each ``{{...}}`` by its phrase, or else by a ``GAP``; of ``{{{...}}}`` nothing stays."""
+    """Replace each ``{{...}}`` by its phrase, if known, else by a ``GAP``, and each ``{{{...}}}`` by a ``GAP``."""
     pieces: list[str] = []
-    opened: list[tuple[int, int]] = []  # where a template's content begins in pieces, and its number of braces
+    opened: list[tuple[int, int]] = []  # (index in pieces of the content, number of braces) of each open template
     position = 0
     for match in _BRACES.finditer(text):
         pieces.append(text[position : match.start()])
@@ -44,14 +44,14 @@ def resolve_templates(text: str) -> str:
 
 
 def drop_tables(text: str) -> str:
-    """Drop each ``{| ... |}`` with what is nested in it; of one that has no end, the line of its beginning."""
+    """Drop each ``{| ... |}`` with its content; of an unclosed one, the first line."""
     if "{|" not in text and "|}" not in text:
         return text
-    return drop_nested(text, _TABLE, unclosed="|")  # the line then looks like a row, which the last step drops
+    return drop_nested(text, _TABLE, unclosed="|")  # makes the line a table row, which the last pass drops
 
 
 def _phrase(pieces: list[str], start: int) -> str:
-    """What the template whose content begins at ``start`` shows."""
+    """Return the phrase, or a ``GAP``, of the template whose content begins at ``pieces[start]``."""
     if start == len(pieces):
         return GAP
     head = pieces[start][: _MAX_NAME + 1]
@@ -73,7 +73,7 @@ def _phrase(pieces: list[str], start: int) -> str:
 
 
 def _arguments(content: str) -> tuple[list[str], dict[str, str]]:
-    """Split at the bars that are not inside a link; ``name=value`` goes to the second."""
+    """Split at the bars outside of links; return positional arguments and named ones, ``name=value``."""
     values: list[str] = []
     depth = position = 0
     for match in _BARS.finditer(content):

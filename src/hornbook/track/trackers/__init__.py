@@ -1,1 +1,1 @@
-"""Experiment trackers: TensorBoard, Weights & Biases, MLflow, trackio, and those of one's own, behind one interface."""
+"""Experiment trackers: TensorBoard, Weights & Biases, MLflow, trackio, and custom ones, behind one interface."""

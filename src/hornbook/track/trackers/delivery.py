@@ -1,13 +1,13 @@
-"""From a run to its trackers: each gets its entries in order, from a thread of its own, and none can end the run.
+"""Deliver a run's entries to its trackers: in order, from one thread per tracker, without affecting the run.
 
 ::
 
     row of metrics.jsonl ─► numbers_of ─► queue of tensorboard ─► thread ─► tracker.numbers(step, values)
     sample, histograms ───────────────►   queue of wandb ───────► thread ─► ...
 
-A tracker that raises is dropped with one warning. One that hangs, say on a network that is gone, only fills its queue:
-entries are small. The start of a run waits 20 seconds for it at most, the end a minute. The price of the threads: a
-process that is killed loses what its trackers had not written yet, which ``metrics.jsonl`` has.
+A tracker that raises an exception is dropped with one warning. One that hangs, for example on a network failure, only
+fills its queue: entries are small. The start of a run waits at most 20 seconds for it, the end at most a minute. The
+price of the threads: a killed process loses what its trackers had not yet written, which is in ``metrics.jsonl``.
 """
 
 import threading
@@ -28,13 +28,13 @@ from hornbook.wording import counted
 
 SECONDS_TO_OPEN, SECONDS_AT_THE_END = 20.0, 60.0
 IDS = "trackers.json"
-"""File of a run's folder: the run's id by tracker."""
+"""File in a run's folder: the run's id by tracker."""
 
 _Entry: TypeAlias = Callable[[Tracker], None]
 
 
 def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers of a row of ``metrics.jsonl`` by the names that trackers get.
+    """Return the finite numbers of a row of ``metrics.jsonl`` by their names for trackers.
 
     ``{"kind": "validation", "step": 20, "loss": 3.1}`` -> ``{"validation/loss": 3.1}``; a task's number is
     ``task/TASK/METRIC``, and those of a block-sparse pattern are ``topology/LAYER/...``.
@@ -56,9 +56,9 @@ class Trackers:
     """The open trackers of a run; leaving the block closes them.
 
     Args:
-        names: of ``tracking.trackers``.
-        run: without a ``run_id``; those of earlier sessions are read from the run's folder, and new ones added.
-        warn: is told once, from the caller's thread, when a tracker fails.
+        names: the value of ``tracking.trackers``.
+        run: the run, without a ``run_id``; ids of earlier sessions are read from the run's folder, and new ones added.
+        warn: called once, from the caller's thread, when a tracker fails.
 
     Raises:
         UserError: there is no such tracker, or its library is not installed.
@@ -74,7 +74,7 @@ class Trackers:
         until = monotonic() + SECONDS_TO_OPEN
         for delivery in self._deliveries:
             if not delivery.is_ready.wait(max(0.0, until - monotonic())):
-                warn(f"tracker {delivery.name} is slow to open; training begins, and its records wait")
+                warn(f"tracker {delivery.name} is slow to open; training starts, and its records are queued")
         self._look_after()
 
     def row(self, row: Mapping[str, Any]) -> None:
@@ -98,20 +98,20 @@ class Trackers:
         self._look_after()
 
     def _look_after(self) -> None:
-        """Keep the ids of trackers that have been opened, and drop those that have failed."""
+        """Save the ids of opened trackers, and drop the trackers that have failed."""
         opened = {delivery.name: delivery.run_id for delivery in self._deliveries if delivery.run_id is not None}
         if opened.items() - self._ids.items():
             self._ids |= opened
             try:
                 replace_file(self._folder / IDS, dump_json(self._ids))
             except StorageError as error:
-                self._warn(f"a resume would begin new runs at the trackers: {error}")
+                self._warn(f"a resume would start new runs in the trackers: {error}")
         for delivery in [delivery for delivery in self._deliveries if delivery.failure]:
             self._warn(f"tracker {delivery.name} {delivery.failure}")
             self._deliveries.remove(delivery)
 
     def close(self, ended: Ended) -> None:
-        """Wait until all entries are delivered and the trackers closed, a minute at most."""
+        """Wait until all entries are delivered and the trackers closed, for at most a minute."""
         for delivery in self._deliveries:
             delivery.queue.put(lambda tracker: tracker.close(ended))
             delivery.queue.put(None)
@@ -119,8 +119,8 @@ class Trackers:
         for delivery in self._deliveries:
             delivery.thread.join(max(0.0, until - monotonic()))
             if delivery.thread.is_alive():
-                left = delivery.queue.qsize() - 2 + delivery.is_ready.is_set()  # one is under way
-                self._warn(f"tracker {delivery.name} does not answer: {counted(max(left, 0), 'record')} not delivered")
+                left = delivery.queue.qsize() - 2 + delivery.is_ready.is_set()  # one is being delivered
+                self._warn(f"tracker {delivery.name} does not respond: {counted(max(left, 0), 'record')} not delivered")
         self._look_after()
 
     def __enter__(self) -> Self:
@@ -163,10 +163,10 @@ def _described(error: Exception) -> str:
 
 
 def read_ids(path: Path) -> dict[str, str]:
-    """Return the run's id by tracker; none where there is no file. Raises DataError if it is damaged."""
+    """Return the run's id by tracker; none without a file. Raises DataError if it is damaged."""
     if not path.exists():
         return {}
-    found = read_json(path, "ids of the run at its trackers")
+    found = read_json(path, "ids of the run in its trackers")
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise DataError(f"{path}: expected an id by tracker; restore the file, or remove it to begin new runs there")
+        raise DataError(f"{path}: expected an id by tracker; restore the file, or remove it to start new runs")
     return found

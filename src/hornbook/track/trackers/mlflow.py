@@ -14,9 +14,9 @@ _PARAMS_AT_ONCE = 100  # MLflow's limit
 
 
 class MLflow:
-    """Logs metrics, parameters, and texts and histograms as artifacts.
+    """A tracker that logs metrics, parameters, and texts and histograms as artifacts.
 
-    MLflow's parameters cannot change: they are those of the first session. ``recipe.json`` is that of the last one.
+    MLflow's parameters cannot change: they are from the first session. ``recipe.json`` is from the last one.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -50,7 +50,7 @@ class MLflow:
         self._client.log_text(self.run_id, text, f"{name}/step-{step:08d}.txt")
 
     def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
-        """See ``Tracker``; MLflow has no charts of histograms, so those of a step are a JSON file."""
+        """See ``Tracker``; MLflow cannot show histograms, so those of a step are a JSON file."""
         counted = {
             name: {"edges": list(found.edges), "counts": list(found.counts)} for name, found in histograms.items()
         }

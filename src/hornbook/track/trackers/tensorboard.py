@@ -9,7 +9,7 @@ from hornbook.track.trackers.tracker import Ended, Histogram, TrackedRun
 
 
 class TensorBoard:
-    """Writes event files; those of a resumed run hide the steps that it makes again."""
+    """A tracker that writes event files; those of a resumed run supersede the steps that it repeats."""
 
     def __init__(self, run: TrackedRun) -> None:
         self.run_id = "tensorboard"
@@ -23,11 +23,11 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
 
     def text(self, step: int, name: str, text: str) -> None:
-        """See ``Tracker``; indented, so that its Markdown is not read."""
+        """See ``Tracker``; indented, so that Markdown in it is not interpreted."""
         self._writer.add_text(name, textwrap.indent(text, "    ", lambda _: True), step)
 
     def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
-        """See ``Tracker``; sums are those of the bins' centers."""
+        """See ``Tracker``; sums are computed from the bins' centers."""
         for name, histogram in histograms.items():
             pairs = list(zip(histogram.centers, histogram.counts, strict=True))
             self._writer.add_histogram_raw(

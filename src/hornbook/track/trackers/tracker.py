@@ -1,4 +1,4 @@
-"""What a tracker is, and the table of those that a recipe can name.
+"""The interface of trackers, and the table of those that a recipe can name.
 
 ::
 
@@ -8,8 +8,8 @@
                                                        tracker.histograms(20, {"weight/head.norm.bias": Histogram(...)})
                                                        tracker.close("finished")
 
-Hornbook calls a tracker's methods one after the other, from one thread that is the tracker's own
-(`hornbook.track.trackers.delivery`). They may raise anything and take any time; training goes on.
+Hornbook calls a tracker's methods one after the other, from a thread of that tracker
+(`hornbook.track.trackers.delivery`). They may raise any exception and take any time; training continues.
 """
 
 import importlib
@@ -26,58 +26,58 @@ Ended: TypeAlias = Literal["finished", "stopped", "failed"]
 """How a session of a run ended; "stopped" by a signal, to be resumed."""
 
 _LIBRARIES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
-"""Built-in tracker, also the name of its extra and of its module here -> the library that it needs."""
+"""Built-in trackers, also the names of their extras and modules, and the libraries that they need."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedRun:
-    """What a tracker learns when it is opened."""
+    """The run, as passed to a tracker when it is opened."""
 
     name: str
-    """Of the recipe."""
+    """The recipe's name."""
     project: str
     """``tracking.project`` of the recipe."""
     folder: Path
-    """Of the run; a tracker that writes files puts them here."""
+    """The run's folder, for files that a tracker writes."""
     config: Mapping[str, object]
     """Every value of the recipe by dotted key, such as ``optimizer.learning_rate``; tuples are lists."""
     step: int
     """Finished steps: 0 for a new run. Entries of later steps, from before a resume, are delivered again."""
     run_id: str | None
-    """``Tracker.run_id`` of the session before; None for a run that this tracker has not seen."""
+    """``Tracker.run_id`` of the previous session; None for a run that is new to this tracker."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Histogram:
-    """How often values occur: ``counts[i]`` of them lie from ``edges[i]`` to ``edges[i + 1]``."""
+    """A histogram: ``counts[i]`` values are between ``edges[i]`` and ``edges[i + 1]``."""
 
     edges: Sequence[float]
     counts: Sequence[int]
 
     @property
     def centers(self) -> list[float]:
-        """The middle of each bin."""
+        """The center of each bin."""
         return [(low + high) / 2 for low, high in zip(self.edges, self.edges[1:], strict=False)]
 
 
 class Tracker(Protocol):
-    """Takes the entries of a run; see this module's description."""
+    """A receiver of a run's entries; see the module."""
 
     @property
     def run_id(self) -> str:
-        """What identifies the run to the tracker; kept in the run's folder for the next session."""
+        """The run's id in the tracker, saved in the run's folder for the next session."""
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """Take finite numbers that were measured after ``step`` finished steps, such as ``validation/loss``."""
+        """Log finite metrics after ``step`` finished steps, such as ``validation/loss``."""
 
     def text(self, step: int, name: str, text: str) -> None:
-        """Take a text that the model wrote."""
+        """Log a text that the model generated."""
 
     def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
-        """Take those of weights (``weight/NAME``) before the update of a step, and of gradients (``gradient/NAME``)."""
+        """Log histograms of weights (``weight/NAME``) before a step's update, and of gradients (``gradient/NAME``)."""
 
     def close(self, ended: Ended) -> None:
-        """Write what is left, and end the session."""
+        """Write pending entries and end the session."""
 
 
 Open: TypeAlias = Callable[[TrackedRun], Tracker]
@@ -86,15 +86,15 @@ _REGISTERED: dict[str, Open] = {}
 
 
 def register_tracker(name: str) -> Callable[[Open], Open]:
-    """Return a decorator that lets ``tracking.trackers`` name a function from a `TrackedRun` to a `Tracker`.
+    """Return a decorator that registers a function from a `TrackedRun` to a `Tracker` for ``tracking.trackers``.
 
-    A function that is defined again replaces the one before.
+    Registering a name again replaces the earlier function.
 
     Raises:
-        UserError: hornbook has a tracker of that name.
+        UserError: hornbook has a tracker with that name.
     """
     if name in _LIBRARIES:
-        raise UserError(f"hornbook has a tracker {name!r}; choose another name")
+        raise UserError(f"hornbook already has a tracker {name!r}; choose another name")
 
     def add(function: Open) -> Open:
         _REGISTERED[name] = function

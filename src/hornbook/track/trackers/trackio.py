@@ -12,12 +12,12 @@ from hornbook.track.trackers.tracker import Ended, Histogram, TrackedRun
 
 
 class Trackio:
-    """Logs to a trackio run, which is found again by its name; what trackio prints goes to standard error."""
+    """A tracker that logs to a trackio run, identified by its name; trackio's output goes to standard error."""
 
     def __init__(self, run: TrackedRun) -> None:
         self.run_id = run.run_id or f"{run.name}-{token_hex(3)}"
         options = {"config": dict(run.config), "resume": "allow", "embed": False}
-        with redirect_stdout(sys.stderr):  # in a context of its own, or trackio would end the run once more at exit
+        with redirect_stdout(sys.stderr):  # in a separate context, or trackio would end the run again at exit
             self._run = copy_context().run(trackio.init, project=run.project, name=self.run_id, **options)
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
@@ -37,7 +37,7 @@ class Trackio:
         self._run.log(drawn, step=step)
 
     def close(self, ended: Ended) -> None:
-        """See ``Tracker``; trackio does not tell how a run ended."""
+        """See ``Tracker``; trackio does not record how a run ended."""
         with redirect_stdout(sys.stderr):
             self._run.finish()
 

@@ -1,7 +1,7 @@
 """Weights & Biases: a run that keeps its id over all sessions, online or, with ``WANDB_MODE=offline``, in ``wandb/``.
 
-Entries carry their step as a number of its own, which is the axis of all charts: W&B's own counter only grows, and
-would drop what a resumed run logs again.
+Entries have their step as a metric, which is the axis of all charts: W&B's own counter only increases, and would drop
+what a resumed run logs again.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from hornbook.track.trackers.tracker import Ended, Histogram, TrackedRun
 
 
 class WeightsAndBiases:
-    """Logs to a W&B run; what the process prints is left to hornbook."""
+    """A tracker that logs to a W&B run, without the console output."""
 
     def __init__(self, run: TrackedRun) -> None:
         self.run_id = run.run_id or token_hex(4)
@@ -46,7 +46,7 @@ class WeightsAndBiases:
         self._run.log({"step": step, **drawn})
 
     def close(self, ended: Ended) -> None:
-        """See ``Tracker``; uploads what is left."""
+        """See ``Tracker``; uploads pending entries."""
         self._run.finish(exit_code=0 if ended == "finished" else 1)
 
 

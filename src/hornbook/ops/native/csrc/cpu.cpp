@@ -41,7 +41,7 @@ bool may_use_tiles() {
 
 }  // namespace
 
-// Bits: 1 AVX2 with FMA, 2 AVX-512 (F, BW, DQ, VL), 4 AVX512-BF16, 8 AMX-BF16.
+// Bits: 1 AVX2 with FMA, 2 AVX-512 (F, BW, DQ, VL), 4 AVX512-BF16, 8 AVX512-FP16, 16 AMX-BF16.
 extern "C" __attribute__((visibility("default"))) int hb_instruction_sets() {
   const Registers first = cpuid(1, 0), seventh = cpuid(7, 0), more = cpuid(7, 1);
   if (!has(first.c, 27)) return 0;  // the system saves no vector registers
@@ -51,7 +51,8 @@ extern "C" __attribute__((visibility("default"))) int hb_instruction_sets() {
   const bool wide = has(seventh.b, 16) && has(seventh.b, 17) && has(seventh.b, 30) && has(seventh.b, 31);
   if ((found & 1) && (state & 0xE6) == 0xE6 && wide) found |= 2;
   if ((found & 2) && has(more.a, 5)) found |= 4;
+  if ((found & 4) && has(seventh.d, 23)) found |= 8;
   const bool has_tiles = has(seventh.d, 24) && has(seventh.d, 22) && (state & 0x60000) == 0x60000;
-  if ((found & 4) && has_tiles && may_use_tiles()) found |= 8;
+  if ((found & 4) && has_tiles && may_use_tiles()) found |= 16;
   return found;
 }

@@ -3,6 +3,7 @@
 // Weights are fp32 [num_out][num_in] and packed once for all products with them. Each element of a result is added up
 // over the contraction in one order, whatever the number of rows or threads: the same call gives the same bits.
 #include "activations.h"
+#include "halves.h"
 #include "panels.h"
 #ifdef HB_AMX
 #include "tiles.h"
@@ -12,11 +13,15 @@ namespace {
 
 #if defined(HB_AMX)
 using Bf16Product = TileProduct;
+#elif defined(__AVX512FP16__)
+using Bf16Product = HalfProduct;
 #elif defined(__AVX512BF16__)
 using Bf16Product = PairProduct;
 #else
 using Bf16Product = FloatProduct;
 #endif
+// Gradients of weights, which are fp32, are added up in floats.
+using Bf16GradientProduct = std::conditional_t<Bf16Product::is_scaled, FloatProduct, Bf16Product>;
 
 template <class P>
 constexpr i64 row_block = (48 + P::rows - 1) / P::rows * P::rows;  // rows that meet a panel while it lies in the cache
@@ -27,6 +32,17 @@ constexpr i64 token_chunk = 256;         // tokens whose operands of a weight gr
 template <class P>
 constexpr i64 gradient_width = row_block<P>;  // rows of a weight gradient that are packed side by side
 
+// The factors of panels lie behind them.
+template <class P, class E>
+auto panel_factors(E* packed, i64 columns, i64 depth) {
+  return reinterpret_cast<std::conditional_t<std::is_const_v<E>, const float*, float*>>(packed + packed_size<P>(columns, depth));
+}
+template <class P>
+i64 packed_bytes(i64 columns, i64 depth) {
+  const i64 factors = P::is_scaled ? (columns + P::width - 1) / P::width : 0;
+  return packed_size<P>(columns, depth) * i64(sizeof(typename P::Element)) + factors * i64(sizeof(float));
+}
+
 // T is the dtype of the activations: weights are rounded to it, also where the product takes floats.
 template <class P, class T>
 void pack_weight(const float* weight, i64 stride, i64 num_out, i64 num_in, bool for_gradient,
@@ -34,6 +50,13 @@ void pack_weight(const float* weight, i64 stride, i64 num_out, i64 num_in, bool 
   const i64 columns = for_gradient ? num_in : num_out, depth = for_gradient ? num_out : num_in;
   parallel(threads, [=](int thread, int count) {
     const Range own = share(columns, P::width, thread, count);
+    if constexpr (P::is_scaled) {
+      float* factors = panel_factors<P>(packed, columns, depth);
+      for (i64 first = own.begin; first < own.end; first += P::width)
+        factors[first / P::width] = P::pack_panel(weight, stride, for_gradient, first, smaller(P::width, own.end - first),
+                                                  depth, packed + first * num_steps<P>(depth) * P::depth);
+      return;
+    }
     const i64 step_of_k = for_gradient ? stride : 1, step_of_column = for_gradient ? 1 : stride;
     pack_panels<P>(own.begin, own.end, depth, packed, [=](i64 k, i64 column) {
       const float value = weight[k * step_of_k + column * step_of_column];
@@ -45,12 +68,14 @@ void pack_weight(const float* weight, i64 stride, i64 num_out, i64 num_in, bool 
   });
 }
 
-// Rows of the left operand as the product takes them: as they lie, or converted and filled up with zeros.
+// Rows of the left operand as the product takes them: as they lie, or converted and filled up with zeros; and their
+// factors, where it scales them.
 template <class P, class T>
-const typename P::Element* operand_rows(const T* x, i64 stride, i64 rows, i64 depth, i64* new_stride) {
+const typename P::Element* operand_rows(const T* x, i64 stride, i64 rows, i64 depth, i64* new_stride,
+                                        [[maybe_unused]] float* factors) {
   using Element = typename P::Element;
   const i64 padded = num_steps<P>(depth) * P::depth;
-  if constexpr (sizeof(T) == sizeof(Element)) {
+  if constexpr (sizeof(T) == sizeof(Element) && !P::is_scaled) {
     if (depth == padded && rows % P::row_multiple == 0) {
       *new_stride = stride;
       return reinterpret_cast<const Element*>(x);
@@ -58,7 +83,10 @@ const typename P::Element* operand_rows(const T* x, i64 stride, i64 rows, i64 de
   }
   auto* copy = static_cast<Element*>(scratch(0, long_row_block * padded * i64(sizeof(Element))));
   for (i64 row = 0; row < rows; row++) {
-    P::convert_row(x + row * stride, depth, copy + row * padded);
+    if constexpr (P::is_scaled)
+      factors[row] = P::convert_row(x + row * stride, depth, copy + row * padded);
+    else
+      P::convert_row(x + row * stride, depth, copy + row * padded);
     for (i64 k = depth; k < padded; k++) copy[row * padded + k] = 0;
   }
   std::fill(copy + rows * padded, copy + round_up(rows, P::row_multiple) * padded, Element(0));
@@ -110,16 +138,23 @@ StoreBlock<T> store_block(Activation activation) {
   });
 }
 
+inline void scale_rows(float* block, i64 width, i64 rows, const float* row_factors, float factor) {
+  for (i64 row = 0; row < rows; row++)
+    for (i64 column = 0; column < width; column += Vec::lanes, block += Vec::lanes)
+      store(block, load(block) * set1(row_factors[row] * factor));
+}
+
 // A product of a range of rows by a range of columns. A long contraction is cut into chunks, whose sums are added up.
 template <class P, class T>
-void multiply_range(const T* x, i64 stride, const typename P::Element* packed, Range rows, Range columns, i64 depth,
-                    StoreBlock<T> store, const Epilogue<T>& epilogue) {
+void multiply_range(const T* x, i64 stride, const typename P::Element* packed, [[maybe_unused]] const float* factors,
+                    Range rows, Range columns, i64 depth, StoreBlock<T> store, const Epilogue<T>& epilogue) {
   const i64 padded = num_steps<P>(depth) * P::depth, chunk = smaller(depth_chunk, padded);
   const bool is_whole = chunk == padded;
   const i64 panel_bytes = chunk * P::width * i64(sizeof(typename P::Element));
   const i64 group = (group_bytes / (panel_bytes + 1) + 1) * P::width, height = is_whole ? row_block<P> : long_row_block;
   [[maybe_unused]] const typename P::Scope scope;
   alignas(64) float block[P::rows * P::width];
+  [[maybe_unused]] float row_factors[P::is_scaled ? long_row_block : 1];
   auto* sums = static_cast<float*>(scratch(1, is_whole ? 0 : height * group * i64(sizeof(float))));
   for (i64 begin = columns.begin; begin < columns.end; begin += group) {
     const i64 end = smaller(begin + group, columns.end);
@@ -129,7 +164,7 @@ void multiply_range(const T* x, i64 stride, const typename P::Element* packed, R
       do {  // once where the contraction has no values
         const i64 length = smaller(chunk, depth - k), steps = num_steps<P>(length);
         i64 row_stride;
-        const auto* a = operand_rows<P>(x + first * stride + k, stride, last - first, length, &row_stride);
+        const auto* a = operand_rows<P>(x + first * stride + k, stride, last - first, length, &row_stride, row_factors);
         for (i64 column = begin; column < end; column += P::width) {
           const i64 width = smaller(P::width, end - column);
           const auto* panel = packed + column * padded + k * round_up(width, P::column_multiple);
@@ -144,6 +179,8 @@ void multiply_range(const T* x, i64 stride, const typename P::Element* packed, R
               ahead.add(next, stride, smaller(P::rows, rows.end - row - height), part.end - part.begin);
             }
             multiply<P>(a + (row - first) * row_stride, count, row_stride, P::depth, panel, width, steps, block, ahead);
+            if constexpr (P::is_scaled)
+              scale_rows(block, P::width, count, row_factors + row - first, factors[column / P::width]);
             float* sum = sums + (row - first) * group + column - begin;
             if (!is_whole) add_block(block, P::width, sum, group, count, width, k == 0);
             if (k + chunk >= padded)
@@ -161,9 +198,10 @@ void product(const T* x, i64 stride, const typename P::Element* packed, i64 rows
              Activation activation, const Epilogue<T>& epilogue, i64 threads) {
   const bool by_rows = rows >= threads * P::rows;
   const StoreBlock<T> store = store_block<T>(activation);
+  const float* factors = panel_factors<P>(packed, columns, depth);
   parallel(threads, [&](int thread, int count) {
     const Range own = by_rows ? share(rows, P::rows, thread, count) : share(columns, P::width, thread, count);
-    multiply_range<P, T>(x, stride, packed, by_rows ? own : Range{0, rows}, by_rows ? Range{0, columns} : own, depth,
+    multiply_range<P, T>(x, stride, packed, factors, by_rows ? own : Range{0, rows}, by_rows ? Range{0, columns} : own, depth,
                          store, epilogue);
   });
 }
@@ -255,9 +293,9 @@ void activation_gradient(const T* gradient, const T* u, i64 count, Activation ac
 
 }  // namespace
 
-#define HB_LINEAR(name, T, P)                                                                                         \
+#define HB_LINEAR(name, T, P, G)                                                                                       \
   HB_EXPORT(i64, linear_packed_bytes_##name)(i64 columns, i64 depth) {                                                     \
-    return packed_size<P>(columns, depth) * i64(sizeof(P::Element));                                                  \
+    return packed_bytes<P>(columns, depth);                                                                           \
   }                                                                                                                   \
   HB_EXPORT(void, linear_pack_##name)(const float* weight, i64 stride, i64 num_out, i64 num_in, i64 for_gradient,      \
                                      void* packed, i64 threads) {                                                     \
@@ -273,7 +311,7 @@ void activation_gradient(const T* gradient, const T* u, i64 count, Activation ac
   HB_EXPORT(void, linear_weight_gradient_##name)(const T* g, i64 g_stride, const T* x, i64 x_stride, i64 tokens,       \
                                                 i64 num_out, i64 num_in, float* of_weight, float* of_bias,            \
                                                 i64 accumulate, i64 threads) {                                        \
-    weight_gradient<P>(g, g_stride, x, x_stride, tokens, num_out, num_in, of_weight, of_bias, accumulate != 0,        \
+    weight_gradient<G>(g, g_stride, x, x_stride, tokens, num_out, num_in, of_weight, of_bias, accumulate != 0,        \
                        threads);                                                                                      \
   }                                                                                                                   \
   HB_EXPORT(void, activation_gradient_##name)(const T* gradient, const T* u, i64 count, i64 activation, T* out,        \
@@ -281,5 +319,5 @@ void activation_gradient(const T* gradient, const T* u, i64 count, Activation ac
     activation_gradient(gradient, u, count, static_cast<Activation>(activation), out, threads);                       \
   }
 
-HB_LINEAR(f32, float, FloatProduct)
-HB_LINEAR(bf16, bf16, Bf16Product)
+HB_LINEAR(f32, float, FloatProduct, FloatProduct)
+HB_LINEAR(bf16, bf16, Bf16Product, Bf16GradientProduct)

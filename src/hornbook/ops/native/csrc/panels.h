@@ -4,10 +4,12 @@
 //   a block of `rows` rows    element (row, step) at a + row * row_stride + step * step_stride
 //   result                    [rows][W] floats, added up over the steps in order
 //
-// Three kinds of product: floats; bf16 pairs with AVX512-BF16; and the same pairs with AMX, in tiles.h. Without either, bf16
+// Four kinds of product: floats; bf16 pairs with AVX512-BF16; the same pairs with AMX, in tiles.h; and pairs of scaled fp16
+// values, in halves.h, whose rows and panels have factors that results are multiplied by. Without any of these, bf16
 // is converted to float when it is packed, and multiplied as float; Intel's processors take no longer for that, AMD's do.
 #pragma once
 #include <algorithm>
+#include <type_traits>
 
 #include "simd.h"
 #include "threads.h"
@@ -22,6 +24,7 @@ struct FloatProduct {
   using Operand = Vec;
   static constexpr i64 depth = 1, rows = 6, vectors = Vec::lanes == 16 ? 4 : 2, width = vectors * Vec::lanes;
   static constexpr i64 step_multiple = 1, row_multiple = 1, column_multiple = Vec::lanes;
+  static constexpr bool is_scaled = false;
   using Scope = NoScope;
   static Operand load_panel(const float* p) { return load(p); }
   static Operand broadcast(const float* p) { return set1(*p); }
@@ -44,6 +47,7 @@ struct FloatProduct {
 struct PairPacking {
   using Element = bf16;
   static constexpr i64 depth = 2, column_multiple = 16;
+  static constexpr bool is_scaled = false;
   // The pairs of up to a vector of columns of two rows, zero from column n on; `second` may be null.
   static void pack_step(const bf16* first, const bf16* second, i64 n, bf16* out) {
 #ifdef __AVX512F__
@@ -131,14 +135,20 @@ void multiply_block(const typename P::Element* a, i64 row_stride, i64 step_strid
 template <class P, int num_rows>
 __attribute__((noinline)) void multiply_rows(const typename P::Element* a, i64 row_stride, i64 step_stride, const typename P::Element* panel,
                    i64 num_vectors, i64 steps, float* out, const Ahead& ahead) {
+  const auto block = [&](auto vectors) {
+    if constexpr (P::is_scaled)
+      P::template multiply_block<num_rows, vectors>(a, row_stride, step_stride, panel, steps, out, ahead);
+    else
+      multiply_block<P, num_rows, vectors>(a, row_stride, step_stride, panel, steps, out, ahead);
+  };
   if (num_vectors == P::vectors)
-    multiply_block<P, num_rows, P::vectors>(a, row_stride, step_stride, panel, steps, out, ahead);
+    block(std::integral_constant<int, P::vectors>());
   else if (num_vectors == 1)
-    multiply_block<P, num_rows, 1>(a, row_stride, step_stride, panel, steps, out, ahead);
+    block(std::integral_constant<int, 1>());
   else if (num_vectors == 2)
-    multiply_block<P, num_rows, 2>(a, row_stride, step_stride, panel, steps, out, ahead);
+    block(std::integral_constant<int, 2>());
   else
-    multiply_block<P, num_rows, 3>(a, row_stride, step_stride, panel, steps, out, ahead);
+    block(std::integral_constant<int, 3>());
 }
 
 // Multiplies up to P::rows rows by a panel of `columns` columns; `out` is [rows][P::width].

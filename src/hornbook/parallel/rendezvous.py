@@ -1,12 +1,12 @@
-"""The store that the ranks of a start share: who has come, whether all start the same run, and why it ends.
+"""The rendezvous of ranks in a shared store: they wait for each other, compare recipes and report errors.
 
 ::
 
     rank 0..n-1 --"here 3": its recipe--> store      all wait for all, and then compare
-    rank 3      --"told": its error-----> store      the first one that fails prints its line; the others stay silent
+    rank 3      --"told": its error-----> store      the first rank that fails prints its error; the others are silent
 
-The store lies in the process that started the ranks (``torchrun``, ``hornbook train --processes``), or in rank 0 where
-nothing did, as under ``srun python``.
+The store is in the launcher of the ranks (``torchrun``, ``hornbook train --processes``), or in rank 0 if there is none,
+as with ``srun python``.
 """
 
 import json
@@ -20,14 +20,14 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from hornbook.errors import HornbookError, RankError, UserError
 
 ARRIVAL = timedelta(minutes=5)
-"""How long ranks wait for the others at the start."""
+"""Maximum time to wait for the other ranks."""
 LAUNCHER = -1
-"""In place of a rank: the process that started them."""
+"""The rank number of the process that started the ranks."""
 _TOLD = "told"
 
 
 def launcher_has_store() -> bool:
-    """Tell whether the store of the ranks lies in the process that started them, and not in rank 0."""
+    """Return whether the store is in the launcher rather than in rank 0."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -37,22 +37,22 @@ def store_address() -> str:
 
 
 def open_store(rank: int, size: int) -> Store:
-    """Connect to the store of this start, as one of ``size`` ranks.
+    """Connect to the store as one of ``size`` ranks, and return the part for this start.
 
     Raises:
-        HornbookError: nothing answers within ``ARRIVAL``.
+        HornbookError: the store does not answer within ``ARRIVAL``.
     """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    is_elsewhere = launcher_has_store()
+    in_launcher = launcher_has_store()
     try:
         store = TCPStore(
             address,
             port,
             size,
-            is_master=rank == 0 and not is_elsewhere,
+            is_master=rank == 0 and not in_launcher,
             timeout=ARRIVAL,
             wait_for_workers=False,
-            multi_tenant=not is_elsewhere,
+            multi_tenant=not in_launcher,
         )
     except dist.DistError as error:
         raise HornbookError(
@@ -63,15 +63,15 @@ def open_store(rank: int, size: int) -> Store:
 
 
 def start_of(store: Store, restart: str) -> Store:
-    """Return the part of a store that belongs to one start; a restart does not see what dead ranks left."""
+    """Return the part of a store for one start, so that a restart does not see entries of earlier ranks."""
     return PrefixStore(f"start {restart}", store)
 
 
 def meet(store: Store, rank: int, size: int, recipe: Mapping[str, object]) -> None:
-    """Wait for all ranks, and let all leave together if one has another recipe than rank 0.
+    """Wait for all ranks, and raise on all of them if one has a different recipe than rank 0.
 
     Raises:
-        RankError: a rank did not come within ``ARRIVAL``, or has another recipe.
+        RankError: a rank did not connect within ``ARRIVAL``, or has a different recipe.
     """
     _arrive(store, rank, size, "here", json.dumps(recipe))
     other = _difference(json.loads(store.get("here 0")), dict(recipe))
@@ -79,15 +79,15 @@ def meet(store: Store, rank: int, size: int, recipe: Mapping[str, object]) -> No
     problems = [str(store.get(f"compared {number}"), "utf-8") for number in range(size)]
     different = next((number for number, problem in enumerate(problems) if problem), None)
     if different is not None:
-        if rank == 0:  # the store may end with this rank
+        if rank == 0:  # which may hold the store, so it leaves last
             store.wait([f"compared all {number}" for number in range(1, size)], ARRIVAL)
         else:
             store.set(f"compared all {rank}", "")
         line = (
-            f"rank {different} of {size} has another recipe than rank 0: {problems[different]}; start all ranks with "
-            "the same command and the same files"
+            f"rank {different} of {size} has a different recipe than rank 0: {problems[different]}; start all ranks "
+            "with the same command and the same files"
         )
-        raise RankError(line, UserError.exit_code, is_told=rank != different)
+        raise RankError(line, UserError.exit_code, is_reported=rank != different)
 
 
 def _arrive(store: Store, rank: int, size: int, key: str, value: str) -> None:
@@ -97,16 +97,16 @@ def _arrive(store: Store, rank: int, size: int, key: str, value: str) -> None:
     except dist.DistError as error:
         missing = [number for number in range(size) if not store.check([f"{key} {number}"])]
         line = (
-            f"{named(missing, size)} did not come within {ARRIVAL.total_seconds():.0f} s: check that all nodes run the "
-            "same command and reach each other"
+            f"{named(missing, size)} did not connect within {ARRIVAL.total_seconds():.0f} s: check that all nodes run "
+            "the same command and reach each other"
         )
-        raise tell(store, rank, line, HornbookError.exit_code) from error
+        raise report(store, rank, line, HornbookError.exit_code) from error
 
 
 def _difference(first: Mapping[str, object], own: Mapping[str, object]) -> str:
-    """Return how the recipe of a rank differs from rank 0's; "" if it does not.
+    """Return the first difference between the recipes of this rank and rank 0, or "".
 
-    Paths of data may differ, since nodes may have copies of their own; the data themselves are compared later.
+    Paths of data may differ, since nodes may have local copies; the data are compared later.
     """
     for section in sorted({*first, *own}):
         theirs, mine = first.get(section), own.get(section)
@@ -114,7 +114,7 @@ def _difference(first: Mapping[str, object], own: Mapping[str, object]) -> str:
             theirs, mine = {"": theirs}, {"": mine}
         for key in sorted({*theirs, *mine}):
             name = f"{section}.{key}".rstrip(".")
-            # through JSON, which has no tuples
+            # compared as JSON, since tuples have become lists
             if name not in _LOCAL and json.dumps(theirs.get(key)) != json.dumps(mine.get(key)):
                 return f"{name} is {json.dumps(mine.get(key))} instead of {json.dumps(theirs.get(key))}"
     return ""
@@ -123,21 +123,21 @@ def _difference(first: Mapping[str, object], own: Mapping[str, object]) -> str:
 _LOCAL = ("data.train", "data.validation", "data.tokenizer")
 
 
-def tell(store: Store, rank: int, line: str, exit_code: int) -> RankError:
-    """Return the error with which this rank leaves: ``line`` if it is the first that tells, else the first one's."""
+def report(store: Store, rank: int, line: str, exit_code: int) -> RankError:
+    """Report an error to all ranks and return the one to raise: ``line``, or that of the first rank that reported."""
     said = json.dumps({"rank": rank, "line": line, "exit_code": exit_code})
     first = json.loads(store.compare_set(_TOLD, "", said))
-    return RankError(first["line"], first["exit_code"], is_told=first["rank"] != rank)
+    return RankError(first["line"], first["exit_code"], is_reported=first["rank"] != rank)
 
 
-def told(store: Store) -> RankError | None:
-    """Return what another rank said that ends the run, if one did."""
+def reported(store: Store) -> RankError | None:
+    """Return the error that another rank reported, if any."""
     if not store.check([_TOLD]):
         return None
     said = json.loads(store.get(_TOLD))
-    return RankError(said["line"], said["exit_code"], is_told=True)
+    return RankError(said["line"], said["exit_code"], is_reported=True)
 
 
 def named(ranks: list[int], size: int) -> str:
-    """Name ranks: ``rank 1 of 4``, ``ranks 1, 2 of 4``."""
+    """Return the ranks as text: ``rank 1 of 4``, ``ranks 1, 2 of 4``."""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} of {size}"

@@ -1,4 +1,4 @@
-"""Ranks that start meet first: one that never comes is named, and one with another recipe is refused."""
+"""Ranks wait for each other at the start: one that does not connect is named, one with another recipe refused."""
 
 import socket
 import subprocess
@@ -11,14 +11,14 @@ SCRIPT = """
 import sys
 from datetime import timedelta
 from hornbook.errors import RankError
-from hornbook.parallel import launched, meeting
-meeting.ARRIVAL = timedelta(seconds=float(sys.argv[2]))
+from hornbook.parallel import launched, rendezvous
+rendezvous.ARRIVAL = timedelta(seconds=float(sys.argv[2]))
 try:
     place = launched.rank(), launched.num_ranks()
     recipe = {"training": {"seed": int(sys.argv[1])}, "data": {"train": [sys.argv[1]]}}
-    meeting.meet(meeting.open_store(*place), *place, recipe)
+    rendezvous.meet(rendezvous.open_store(*place), *place, recipe)
 except RankError as error:
-    print(error.exit_code, error.is_told, error)
+    print(error.exit_code, error.is_reported, error)
 """
 
 
@@ -43,14 +43,14 @@ def meet(size, seeds, seconds):
 @pytest.mark.slow
 def test_a_rank_that_never_comes_is_named():
     (said,) = meet(2, [1], 2)
-    assert said.startswith("1 False rank 1 of 2 did not come within 2 s: ")
+    assert said.startswith("1 False rank 1 of 2 did not connect within 2 s: ")
 
 
 @pytest.mark.slow
 def test_a_rank_with_another_recipe_is_refused_by_all_and_named_by_itself():
     """Paths of data may differ; the data themselves are compared once they are open."""
     first, second = meet(2, [1, 2], 60)
-    line = "rank 1 of 2 has another recipe than rank 0: training.seed is 2 instead of 1; start all ranks with"
+    line = "rank 1 of 2 has a different recipe than rank 0: training.seed is 2 instead of 1; start all ranks with"
     assert first.startswith(f"2 True {line}") and second.startswith(f"2 False {line}")
 
 
