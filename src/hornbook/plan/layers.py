@@ -68,7 +68,7 @@ class Layers:
         tape: to write on.
         compute: determines which tensors are kept.
         num_shards: number of ranks over which gradients are sharded.
-        blocks: number of weights of block-sparse layers, and of a sparse token table, by name, which are not copied.
+        blocks: number of weights of block-sparse layers and of a sparse token table by name, which are not copied.
         num_parts: number of tensor-parallel ranks.
     """
 
@@ -99,7 +99,7 @@ class Layers:
 
     @property
     def table_weights(self) -> int | None:
-        """Number of weights of a sparse token table; None if it is dense."""
+        """The number of weights of a sparse token table; None if it is dense."""
         return self._blocks.get(TABLE)
 
     def _is_native(self, name: str) -> bool:

@@ -28,7 +28,7 @@ from hornbook.plan.tape import Tape
 _MIB: Final = 1 << 20
 _ALL_TOKENS: Final = "head/all tokens"
 _SENT: Final = " sent"
-"""Suffix of the names of tensors sent to another stage."""
+"""Suffix of the names of tensors that were sent to another stage."""
 _STAY: Final = ("/gradient", "/panels", "/panels of the gradient", "gathered weights", "wires", _SENT)
 """Suffixes of the names of tensors that remain after a forward pass without activations."""
 _ROUNDING: Final = 3 * 4
@@ -69,7 +69,7 @@ class Step:
         self._blocks = {layer: self._block(layer, mixes_again=layer in again["attention"]) for layer in part.blocks}
 
     def write(self) -> None:
-        """Write the step; twice if a later step starts with packed weights that the first packs after its peak."""
+        """Write the step, or two steps if the first one packs weights after its peak."""
         passes, is_pipeline = self._passes(), self.part.sizes.pipeline > 1
         if is_pipeline:
             self._wires(1 + max(each.number for each in passes))
@@ -173,7 +173,7 @@ class Step:
         tape.free("gradient", _input(stage), "gathered weights", "gradients that are summed")
 
     def _send(self, name: str, stage: int, to: int, number: int) -> None:
-        """Keep what goes to another stage, which PyTorch's schedules of several stages keep until a round ends."""
+        """Keep a tensor that is sent to another stage, if the schedule keeps it until the round ends."""
         if self.recipe.parallel.pipeline_schedule in KEEPS_SENT and (to < stage or to not in self.part.own_stages):
             self.tape.rename(name, f"{stage}.{number}.{to}{_SENT}")
 
@@ -247,7 +247,7 @@ class Step:
         """Hold the buffers of a schedule, one for each micro-batch of a round and adjacent stage, and sent tensors.
 
         Args:
-            num_written: number of micro-batches of the round that are written; tensors sent for the others are held.
+            num_written: number of micro-batches on the tape; the round's other ones have sent their tensors.
         """
         recipe, part = self.recipe, self.part
         ranks, schedule = part.sizes.pipeline, recipe.parallel.pipeline_schedule
@@ -289,7 +289,7 @@ def _of_micro_batch(tape: Tape) -> list[str]:
 
 
 def _blocks_of(recipe: Recipe) -> dict[str, int]:
-    """Return the number of weights of each block-sparse layer and of a sparse token table."""
+    """Return the number of weights of each block-sparse layer, and of a sparse token table."""
     absent = recipe.sparsity.num_absent(recipe.model) if recipe.sparsity.is_sparse else {}
     linears = linears_of(recipe.model) or {}
     dense = {name: size.num_out * size.num_in for name, size in linears.items()}
