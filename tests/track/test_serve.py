@@ -100,7 +100,7 @@ class GrowingBoard(Board):
         if self.next_step <= 51:
             with MetricsLog(self.run / "metrics.jsonl") as log:
                 for _ in range(10 if self.next_step == 41 else 1):
-                    log.append(train_row(self.next_step, loss=0.5))
+                    log.append(train_row(self.next_step, loss=0.5, **{"idle/0": 0.25, "idle/1": 0.125}))
                     self.next_step += 1
             with MetricsLog(self.run / "samples.jsonl") as log:
                 log.append({"step": self.next_step, "prompt": "", "text": f"<i>written after {self.next_step}"})
@@ -108,8 +108,9 @@ class GrowingBoard(Board):
 
 
 @needs_chromium
-def test_curves_and_samples_move_while_the_page_is_open(tmp_path: Path) -> None:
-    board = GrowingBoard(make_run(tmp_path / "runs" / "run"))
+def test_curves_samples_and_idle_stages_move_while_the_page_is_open(tmp_path: Path) -> None:
+    recipe = f"{RECIPE}\n[parallel]\npipeline_parallel = 2\n"
+    board = GrowingBoard(make_run(tmp_path / "runs" / "run", recipe=recipe))
     with serving(board) as server:
         page = dom_of(server.url, tmp_path, milliseconds=6000)
     assert len(board.queries) >= 4, "the page asks again and again"
@@ -117,6 +118,7 @@ def test_curves_and_samples_move_while_the_page_is_open(tmp_path: Path) -> None:
     assert counts[:2] == ["44", "54"] and counts[-1] == "55", "only for what is new"
     assert 'aria-label="Loss over step. training, logged: first 8, last 0.500, least 0.500' in page
     assert ">live</p>" in page and "step 51/40" in page
+    assert re.findall(r'<td class="num">(\d+%)</td>', page) == ["25%", "12%"], "stages' idle shares, none logged at first"
     assert "&lt;i&gt;written after 51" in page and "<i>written" not in page
 
 
