@@ -118,7 +118,7 @@ def test_curves_samples_and_idle_stages_move_while_the_page_is_open(tmp_path: Pa
     assert counts[:2] == ["44", "54"] and counts[-1] == "55", "only for what is new"
     assert 'aria-label="Loss over step. training, logged: first 8, last 0.500, least 0.500' in page
     assert ">live</p>" in page and "step 51/40" in page
-    assert re.findall(r'<td class="num">(\d+%)</td>', page) == ["25%", "12%"], "stages' idle shares, none logged at first"
+    assert re.findall(r'<td class="num">(\d+%)</td>', page) == ["25%", "12%"], "logged since the first answer"
     assert "&lt;i&gt;written after 51" in page and "<i>written" not in page
 
 
