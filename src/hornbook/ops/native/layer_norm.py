@@ -93,14 +93,14 @@ class _Beside(torch.autograd.Function):
 
 def _forward(form: Form, x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     x_ND = rows(x)
-    y_ND = x.new_empty(x_ND.shape)
+    y = x.new_empty(x.shape)
     means_N, inverse_stds_N = (x.new_empty(len(x_ND), dtype=torch.float32) for _ in range(2))
     form(
         f"layer_norm_forward_{SUFFIXES[x.dtype]}", x_ND, len(x_ND), x_ND.shape[1], x_ND.stride(0),
-        weight_D.contiguous(), bias_D.contiguous(), torch.tensor(epsilon, dtype=torch.float32), y_ND, means_N,
+        weight_D.contiguous(), bias_D.contiguous(), torch.tensor(epsilon, dtype=torch.float32), y, means_N,
         inverse_stds_N, torch.get_num_threads(),
     )  # fmt: skip
-    return y_ND.view(x.shape), means_N, inverse_stds_N
+    return y, means_N, inverse_stds_N
 
 
 def _backward(
