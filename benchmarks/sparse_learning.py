@@ -34,7 +34,6 @@ from pathlib import Path
 
 from hornbook.cli.demo_command import EXCLUDED, VALIDATION
 from hornbook.config import load_recipe
-from hornbook.run.utilization import flops_per_token
 
 LEARNING_RATES = (0.75e-3, 1.5e-3, 3e-3, 6e-3)
 MOST_LEARNING_RATES = 6
@@ -168,10 +167,10 @@ class Experiment:
     def _steps_of_flops(self, model: Model) -> int:
         options = [*self._options(model), f"--model.vocab-size={self.scale.vocab_size}"]
         recipe = load_recipe(model.recipe, options, require_data=False).recipe
-        formula = flops_per_token(recipe)
-        assert formula is not None, "a GPT has a formula"
+        flops = recipe.flops_per_token(self.scale.sequence_length)
+        assert flops is not None, "a GPT has a formula"
         tokens = self.scale.batch_size * self.scale.sequence_length
-        return max(1, round(self.scale.petaflops * 1e15 / (formula(self.scale.sequence_length) * tokens)))
+        return max(1, round(self.scale.petaflops * 1e15 / (flops * tokens)))
 
     def _options(self, model: Model) -> list[str]:
         scale = self.scale

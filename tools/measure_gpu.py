@@ -8,8 +8,8 @@ prints tokens per second, model FLOP/s, MFU and the peak of the memory. A varian
 micro-batches of it are left out. The recipe is gpt2-small on random tokens, without dropout; the global batch is one
 micro-batch, so that a step shows the price of its update at its highest, unless ``--accumulate`` says otherwise.
 
-MFU is what `hornbook train` shows: model FLOPs by ``flops_per_token`` over the device's peak, which a table knows or a
-plain product of the feed-forward's shape measures. ``--shrink`` takes tiny sizes, for a test that this script runs.
+MFU is what `hornbook train` shows: model FLOPs by ``Recipe.flops_per_token`` over the device's peak, from a table or
+measured by a plain product of the feed-forward's shape. ``--shrink`` takes tiny sizes, to test that this script runs.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from hornbook.config import Recipe, load_recipe
 from hornbook.measure.throughput import hornbook_step, matrix_product, measure_steps
 from hornbook.parallel.device import choose_device, compute_dtype, dtype_name, memory_in_use, prepare
 from hornbook.parallel.world import World
-from hornbook.run.utilization import flops_per_token, measure_rates, peak_of
+from hornbook.run.utilization import measure_rates, peak_of
 
 _SHRUNK = {
     "model.num_layers": 1,
@@ -118,9 +118,9 @@ def _measure(recipe: Recipe, world: World, rounds: int, peak: float) -> dict[str
     if world.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(world.device)
     speed = measure_steps({"step": hornbook_step(recipe, world)}, world, rounds=rounds)["step"]
-    formula = flops_per_token(recipe)
-    assert formula is not None
-    flops = formula(recipe.sequence_length) * speed.tokens_per_second
+    per_token = recipe.flops_per_token(recipe.sequence_length)
+    assert per_token is not None
+    flops = per_token * speed.tokens_per_second
     on_gpu = world.device.type == "cuda"
     memory = torch.cuda.max_memory_allocated(world.device) if on_gpu else memory_in_use(world.device)
     return {

@@ -291,7 +291,7 @@ def test_stored_dtypes_are_verified(copied):
     """A recipe that says bf16 does not silently round the fp32 weights of the checkpoint."""
     identity = copied / "run" / "run.json"
     identity.write_text(identity.read_text().replace('"weights": "fp32"', '"weights": "bf16"'))
-    with pytest.raises(CheckpointError, match=r"embedding.tokens is stored as F32, and .* \[precision\] has BF16"):
+    with pytest.raises(CheckpointError, match=r"embedding.tokens is stored as F32, .* \[precision\] requires BF16"):
         tiny_runs.run_tiny(copied, "--precision.weights=bf16")
 
 
