@@ -94,7 +94,8 @@ def test_it_needs_no_torch() -> None:
 
 
 def test_a_check_makes_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = told(capsys, "plan", "demo", "--check", "--shrink", "--precision.compute", "fp32")
+    options = ("--precision.compute", "fp32", "--precision.kernels", "torch")
+    code, found = told(capsys, "plan", "demo", "--check", "--shrink", *options)
     assert code == 0
     (rank,) = found["ranks"]
     assert abs(rank["error"]) < 0.03
