@@ -9,8 +9,12 @@ from ranks import errors_of
 from hornbook.config import LabelledConfig, ParallelConfig, bundled_recipes, load_recipe
 from hornbook.config.communication import PLANNED_MODELS
 from hornbook.measure.memory_check import TOLERANCES, check_steps
+from hornbook.ops.native import choice
+from hornbook.ops.native.library import PYTORCH, instruction_sets
 from hornbook.parallel.world import World
+from hornbook.plan.layers import ALL_NATIVE
 from hornbook.plan.shrink import shrunk
+from hornbook.run.planning import compute_on
 
 SIXTEEN_BITS = (
     "precision.weights=bf16 precision.gradients=bf16 precision.first_moment=bf16 precision.second_moment=bf16"
@@ -111,9 +115,24 @@ def test_every_layout_of_ranks(layout, kernels):
     assert max(abs(error) for each in errors.values() for error in each) < TOLERANCES["resident"], errors
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("slow", ["linear", "attention", "layer_norm", "cross_entropy"])
+def test_native_operators_beside_one_of_pytorch(monkeypatch, slow, dtype):
+    """``auto`` measures each kernel by itself, so that it selects some native operators and not others."""
+
+    def seconds(kernel):
+        return {PYTORCH: 0.0 if kernel.name.startswith(slow) else 2.0} | dict.fromkeys(instruction_sets(), 1.0)
+
+    if not instruction_sets():
+        pytest.skip("this processor has no AVX2")
+    monkeypatch.setattr(choice, "seconds", seconds)
+    recipe = load_recipe("bert-mini", [f"--precision.compute={dtype}"], require_data=False).recipe
+    assert compute_on(recipe, torch.device("cpu")).native == ALL_NATIVE - {slow}
+    assert abs(error_of("bert-mini", dtype=dtype, kernels="auto")) < TOLERANCES["resident"]
+
+
 def test_a_prediction_that_is_off_is_seen():
-    options = ["--precision.compute=fp32", "--precision.kernels=torch"]
-    recipe = shrunk(load_recipe("demo", options, require_data=False).recipe)
+    recipe = shrunk(load_recipe("demo", ["--precision.compute=fp32"], require_data=False).recipe)
     found = check_steps(recipe, World(device=torch.device("cpu")))
     other = replace(found, predicted=replace(found.predicted, workspace=found.predicted.workspace * 2))
     assert other.error > TOLERANCES["resident"] > found.error

@@ -13,7 +13,7 @@ from hornbook.config.rank_part import RankPart
 from hornbook.config.sparsity import SparsityConfig
 from hornbook.errors import UserError
 from hornbook.model import build_model
-from hornbook.plan.layers import Compute
+from hornbook.plan.layers import ALL_NATIVE, Compute
 from hornbook.plan.memory import full_tokens, memory_of
 from hornbook.plan.vocabulary import with_vocabulary
 from hornbook.run.initial_weights import outline
@@ -124,7 +124,7 @@ def test_sequence_parallel_ranks_keep_a_slice_of_the_tokens_between_cut_layers()
 
 def test_no_native_operator_packs_a_weight_that_is_cut():
     recipe = replace(RECIPES["gpt2-small"], parallel=ParallelConfig(tensor_parallel=2))
-    native, torch_alone = (memory_of(recipe, 2, compute=Compute(is_native=is_native)) for is_native in (True, False))
+    native, torch_alone = (memory_of(recipe, 2, compute=Compute(native=native)) for native in (ALL_NATIVE, frozenset()))
     assert native.workspace <= torch_alone.workspace + 2 * 2 * math.prod(RankPart.of(recipe, 2, 0).table)
 
 

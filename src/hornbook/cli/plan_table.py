@@ -39,7 +39,7 @@ def _layout(plan: "Plan") -> Iterator[tuple[str, str]]:
     axes = " x ".join(f"{name} {number}" for name, number in names.items() if number > 1) or "one rank"
     again = f"; recompute {recipe.memory.recompute}" if recipe.memory.recompute else ""
     again += "; phased" if recipe.memory.execution == "phased" else ""
-    kernels = ", hornbook's operators" if plan.compute.is_native else ""
+    kernels = ", hornbook's operators" if plan.compute.native else ""
     yield "layout", f"{axes}{again}; activations in {plan.compute.dtype}{kernels}"
     micro_batches = training.global_batch_size // (sizes.replicate * sizes.shard * training.micro_batch_size)
     yield (

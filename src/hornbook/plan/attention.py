@@ -85,7 +85,7 @@ class Attention:
     def form(self, layers: Layers, tokens: Tokens, group: Group) -> Form:
         """Return the form that computes a group."""
         compute, is_16_bit = layers.compute, layers.itemsize < FP32
-        if compute.is_native and not tokens.is_masked:
+        if compute.is_native("attention") and not tokens.is_masked:
             return "native"
         fits = is_blocked(compute.device, group.num * self.num_heads, group.length, is_causal=self.is_causal)
         if self.is_causal:

@@ -58,7 +58,7 @@ def own_tokens(tokens: Tokens, num_slices: int) -> int:
 
 def add_residual(layers: Layers, size: float) -> None:
     """Add the gradient ``branch`` to ``gradient``, both with ``size`` elements."""
-    if not layers.compute.has_native_layers:
+    if not layers.compute.is_native("layer_norm"):
         layers.scratch("sum", size)
         layers.tape.free("gradient", "branch")
         layers.tape.free("sum")
@@ -159,7 +159,7 @@ class _Block:
         attention = self.attention
         name, width = attention.name, attention.width
         bias = getattr(self.model, "projection_bias", True)
-        merged = [f"{name}/y"] if layers.tape.holds(f"{name}/y") and not layers.compute.is_native else []
+        merged = [f"{name}/y"] if layers.tape.holds(f"{name}/y") and not layers.compute.is_native("attention") else []
         self.leave_backward(layers, f"{name}.out", width, gradient, "dy", *merged, bias=bias)
         attention.backward(layers, self.tokens, "dy", "dqkv")
         bias = getattr(self.model, "qkv_bias", True)

@@ -146,21 +146,22 @@ class Head:
             self._by_parts(layers, tokens)
             return
         before, is_cut = has_more * item, layers.is_cut("head.table")
+        is_weighted = item < FP32 and getattr(self.objective, "recurrence_weights", False)
         exact = item + FP32 + (FP32 if item < FP32 else 0)
-        if layers.compute.has_native_layers:
+        has_fp32_bias = not has_bias or layers.compute.weights == "fp32"
+        is_in_place = layers.compute.is_native("cross_entropy") and has_fp32_bias and not is_cut
+        softmax = tokens * rows * max(before + (item if is_in_place else exact), is_weighted * (item + 2 * FP32))
+        if layers.compute.is_native("linear"):
             packed = [f"head.table/{what}" for what in ("panels", "panels of the gradient")]
             for name in packed:
                 layers.panels(name, rows * size)
-            is_weighted = item < FP32 and getattr(self.objective, "recurrence_weights", False)
-            in_place = item + max(before, is_weighted * 2 * FP32)
-            tape.use(tokens * rows * (before + exact if is_cut else in_place), "logits")
+            tape.use(softmax, "logits")
             is_made = is_cut or layers.table_weights is not None
             tape.free(*packed * is_made)  # what is no parameter is packed anew for each micro-batch
             return
         if layers.compute.weights != layers.compute.dtype:
             layers.scratch("head.table/cast", rows * size)
-        softmax = item if layers.compute.is_native and not has_bias and not is_cut else exact
-        tape.use(tokens * rows * (before + softmax), "logits")
+        tape.use(softmax, "logits")
         products = item + (FP32 if item < FP32 else 0)
         tape.use(tokens * rows * item + rows * size * products, "logits")
         tape.free("head.table/cast")

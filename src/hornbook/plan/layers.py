@@ -11,7 +11,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from hornbook.config.parallel import cut_dimension
 from hornbook.config.sections import DTYPE_BYTES, Dtype
@@ -20,6 +20,9 @@ from hornbook.plan.tape import Kind, Tape
 FP32 = 4
 TABLE = "embedding.tokens"
 """The name of the token table, which a tied head shares."""
+Operator = Literal["linear", "attention", "layer_norm", "cross_entropy"]
+"""A native operator whose memory differs from that of PyTorch's."""
+ALL_NATIVE = frozenset[Operator](get_args(Operator))
 SUMMED = "/gradient that is summed"
 """How the name of a whole gradient ends until ranks that hold shards have summed it."""
 
@@ -33,15 +36,14 @@ class Compute:
     """Dtype of the activations."""
     weights: Dtype = "fp32"
     gradients: Dtype = "fp32"
-    is_native: bool = False
-    """Whether native operators are used instead of PyTorch's."""
+    native: frozenset[Operator] = frozenset()
+    """The operators that are native instead of PyTorch's."""
     panel_bytes: int = 2
     """Bytes per element of weights that native operators have packed."""
 
-    @property
-    def has_native_layers(self) -> bool:
-        """Whether native operators compute more than attention, for which they need weights in fp32."""
-        return self.is_native and self.weights == "fp32"
+    def is_native(self, operator: Operator) -> bool:
+        """Return whether an operator is native; linear layers and norms only with weights in fp32."""
+        return operator in self.native and (self.weights == "fp32" or operator not in ("linear", "layer_norm"))
 
     @property
     def itemsize(self) -> int:
@@ -104,7 +106,7 @@ class Layers:
 
     def _is_native(self, name: str) -> bool:
         """Return whether a native operator computes a linear layer; there is none for split weights."""
-        return self.compute.has_native_layers and not self.is_cut(f"{name}.weight")
+        return self.compute.is_native("linear") and not self.is_cut(f"{name}.weight")
 
     def linear(self, name: str, num_rows: float, num_in: int, num_out: int, result: str) -> None:
         """Compute ``result`` ``[rows, out]``."""
@@ -230,7 +232,7 @@ class Layers:
     def norm_backward(self, name: str, num_rows: float, size: int, gradient: str, result: str, *frees: str) -> None:
         """Compute the gradient ``result`` of the input from that of the output, then free tensors."""
         self.scratch(result, num_rows * size)
-        is_mixed = self.compute.device == "cpu" and self.itemsize < FP32 and not self.compute.has_native_layers
+        is_mixed = self.compute.device == "cpu" and self.itemsize < FP32 and not self.compute.is_native("layer_norm")
         if is_mixed:
             self.tape.use(num_rows * size * self.itemsize)
         if self.postpones(name, 2 * size, FP32, gradient, f"{name}/statistics", *frees):

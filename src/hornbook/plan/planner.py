@@ -8,14 +8,14 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from hornbook.config.communication import PLANNED_MODELS
 from hornbook.config.recipe import Recipe
 from hornbook.config.sections import DTYPE_BYTES, Dtype
 from hornbook.errors import UserError
 from hornbook.plan.devices import Device
-from hornbook.plan.layers import Compute
+from hornbook.plan.layers import ALL_NATIVE, Compute, Operator
 from hornbook.plan.memory import Memory, full_tokens, memory_of
 from hornbook.plan.speed import EFFICIENCY, Speed, speed_of
 
@@ -45,7 +45,8 @@ class Machine:
     """Share of the peak rate that a device reaches; None: the default of its kind."""
     price: float | None = None
     """US dollars per hour and device; None: the default of the device."""
-    kernels: Literal["auto", "torch", "native"] = "auto"
+    native: frozenset[Operator] = ALL_NATIVE
+    """The operators that are native if ``precision.kernels`` permits it and the device is a CPU."""
     can_grow: bool = True
     """Whether to suggest more devices."""
 
@@ -149,16 +150,16 @@ def refuse_unplannable(recipe: Recipe, num_ranks: int) -> None:
 
 
 def compute_of(recipe: Recipe, machine: Machine) -> Compute:
-    """Return the device, dtypes and operators; on a CPU, ``auto`` means native operators."""
+    """Return the device, dtypes and operators."""
     precision, kind = recipe.precision, machine.device.kind
     dtype: Dtype = machine.device.auto_dtype if precision.compute == "auto" else precision.compute
-    kernels = precision.kernels if machine.kernels == "auto" else machine.kernels
+    can_be_native = kind == "cpu" and dtype != "fp16" and precision.kernels != "torch"
     return Compute(
         device=kind,
         dtype=dtype,
         weights=precision.weights,
         gradients=precision.gradients,
-        is_native=kind == "cpu" and dtype != "fp16" and kernels != "torch",
+        native=machine.native if can_be_native else frozenset(),
         panel_bytes=DTYPE_BYTES[dtype],
     )
 

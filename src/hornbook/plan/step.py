@@ -73,7 +73,7 @@ class Step:
         passes, is_pipeline = self._passes(), self.part.sizes.pipeline > 1
         if is_pipeline:
             self._wires(1 + max(each.number for each in passes))
-        packs = self.layers.compute.has_native_layers and (is_pipeline or self.num_micro_batches == 1)
+        packs = self.layers.compute.is_native("linear") and (is_pipeline or self.num_micro_batches == 1)
         for _ in range(1 + packs):
             self.tape.free(*(name for name in self.tape.names() if name.endswith("/gradient")))
             for each in passes:

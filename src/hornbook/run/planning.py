@@ -1,7 +1,7 @@
 """The plan of a run on this machine: the device's rates, and the available memory."""
 
 from dataclasses import replace
-from typing import Literal, cast
+from typing import cast
 
 import torch
 
@@ -9,9 +9,10 @@ from hornbook.config import Recipe
 from hornbook.config.communication import PLANNED_MODELS
 from hornbook.config.sections import Dtype
 from hornbook.ops.native.choice import choose
+from hornbook.ops.native.operands import SUFFIXES
 from hornbook.parallel.device import DTYPES, compute_dtype, dtype_name
 from hornbook.plan.devices import DEVICES, Device
-from hornbook.plan.layers import Compute
+from hornbook.plan.layers import ALL_NATIVE, Compute
 from hornbook.plan.planner import Machine, Plan, make_plan
 from hornbook.run.utilization import Product, measure_rates
 from hornbook.storage.system import format_bytes
@@ -30,7 +31,7 @@ def compute_on(recipe: Recipe, device: torch.device) -> Compute:
         dtype=cast(Dtype, dtype_name(dtype)),
         weights=recipe.precision.weights,
         gradients=recipe.precision.gradients,
-        is_native=bool(forms),
+        native=frozenset(operator for operator in ALL_NATIVE if f"{operator}_{SUFFIXES.get(dtype)}" in forms),
         panel_bytes=2 if forms.get("linear_bf16") in ("avx512bf16", "avx512fp16", "amx") else 4,
     )
 
@@ -53,9 +54,8 @@ def plan_here(recipe: Recipe, num_ranks: int, device: torch.device, memory: floa
         memory = float(torch.cuda.get_device_properties(device).total_memory)
     elif memory is None:
         memory = (memory_bytes() or known.memory) / num_ranks
-    kernels: Literal["native", "torch"] = "native" if compute.is_native else "torch"
     precision = replace(recipe.precision, compute=compute.dtype)
-    machine = Machine(device=known, num_ranks=num_ranks, memory=memory, kernels=kernels, can_grow=False)
+    machine = Machine(device=known, num_ranks=num_ranks, memory=memory, native=compute.native, can_grow=False)
     return make_plan(replace(recipe, precision=precision), machine)
 
 
