@@ -44,7 +44,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.slow
 def test_operators_under_sanitizers(tmp_path):
     files = [str(TESTS / f"test_native_{operator}.py") for operator in OPERATORS]
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-k", "not opcheck", *files]
+    options = ["-x", "-p", "no:cacheprovider", "--capture=no", "-k", "not opcheck"]  # else a finding's message is lost
+    command = [sys.executable, "-m", "pytest", *options, *files]
     done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 
