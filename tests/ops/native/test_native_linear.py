@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from native_forms import EMULATED, NativeCalls, all_native, emulated_tiles
 
@@ -69,6 +69,9 @@ def assert_near(ours, expected, tolerance, summands=None):
     is_strided=st.booleans(),
     threads=st.integers(1, 2),
 )
+@example(rows=5, num_in=0, num_out=7, is_strided=False, threads=1)  # its address is null
+@example(rows=5, num_in=7, num_out=0, is_strided=False, threads=1)
+@example(rows=0, num_in=7, num_out=5, is_strided=False, threads=1)
 def test_products_are_those_of_float64(isa, name, rows, num_in, num_out, is_strided, threads):
     dtype, form = DTYPES[name], Form(isa)
     x = drawn(rows, num_in, dtype=dtype, is_strided=is_strided)

@@ -81,12 +81,13 @@ const typename P::Element* operand_rows(const T* x, i64 stride, i64 rows, i64 de
       return reinterpret_cast<const Element*>(x);
     }
   }
+  const i64 step = depth == 0 ? 0 : stride;  // the address of an empty operand may be null
   auto* copy = static_cast<Element*>(scratch(0, long_row_block * padded * i64(sizeof(Element))));
   for (i64 row = 0; row < rows; row++) {
     if constexpr (P::is_scaled)
-      factors[row] = P::convert_row(x + row * stride, depth, copy + row * padded);
+      factors[row] = P::convert_row(x + row * step, depth, copy + row * padded);
     else
-      P::convert_row(x + row * stride, depth, copy + row * padded);
+      P::convert_row(x + row * step, depth, copy + row * padded);
     for (i64 k = depth; k < padded; k++) copy[row * padded + k] = 0;
   }
   std::fill(copy + rows * padded, copy + round_up(rows, P::row_multiple) * padded, Element(0));

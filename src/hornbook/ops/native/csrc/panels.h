@@ -68,7 +68,7 @@ struct PairPacking {
   static bf16 convert(float value) { return to_bf16(value); }
   static bf16 convert(bf16 value) { return value; }
   static void convert_row(const bf16* from, i64 n, bf16* to) {
-    std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(bf16));
+    std::copy(from, from + n, to);
   }
 };
 
