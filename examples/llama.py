@@ -1,42 +1,46 @@
-"""A Llama-like family: RMS norm, rotary positions, SwiGLU, grouped-query attention, no biases, an untied head.
+"""A model family like Llama: RMS norm, rotary positions, SwiGLU, grouped-query attention, no biases, an untied head.
 
 python llama.py train llama.toml --data.train corpora/mine
 
-After Touvron et al. 2023 and, for the groups of queries, Ainslie et al. 2023. Weights are those of transformers'
-LlamaForCausalLM, tensor by tensor. Shapes: B texts, T tokens, D hidden, H heads, G heads of keys and values, K their
+See Touvron et al. 2023 and, for grouped-query attention, Ainslie et al. 2023. Weights have the shapes of those of
+transformers' LlamaForCausalLM. Shapes: B sequences, T tokens, D hidden size, H query heads, G key-value heads, K head
 size.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from hornbook import extend
 
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A function of queries ``[B, H, T, K]``, keys and values ``[B, G, T, K]`` to ``[B, H, T, K]``."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig:
-    """What a recipe may say in ``[model]``."""
+    """The options of ``[model]``."""
 
-    family: str = extend.option("llama", help="kind of model")
-    num_layers: int = extend.option(4, help="blocks", minimum=1)
-    hidden_size: int = extend.option(256, help="width of the residual stream", minimum=1)
-    num_heads: int = extend.option(4, help="attention heads", minimum=1)
-    num_kv_heads: int = extend.option(2, help="heads of keys and values, shared by groups of heads", minimum=1)
-    feed_forward_size: int = extend.option(704, help="inner width of the feed-forward", minimum=1)
-    rotary_base: float = extend.option(10_000.0, help="base of the rotary wavelengths", above=1)
+    family: str = extend.option("llama", help="model family")
+    num_layers: int = extend.option(4, help="number of blocks", minimum=1)
+    hidden_size: int = extend.option(256, help="columns of the residual stream", minimum=1)
+    num_heads: int = extend.option(4, help="query heads", minimum=1)
+    num_kv_heads: int = extend.option(2, help="key-value heads, each shared by a group of query heads", minimum=1)
+    feed_forward_size: int = extend.option(704, help="inner columns of the feed-forward", minimum=1)
+    rotary_base: float = extend.option(10_000.0, help="base of the rotary frequencies", above=1)
     norm_epsilon: float = extend.option(1e-5, help="added to the mean square in norms", above=0)
     residual_dropout: float = extend.option(0.0, help="dropout before each residual addition", minimum=0, below=1)
     initializer_std: float = extend.option(0.02, help="standard deviation of initial weights", above=0)
-    vocab_size: int | None = extend.option(None, help="tokens in the vocabulary; none: from the store", minimum=1)
+    vocab_size: int | None = extend.option(None, help="size of the vocabulary; none: that of the tokenizer", minimum=1)
     max_positions: int = extend.option(256, help="longest sequence", minimum=1)
 
     def problems(self) -> list[extend.Problem]:
-        """List sizes that do not divide."""
+        """Return a problem for each size that another one does not divide."""
         problems = []
         if self.hidden_size % (2 * self.num_heads):
             problems.append(extend.Problem(("hidden_size", "num_heads"), "the size of a head must be even"))
@@ -47,23 +51,23 @@ class LlamaConfig:
 
 
 class RMSNorm(nn.Module):
-    """Division by the root mean square, in fp32, and a gain (Zhang & Sennrich 2019)."""
+    """``x / √(mean(x²) + ε) · weight`` in fp32 (Zhang & Sennrich 2019, equation 4)."""
 
-    def __init__(self, size, epsilon):
+    def __init__(self, size: int, epsilon: float) -> None:
         super().__init__()
         self.weight, self.epsilon = nn.Parameter(torch.empty(size)), epsilon
 
-    def draw(self, draw):
-        """Fill the gain."""
+    def draw(self, draw: extend.Draw) -> None:
+        """Initialize the gain."""
         draw.constant(self.weight, 1.0)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         """Normalize ``[..., size]``."""
         return functional.rms_norm(x.float(), self.weight.shape, self.weight, self.epsilon).to(x.dtype)
 
 
-def rotate(x_BHTK, positions_BT, base):
-    """Turn the pairs (k, k + K/2) of each head by angles that are proportional to the position (Su et al. 2021)."""
+def rotate(x_BHTK: Tensor, positions_BT: Tensor, base: float) -> Tensor:
+    """Rotate the columns k and k + K/2 of each head by ``position · base^(-2k/K)`` (Su et al. 2021, section 3.2)."""
     num_pairs = x_BHTK.shape[-1] // 2
     frequencies = base ** -(torch.arange(num_pairs, device=x_BHTK.device) / num_pairs)
     angles = (positions_BT[..., None] * frequencies).unsqueeze(1)
@@ -75,7 +79,7 @@ def rotate(x_BHTK, positions_BT, base):
 class LlamaBlock(nn.Module):
     """Attention and a gated feed-forward, each after a norm and with a residual connection."""
 
-    def __init__(self, config, index):
+    def __init__(self, config: LlamaConfig, index: int) -> None:
         super().__init__()
         size, inner, std = config.hidden_size, config.feed_forward_size, config.initializer_std
         self.head_size, self.rotary_base = size // config.num_heads, config.rotary_base
@@ -90,45 +94,48 @@ class LlamaBlock(nn.Module):
         self.down = linear(inner, size, std=out_std)
         self.feed_forward_dropout = extend.Dropout(config.residual_dropout, site=2 * index + 2)
 
-    def forward(self, x_BTD, context):
+    def forward(self, x_BTD: Tensor, context: extend.Context) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``."""
         attend = partial(extend.causal_attention, mask=context.get("mask"))
         mixed_BTD = self.mix(x_BTD, context["positions"], attend)
-        x_BTD = x_BTD + self.attention_dropout(mixed_BTD, context["keys"])
-        return x_BTD + self.feed_forward_dropout(self.feed_forward(x_BTD), context["keys"])
+        x_BTD = self.attention_dropout(mixed_BTD, context["keys"], x_BTD)
+        y_BTD: Tensor = self.feed_forward_dropout(self.feed_forward(x_BTD), context["keys"], x_BTD)
+        return y_BTD
 
-    def mix(self, x_BTD, positions_BT, attend):
-        """Return the output of the attention; ``attend`` maps queries, keys and values to ``[B, H, T, K]``."""
+    def mix(self, x_BTD: Tensor, positions_BT: Tensor, attend: Attend) -> Tensor:
+        """Return the output of the attention with its projections, ``[B, T, D]``."""
         x_BTD = self.attention_norm(x_BTD)
         q_BHTK, k_BGTK, v_BGTK = (
             linear(x_BTD).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
             for linear in (self.query, self.key, self.value)
         )
         turn = partial(rotate, positions_BT=positions_BT, base=self.rotary_base)
-        return self.out(attend(turn(q_BHTK), turn(k_BGTK), v_BGTK).transpose(1, 2).flatten(2))
+        y_BTD: Tensor = self.out(attend(turn(q_BHTK), turn(k_BGTK), v_BGTK).transpose(1, 2).flatten(2))
+        return y_BTD
 
-    def feed_forward(self, x_BTD):
-        """SwiGLU (Shazeer 2020)."""
+    def feed_forward(self, x_BTD: Tensor) -> Tensor:
+        """Return SwiGLU of the normalized hidden states (Shazeer 2020, equation 6)."""
         x_BTD = self.feed_forward_norm(x_BTD)
-        return self.down(functional.silu(self.gate(x_BTD)) * self.up(x_BTD))
+        y_BTD: Tensor = self.down(functional.silu(self.gate(x_BTD)) * self.up(x_BTD))
+        return y_BTD
 
-    def incremental(self, dtype):
-        """Return the block for new tokens, which keeps the keys and values of G heads."""
+    def incremental(self, dtype: torch.dtype) -> extend.IncrementalBlock:
+        """Return the block for generation, whose cache has G heads."""
         return IncrementalLlamaBlock(self)
 
 
 class IncrementalLlamaBlock:
-    """A block over a cache: the same attention and feed-forward, for new tokens alone."""
+    """A block that computes only new tokens, with the keys and values of earlier ones from a cache."""
 
-    def __init__(self, block):
+    def __init__(self, block: LlamaBlock) -> None:
         self.block = block
         self.cache_shape = (block.key.out_features // block.head_size, block.head_size)
 
-    def __call__(self, x_BTD, cache_B2GSK, mask, positions_BT):
-        """See ``extend.IncrementalBlock``."""
+    def __call__(self, x_BTD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None, positions_BT: Tensor) -> Tensor:
+        """See ``extend.IncrementalBlock``; the cache has G heads."""
 
-        def attend(q_BHTK, k_BGTK, v_BGTK):
-            return extend.cached_attention(q_BHTK, torch.stack((k_BGTK, v_BGTK), 1), cache_B2GSK, mask)
+        def attend(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor) -> Tensor:
+            return extend.cached_attention(q_BHTK, torch.stack((k_BGTK, v_BGTK), 1), cache_B2HSK, mask)
 
         x_BTD = x_BTD + self.block.mix(x_BTD, positions_BT, attend)
         return x_BTD + self.block.feed_forward(x_BTD)
@@ -137,6 +144,7 @@ class IncrementalLlamaBlock:
 @extend.build_model.register
 def build_llama(config: LlamaConfig, compute_dtype: torch.dtype) -> extend.LanguageModel:
     """Return the model, its parameters not yet initialized."""
+    assert config.vocab_size is not None, "the run sets the vocabulary before it builds the model"
     size, std = config.hidden_size, config.initializer_std
     embedding = extend.Embedding(
         config.vocab_size,

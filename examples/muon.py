@@ -27,7 +27,7 @@ class MuonConfig(extend.AdamWConfig):
 
 
 def is_hidden(name: str, parameter: Tensor) -> bool:
-    """Tell whether Muon updates a parameter: a matrix of a block."""
+    """Return whether Muon updates a parameter: a matrix of a block."""
     return name.startswith("blocks.") and extend.role_of(name, parameter) == "matrix"
 
 
@@ -37,7 +37,7 @@ def orthogonalize(matrix: Tensor, num_steps: int) -> Tensor:
     Each step maps every singular value s to 3.4445 s - 4.7750 s³ + 2.0315 s⁵ and needs products of matrices alone.
     """
     is_tall = matrix.shape[0] > matrix.shape[1]
-    x = (matrix.T if is_tall else matrix) / (matrix.norm() + 1e-7)
+    x: Tensor = (matrix.T if is_tall else matrix) / (matrix.norm() + 1e-7)
     for _ in range(num_steps):
         gram = x @ x.T
         x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x

@@ -17,6 +17,7 @@ import json
 import statistics
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from hornbook.cli.main import main as hornbook
 from hornbook.config import PrecisionConfig
@@ -78,14 +79,14 @@ def train(folder: Path, name: str, options: dict[str, str], seed: int, steps: in
     return loss
 
 
-def run(*words: str) -> dict[str, object]:
+def run(*words: str) -> dict[str, Any]:
     """Run a command of hornbook in this process and return its result."""
     told, said = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(told), contextlib.redirect_stderr(said):
         status = hornbook([*words, "--json"])
     if status:
         raise SystemExit(f"hornbook {words[0]} failed: {told.getvalue()}{said.getvalue()}")
-    result: dict[str, object] = json.loads(told.getvalue().strip().splitlines()[-1])
+    result: dict[str, Any] = json.loads(told.getvalue().strip().splitlines()[-1])
     return result
 
 

@@ -14,7 +14,6 @@ are computed once per micro-batch (`hornbook.ops.sequence_groups`).
 from typing import cast
 
 import torch
-from torch import nn
 
 from hornbook.config import BertConfig, EncoderConfig, GroupBertConfig, RobertaConfig
 from hornbook.model.attention import Context
@@ -63,7 +62,7 @@ class GroupBert(EncoderModel):
     initial_cut = 2.0
 
     def __init__(self, config: GroupBertConfig, compute_dtype: torch.dtype) -> None:
-        blocks: list[nn.Module] = [GroupBlock(config, index) for index in range(config.num_layers)]
+        blocks = [GroupBlock(config, index) for index in range(config.num_layers)]
         head = build_head(config, norm=LayerNorm(config.hidden_size, epsilon=config.layer_norm_epsilon))
         super().__init__(_embedding(config, compute_dtype), blocks, head, max_positions=config.max_positions)
         self.reach = config.convolution_kernel // 2
@@ -77,7 +76,7 @@ class GroupBert(EncoderModel):
 
 def build_bert(config: BertConfig | RobertaConfig, compute_dtype: torch.dtype) -> EncoderModel:
     """Return a BERT or RoBERTa (Devlin et al. 2019, Liu et al. 2019) with uninitialized parameters."""
-    blocks: list[nn.Module] = [PostNormBlock(config, index) for index in range(config.num_layers)]
+    blocks = [PostNormBlock(config, index) for index in range(config.num_layers)]
     embedding = _embedding(config, compute_dtype)
     return EncoderModel(embedding, blocks, build_head(config), max_positions=config.max_positions)
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from hornbook.config.factorized import FactorizedGPTConfig
@@ -110,7 +110,7 @@ def build_factorized_gpt(config: FactorizedGPTConfig, compute_dtype: torch.dtype
     if config.attention_block_size is not None:
         attention = partial(BlockedCausalSelfAttention, block_size=config.attention_block_size)
     make_norm = partial(_norm, config)
-    blocks: list[nn.Module] = [
+    blocks = [
         PreNormBlock(
             config,
             index,

@@ -10,7 +10,7 @@ split into pipeline stages or loaded from files runs the same objectives and tas
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -52,7 +52,9 @@ class LanguageModel(nn.Module):
     initial_cut: float | None = None
     """Initial weights are truncated at this many standard deviations."""
 
-    def __init__(self, embedding: Embedding, blocks: list[nn.Module], head: OutputHead, *, max_positions: int) -> None:
+    def __init__(
+        self, embedding: Embedding, blocks: Sequence[nn.Module], head: OutputHead, *, max_positions: int
+    ) -> None:
         super().__init__()
         self.embedding, self.blocks, self.head = embedding, nn.ModuleList(blocks), head
         self.max_positions = max_positions
@@ -184,7 +186,7 @@ def build_gpt(config: GPTConfig, compute_dtype: torch.dtype) -> LanguageModel:
         std=config.initializer_std,
         compute_dtype=compute_dtype,
     )
-    blocks: list[nn.Module] = [PreNormBlock(config, index) for index in range(config.num_layers)]
+    blocks = [PreNormBlock(config, index) for index in range(config.num_layers)]
     head: OutputHead = CausalHead(config.hidden_size, config.vocab_size, epsilon=config.layer_norm_epsilon)
     if config.head == "classification":
         head = _classifier(config, config.vocab_size)
