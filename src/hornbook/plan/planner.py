@@ -15,7 +15,7 @@ from hornbook.config.recipe import Recipe
 from hornbook.config.sections import DTYPE_BYTES, Dtype
 from hornbook.errors import UserError
 from hornbook.plan.devices import Device
-from hornbook.plan.layers import ALL_NATIVE, Compute, Operator
+from hornbook.plan.layers import ALL_NATIVE, Compute
 from hornbook.plan.memory import Memory, full_tokens, memory_of
 from hornbook.plan.speed import EFFICIENCY, Speed, speed_of
 
@@ -45,8 +45,8 @@ class Machine:
     """Share of the peak rate that a device reaches; None: the default of its kind."""
     price: float | None = None
     """US dollars per hour and device; None: the default of the device."""
-    native: frozenset[Operator] = ALL_NATIVE
-    """The operators that are native if ``precision.kernels`` permits it and the device is a CPU."""
+    compute: Compute | None = None
+    """The operators that are selected on this machine; None: those that a device of its kind usually has."""
     can_grow: bool = True
     """Whether to suggest more devices."""
 
@@ -151,6 +151,8 @@ def refuse_unplannable(recipe: Recipe, num_ranks: int) -> None:
 
 def compute_of(recipe: Recipe, machine: Machine) -> Compute:
     """Return the device, dtypes and operators."""
+    if machine.compute is not None:
+        return machine.compute
     precision, kind = recipe.precision, machine.device.kind
     dtype: Dtype = machine.device.auto_dtype if precision.compute == "auto" else precision.compute
     can_be_native = kind == "cpu" and dtype != "fp16" and precision.kernels != "torch"
@@ -159,7 +161,7 @@ def compute_of(recipe: Recipe, machine: Machine) -> Compute:
         dtype=dtype,
         weights=precision.weights,
         gradients=precision.gradients,
-        native=machine.native if can_be_native else frozenset(),
+        native=ALL_NATIVE if can_be_native else frozenset(),
         panel_bytes=DTYPE_BYTES[dtype],
     )
 

@@ -54,9 +54,8 @@ def plan_here(recipe: Recipe, num_ranks: int, device: torch.device, memory: floa
         memory = float(torch.cuda.get_device_properties(device).total_memory)
     elif memory is None:
         memory = (memory_bytes() or known.memory) / num_ranks
-    precision = replace(recipe.precision, compute=compute.dtype)
-    machine = Machine(device=known, num_ranks=num_ranks, memory=memory, native=compute.native, can_grow=False)
-    return make_plan(replace(recipe, precision=precision), machine)
+    machine = Machine(device=known, num_ranks=num_ranks, memory=memory, compute=compute, can_grow=False)
+    return make_plan(recipe, machine)
 
 
 def _device(recipe: Recipe, device: torch.device) -> Device:
