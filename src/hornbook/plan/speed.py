@@ -25,7 +25,7 @@ from hornbook.plan.layers import Compute
 from hornbook.plan.memory import Memory
 from hornbook.plan.phased import Moved
 
-EFFICIENCY: Final = {"cuda": 0.45, "cpu": 0.6}
+EFFICIENCY: Final = {"cuda": 0.45, "cpu": 0.7}
 """Default efficiency by kind of device."""
 _BACKWARD: Final = 2 / 3
 """Share of a step with which sums of gradients can overlap."""

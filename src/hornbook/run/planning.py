@@ -49,7 +49,7 @@ def plan_here(recipe: Recipe, num_ranks: int, device: torch.device, memory: floa
         UserError: see `hornbook.plan.planner.make_plan`.
     """
     compute = compute_on(recipe, device)
-    known = _device(recipe, device)
+    known = _device(recipe, device, compute)
     if memory is None and device.type == "cuda":
         memory = float(torch.cuda.get_device_properties(device).total_memory)
     elif memory is None:
@@ -58,7 +58,7 @@ def plan_here(recipe: Recipe, num_ranks: int, device: torch.device, memory: floa
     return make_plan(recipe, machine)
 
 
-def _device(recipe: Recipe, device: torch.device) -> Device:
+def _device(recipe: Recipe, device: torch.device, compute: Compute) -> Device:
     """Return the entry of the table that is nearest to this device, under its own name.
 
     On a CPU, products of the feed-forward's shape are timed, the same that a run's MFU is based on.
@@ -66,8 +66,10 @@ def _device(recipe: Recipe, device: torch.device) -> Device:
     if device.type != "cuda":
         tokens = recipe.training.micro_batch_size * recipe.sequence_length
         products = [Product.of(recipe, tokens, DTYPES[dtype], device) for dtype in ("fp32", "bf16")]
-        rates = measure_rates(products, device)
-        flops: dict[Dtype, float] = {**DEVICES["cpu"].flops, "fp32": rates[0], "bf16": rates[1]}
+        fp32, bf16 = measure_rates(products, device)
+        if compute.is_native("linear"):  # native operators multiply bf16 in fp32 where that is faster
+            bf16 = max(fp32, bf16)
+        flops: dict[Dtype, float] = {**DEVICES["cpu"].flops, "fp32": fp32, "bf16": bf16}
         return replace(DEVICES["cpu"], label=cpu_model() or "CPU", flops=flops)
     label = torch.cuda.get_device_name(device)
     name = next((name for name in DEVICES if name in label.lower().split()), _UNKNOWN_GPU)
