@@ -1,6 +1,7 @@
 """The timing of training steps: every contender makes the same steps, and tokens are counted without padding."""
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -135,6 +136,18 @@ def test_a_peer_that_transformers_lacks_is_one_line_in_its_own_process_too(capfd
     ):
         pass
     assert len(capfd.readouterr().err.splitlines()) == 1
+
+
+def test_the_signal_that_ended_a_peer_is_named(monkeypatch, tmp_path):
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\nkill -KILL $$\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    with (
+        pytest.raises(UserError, match="ended by SIGKILL; to time it only in this process"),
+        transformers_step_apart(small("bert-tiny"), World(), precision="fp32"),
+    ):
+        pass
 
 
 def test_operators_and_neighbors_of_a_step(capsys):

@@ -13,6 +13,7 @@ flushes denormals.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,8 +55,10 @@ def transformers_step_apart(recipe: Recipe, world: World, *, precision: str) -> 
             process.stdin.flush()
         if answer := answers.readline():
             return int(answer)
+        status = process.wait()  # which prints its reason after it has closed the pipe
+        reason = "for the reason above" if status >= 0 else f"by {signal.Signals(-status).name}"
         raise UserError(
-            f"the process of transformers {precision} ended for the reason above; to time it only in this process, add "
+            f"the process of transformers {precision} ended {reason}; to time it only in this process, add "
             "--peer-processes shared"
         )
 
