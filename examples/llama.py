@@ -8,7 +8,6 @@ size.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,9 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hornbook import extend
-
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""A function of queries ``[B, H, T, K]``, keys and values ``[B, G, T, K]`` to ``[B, H, T, K]``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +75,8 @@ def rotate(x_BHTK: Tensor, positions_BT: Tensor, base: float) -> Tensor:
 class LlamaBlock(nn.Module):
     """Attention and a gated feed-forward, each after a norm and with a residual connection."""
 
+    is_incremental = True
+
     def __init__(self, config: LlamaConfig, index: int) -> None:
         super().__init__()
         size, inner, std = config.hidden_size, config.feed_forward_size, config.initializer_std
@@ -96,49 +94,26 @@ class LlamaBlock(nn.Module):
 
     def forward(self, x_BTD: Tensor, context: extend.Context) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``."""
-        attend = partial(extend.causal_attention, mask=context.get("mask"))
-        mixed_BTD = self.mix(x_BTD, context["positions"], attend)
-        x_BTD = self.attention_dropout(mixed_BTD, context["keys"], x_BTD)
-        y_BTD: Tensor = self.feed_forward_dropout(self.feed_forward(x_BTD), context["keys"], x_BTD)
+        x_BTD = self.attention_dropout(self.attend(self.attention_norm(x_BTD), context), context["keys"], x_BTD)
+        changed_BTD = self.feed_forward(self.feed_forward_norm(x_BTD))
+        y_BTD: Tensor = self.feed_forward_dropout(changed_BTD, context["keys"], x_BTD)
         return y_BTD
 
-    def mix(self, x_BTD: Tensor, positions_BT: Tensor, attend: Attend) -> Tensor:
+    def attend(self, x_BTD: Tensor, context: extend.Context) -> Tensor:
         """Return the output of the attention with its projections, ``[B, T, D]``."""
-        x_BTD = self.attention_norm(x_BTD)
         q_BHTK, k_BGTK, v_BGTK = (
             linear(x_BTD).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
             for linear in (self.query, self.key, self.value)
         )
-        turn = partial(rotate, positions_BT=positions_BT, base=self.rotary_base)
-        y_BTD: Tensor = self.out(attend(turn(q_BHTK), turn(k_BGTK), v_BGTK).transpose(1, 2).flatten(2))
+        turn = partial(rotate, positions_BT=context["positions"], base=self.rotary_base)
+        mixed_BHTK = extend.attend(self, turn(q_BHTK), turn(k_BGTK), v_BGTK, context)
+        y_BTD: Tensor = self.out(mixed_BHTK.transpose(1, 2).flatten(2))
         return y_BTD
 
     def feed_forward(self, x_BTD: Tensor) -> Tensor:
-        """Return SwiGLU of the normalized hidden states (Shazeer 2020, equation 6)."""
-        x_BTD = self.feed_forward_norm(x_BTD)
+        """Return SwiGLU of the hidden states (Shazeer 2020, equation 6)."""
         y_BTD: Tensor = self.down(functional.silu(self.gate(x_BTD)) * self.up(x_BTD))
         return y_BTD
-
-    def incremental(self, dtype: torch.dtype) -> extend.IncrementalBlock:
-        """Return the block for generation, whose cache has G heads."""
-        return IncrementalLlamaBlock(self)
-
-
-class IncrementalLlamaBlock:
-    """A block that computes only new tokens, with the keys and values of earlier ones from a cache."""
-
-    def __init__(self, block: LlamaBlock) -> None:
-        self.block = block
-        self.cache_shape = (block.key.out_features // block.head_size, block.head_size)
-
-    def __call__(self, x_BTD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None, positions_BT: Tensor) -> Tensor:
-        """See ``extend.IncrementalBlock``; the cache has G heads."""
-
-        def attend(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor) -> Tensor:
-            return extend.cached_attention(q_BHTK, torch.stack((k_BGTK, v_BGTK), 1), cache_B2HSK, mask)
-
-        x_BTD = x_BTD + self.block.mix(x_BTD, positions_BT, attend)
-        return x_BTD + self.block.feed_forward(x_BTD)
 
 
 @extend.build_model.register

@@ -22,15 +22,14 @@ from hornbook.corpora.store import TokenStore, open_store
 from hornbook.evaluate import Row, TaskInput, register_task
 from hornbook.exchange.restore import LoadedModel
 from hornbook.model import LanguageModel, build_model
-from hornbook.model.attention import CausalSelfAttention, Context
+from hornbook.model.attention import CausalSelfAttention, Context, KeyValues, attend
 from hornbook.model.block import FeedForward, PreNormBlock
 from hornbook.model.forward import Forward
 from hornbook.model.head import CausalHead, OutputHead
-from hornbook.model.incremental import IncrementalBlock, incremental_form, token_form
 from hornbook.model.initialize import Draw
 from hornbook.model.layers import Dropout, Embedding, LayerNorm, Linear, MakeLinear
 from hornbook.objective import Objective, build_objective
-from hornbook.ops.attention import WeightDropout, cached_attention, causal_attention, head_keys
+from hornbook.ops.attention import WeightDropout, causal_attention, head_keys
 from hornbook.optim.schedules import Schedule, build_schedule
 from hornbook.optim.slots import Slot, role_of
 from hornbook.optim.updates import STATE_NAMES as ADAMW_STATE_NAMES
@@ -56,7 +55,7 @@ __all__ = [
     "Forward",
     "HeldOutWindows",
     "Histogram",
-    "IncrementalBlock",
+    "KeyValues",
     "LanguageModel",
     "LayerNorm",
     "Linear",
@@ -76,15 +75,14 @@ __all__ = [
     "Update",
     "WeightDropout",
     "adamw",
+    "attend",
     "build_model",
     "build_objective",
     "build_schedule",
     "build_update",
-    "cached_attention",
     "causal_attention",
     "evaluation_batches",
     "head_keys",
-    "incremental_form",
     "main",
     "open_store",
     "option",
@@ -92,5 +90,4 @@ __all__ = [
     "register_task",
     "register_tracker",
     "role_of",
-    "token_form",
 ]

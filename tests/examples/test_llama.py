@@ -85,7 +85,7 @@ def test_generation_keeps_keys_and_values(llama: LanguageModel) -> None:
     assert isinstance(cached, CachedDecoder)
     prompts = [[5, 9, 2, 8, 1], [7, 3]]
     torch.testing.assert_close(cached.start(prompts, 40), plain.start(prompts, 40))
-    assert cached.cache.tensors[0].shape[2:] == (2, 37, 8), "two heads of keys and values, not four"
+    assert next(iter(cached.cache.tensors.values())).shape[2:] == (2, 37, 8), "two heads of keys and values, not four"
     for step in range(40):
         ids = [(step * 7) % 70, (step * 11) % 70]
         torch.testing.assert_close(cached.advance(ids), plain.advance(ids), rtol=1e-4, atol=1e-5)

@@ -99,16 +99,16 @@ def test_the_cache_stays_where_it_is(model):
     decoder = make_decoder(model)
     assert isinstance(decoder, CachedDecoder)
     decoder.start([[1, 2, 3], [4], [5] * 20], 200)
-    places = [tensor.data_ptr() for tensor in decoder.cache.tensors]
-    sizes = [tensor.untyped_storage().nbytes() for tensor in decoder.cache.tensors]
+    places = [tensor.data_ptr() for tensor in decoder.cache.tensors.values()]
+    sizes = [tensor.untyped_storage().nbytes() for tensor in decoder.cache.tensors.values()]
     tokens_in_memory = 24 + 24 // 2 + 1
     assert sizes == [3 * 2 * 2 * tokens_in_memory * 8 * 4] * 2, "rows, key and value, heads, columns, K, bytes"
     for number in range(100):
         if number == 50:
             decoder.keep([0, 2])
         decoder.advance([number % 70] * (3 if number < 50 else 2))
-        assert [tensor.data_ptr() for tensor in decoder.cache.tensors] == places
-        assert [tensor.untyped_storage().nbytes() for tensor in decoder.cache.tensors] == sizes
+        assert [tensor.data_ptr() for tensor in decoder.cache.tensors.values()] == places
+        assert [tensor.untyped_storage().nbytes() for tensor in decoder.cache.tensors.values()] == sizes
 
 
 def test_texts_that_fit_need_no_more_columns_than_tokens(model):

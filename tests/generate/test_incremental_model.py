@@ -1,19 +1,25 @@
 """Which models keep keys and values, that they compute what the training path does, and that others still write."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from tiny import hidden_states, randomize, tiny_config, tiny_model
 from torch import nn
 
+from hornbook.config import MemoryConfig
+from hornbook.engine.activations import recompute_layers
 from hornbook.generate import Sampling, generate, make_decoder
 from hornbook.generate.decoder import CachedDecoder, PlainDecoder, _warn_once
-from hornbook.generate.incremental_model import IncrementalModel, incremental
+from hornbook.generate.incremental_model import IncrementalModel, incremental_model
 from hornbook.model import LanguageModel, initialize
+from hornbook.model.attention import CausalSelfAttention
 from hornbook.model.block import PreNormBlock
 from hornbook.model.forward import forward_resident
 from hornbook.model.head import CausalHead
 from hornbook.model.layers import Embedding, Linear
 from hornbook.ops.layers import linear
+from hornbook.ops.native.kernels import Kernels, using
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -26,14 +32,14 @@ class ShiftBlock(nn.Module):
 
 
 class LoudBlock(PreNormBlock):
-    """Would be mistaken for its parent if the parent's cached path served subclasses."""
+    """Does not promise that new tokens suffice, as its parent does."""
 
     def forward(self, x_BTD, context):
         return super().forward(x_BTD, context) * 1.5
 
 
 class LoudLinear(Linear):
-    """Doubles its output: a linear map without an incremental form."""
+    """Doubles its output: its weights are not cast once."""
 
     def forward(self, x):
         return 2 * linear(x, self.weight, self.bias)
@@ -44,13 +50,41 @@ class SameLinear(Linear):
 
 
 class ForeignLinear(nn.Linear):
-    """PyTorch's own, which knows nothing of incremental forms."""
+    """PyTorch's own, which knows nothing of generation."""
 
     draw, is_uniform = Linear.draw, False
 
     def __init__(self, num_in, num_out, *, std, bias=True):
         super().__init__(num_in, num_out, bias)
         self.std = std
+
+
+class SharpAttention(CausalSelfAttention):
+    """Overrides ``split`` as docs/extend.md allows."""
+
+    def split(self, packed_BTE):
+        q_BHTK, k_BHTK, v_BHTK = super().split(packed_BTE)
+        return 2 * q_BHTK, k_BHTK, v_BHTK.flip(-1)
+
+
+class LoudAttention(CausalSelfAttention):
+    """Doubles what it mixes."""
+
+    def mix(self, packed_BTE, context):
+        return 2 * super().mix(packed_BTE, context)
+
+
+class OneKeyAttention(CausalSelfAttention):
+    """One key and value for all heads, so its projection has another size."""
+
+    def __init__(self, hidden_size, num_heads, head_size, *, std, **options):
+        super().__init__(hidden_size, num_heads, head_size, std=std, **options)
+        self.qkv = Linear(hidden_size, (num_heads + 2) * head_size, std=std)
+
+    def split(self, packed_BTE):
+        heads_BHTK = packed_BTE.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+        q_BHTK, k_B1TK, v_B1TK = heads_BHTK.split((self.num_heads, 1, 1), 1)
+        return q_BHTK, k_B1TK, v_B1TK
 
 
 class BackwardsModel(LanguageModel):
@@ -178,6 +212,29 @@ def forward_pass_a_token(model, prompt, num_tokens):
     return ids
 
 
+@pytest.mark.parametrize("kernels", ["as chosen", "torch"])
+@pytest.mark.parametrize("kind", [SharpAttention, LoudAttention, OneKeyAttention])
+def test_an_attention_of_ones_own_writes_what_it_was_trained_to(kind, kernels):
+    model = model_of([PreNormBlock(tiny_config(), index, attention=kind) for index in range(2)])
+    with nullcontext() if kernels == "as chosen" else using(Kernels(why="asked for")):
+        assert_same_logits(model)
+
+
+def test_both_norms_of_a_block_have_their_own_epsilon():
+    model = model_of(plain_blocks())
+    model.blocks[0].feed_forward_norm.epsilon = 2.0
+    model.blocks[1].attention_norm.epsilon = 0.5
+    assert_same_logits(model)
+
+
+def assert_same_logits(model: LanguageModel) -> None:
+    """Generation's logits are those of the forward pass of training, for a prompt and for each token after it."""
+    decoder, plain = make_decoder(model), PlainDecoder(model, forward_resident)
+    torch.testing.assert_close(decoder.start([[1, 2, 3], [4]], 5), plain.start([[1, 2, 3], [4]], 5))
+    for token in (5, 6, 7):
+        torch.testing.assert_close(decoder.advance([token, 8]), plain.advance([token, 8]))
+
+
 def test_a_head_of_ones_own_is_asked():
     model = model_of(plain_blocks(), head=QuietHead)
     decoder = make_decoder(model)
@@ -188,20 +245,18 @@ def test_a_head_of_ones_own_is_asked():
 
 
 def test_a_block_of_ones_own_may_keep_what_it_wants():
-    """With an incremental form, ``ShiftBlock`` keeps the last hidden state in a cache of one head, as a key."""
+    """``ShiftBlock`` with the last hidden states in the cache, as keys of one head."""
 
-    class Incremental:
-        cache_shape = (1, 16)
+    class Keeping(nn.Module):
+        is_incremental = True
 
-        def __call__(self, x_BTD, cache_B2HSK, mask, positions_BT):
-            num_new, num_columns = x_BTD.shape[1], cache_B2HSK.shape[3]
-            cache_B2HSK[:, 0, 0, num_columns - num_new :] = x_BTD
-            before = nn.functional.pad(cache_B2HSK[:, 0, 0], (0, 0, 1, 0))[:, :-1]
-            return x_BTD + 0.5 * before[:, -num_new:]
-
-    class Keeping(ShiftBlock):
-        def incremental(self, dtype):
-            return Incremental()
+        def forward(self, x_BTD, context):
+            before_BTD = nn.functional.pad(x_BTD, (0, 0, 1, 0))[:, :-1]
+            if "cache" in context:
+                keys_BSD, num_new = context["cache"].of(self, 1, 16)[:, 0, 0], x_BTD.shape[1]
+                keys_BSD[:, -num_new:] = x_BTD
+                before_BTD = nn.functional.pad(keys_BSD, (0, 0, 1, 0))[:, -num_new - 1 : -1]
+            return x_BTD + 0.5 * before_BTD
 
     model = model_of([Keeping(), *plain_blocks()])
     assert isinstance(make_decoder(model), CachedDecoder)
@@ -210,31 +265,36 @@ def test_a_block_of_ones_own_may_keep_what_it_wants():
     )
 
 
+def test_recomputed_activations_do_not_cost_the_cache():
+    model = model_of(plain_blocks())
+    recompute_layers(model, MemoryConfig(recompute="attention"))
+    assert isinstance(make_decoder(model), CachedDecoder)
+    assert_same_logits(model)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_are_cast_once_and_shared_where_they_can_be(dtype):
     model = tiny_model(compute_dtype=dtype).eval()
-    quick = incremental(model)
+    quick = incremental_model(model)
     assert isinstance(quick, IncrementalModel)
-    block = quick._blocks[0]
-    embedding, tables = quick._embedding, (model.embedding.tokens, model.embedding.positions)
-    shared = embedding.tokens.data_ptr(), embedding.positions.data_ptr()
-    assert shared == tuple(table.data_ptr() for table in tables)
-    assert quick.cache_dtype == torch.float32, "on a CPU"
-    assert quick.cache_shapes == [(2, 8), (2, 8)]
-    for part in (block._attention.qkv, block._attention.out):
+    decoder = CachedDecoder(quick)
+    decoder.start([[1, 2, 3]], 2)
+    assert {tensor.dtype for tensor in decoder.cache.tensors.values()} == {torch.float32}, "on a CPU"
+    twin, block, own = quick._model, quick._model.blocks[0], model.blocks[0]
+    assert block is not own and own.attention.qkv.weight.dtype == torch.float32, "the model is as before"
+    tables = (twin.embedding.tokens, twin.embedding.positions), (model.embedding.tokens, model.embedding.positions)
+    assert [table.data_ptr() for table in tables[0]] == [table.data_ptr() for table in tables[1]]
+    for part in (block.attention.qkv, block.attention.out):
         assert part.weight.dtype == part.bias.dtype == dtype
         assert not part.weight.requires_grad
-    norm = block._attention_norm.keywords
-    assert norm["weight_D"].dtype == norm["bias_D"].dtype == torch.float32, "on a CPU"
+    norm = block.attention_norm
+    assert norm.weight.dtype == norm.bias.dtype == torch.float32, "on a CPU"
     torch.testing.assert_close(
-        block._attention.qkv.weight.float(),
-        model.blocks[0].attention.qkv.weight.flatten(0, 1).to(dtype).float(),
+        block.attention.qkv.weight.float(), own.attention.qkv.weight.flatten(0, 1).to(dtype).float()
     )
-    own = model.blocks[0].attention.qkv.weight.data_ptr()
-    assert (block._attention.qkv.weight.data_ptr() == own) == (dtype == torch.float32)
+    is_shared = block.attention.qkv.weight.data_ptr() == own.attention.qkv.weight.data_ptr()
+    assert is_shared == (dtype == torch.float32)
     if quick._token is not None:
-        assert quick._token._blocks[0]._tensors[2].data_ptr() == block._attention.qkv.weight.data_ptr()
-        caches = [torch.zeros(1, 2, 2, length, 8) for length in (3, 4) for _ in quick.cache_shapes]
-        quick.logits(torch.ones(1, 3).long(), torch.arange(3)[None], caches[:2])
-        quick.logits(torch.ones(1, 1).long(), torch.full((1, 1), 3), caches[2:])
-        assert "_weight_for_one_token" not in vars(block._attention.qkv)
+        assert quick._token._blocks[0]._tensors[2].data_ptr() == block.attention.qkv.weight.data_ptr()
+        decoder.advance([3])
+        assert "_weight_for_one_token" not in vars(block.attention.qkv)

@@ -106,11 +106,12 @@ def test_attention_over_a_cache_is_that_over_all_tokens(cache_dtype, num_groups)
     """Five tokens, then one at a time, against all at once; keys and values stand in the cache."""
     draws = torch.Generator().manual_seed(0)
     q, kv = torch.randn(2, 4, 9, 8, generator=draws), torch.randn(2, 2, num_groups, 9, 8, generator=draws)
-    whole = cached_attention(q, kv, torch.zeros(2, 2, num_groups, 9, 8), None)
+    whole = cached_attention(q, *kv.unbind(1), torch.zeros(2, 2, num_groups, 9, 8), None)
     cache = torch.zeros(2, 2, num_groups, 12, 8, dtype=cache_dtype)
-    parts = [cached_attention(q[:, :, :5], kv[:, :, :, :5], cache[:, :, :, :5], None)]
+    parts = [cached_attention(q[:, :, :5], *kv[:, :, :, :5].unbind(1), cache[:, :, :, :5], None)]
     for n in range(5, 9):
-        parts.append(cached_attention(q[:, :, n : n + 1], kv[:, :, :, n : n + 1], cache[:, :, :, : n + 1], None))
+        new = q[:, :, n : n + 1], *kv[:, :, :, n : n + 1].unbind(1)
+        parts.append(cached_attention(*new, cache[:, :, :, : n + 1], None))
     tolerance = 1e-6 if cache_dtype == torch.float32 else 2e-2
     torch.testing.assert_close(torch.cat(parts, 2), whole, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(cache[:, :, :, :9], kv.to(cache_dtype))
@@ -138,7 +139,7 @@ def test_a_mask_hides_what_is_left_of_a_row():
     cache = torch.full((1, 2, 4, 8, 8), 1e3)
     plain = torch.zeros(1, 2, 4, 6, 8)
     cache[:, :, :, 2:7] = kv[:, :, :, :5]
-    cached_attention(q[:, :, :5], kv[:, :, :, :5], plain[:, :, :, :5], None)
+    cached_attention(q[:, :, :5], *kv[:, :, :, :5].unbind(1), plain[:, :, :, :5], None)
     mask = torch.tensor([-torch.inf] * 2 + [0.0] * 6).view(1, 1, 1, 8)
-    last = q[:, :, 5:], kv[:, :, :, 5:]
+    last = q[:, :, 5:], *kv[:, :, :, 5:].unbind(1)
     torch.testing.assert_close(cached_attention(*last, cache, mask), cached_attention(*last, plain, None))

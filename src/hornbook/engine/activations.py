@@ -69,6 +69,7 @@ def recomputed(compute: Compute) -> Compute:
         result: Tensor = checkpoint(within, *given, use_reentrant=False, preserve_rng_state=False)
         return result
 
+    run.is_incremental = True  # type: ignore[attr-defined]  # without gradients, it computes what ``compute`` does
     return run
 
 
@@ -127,6 +128,7 @@ class Budget:
             fits = (self._layers.index(compute) + 1) * self._measured[key] <= self._limit
             return compute(x, *given) if fits else again(x, *given)
 
+        run.is_incremental = True  # type: ignore[attr-defined]
         return run
 
 

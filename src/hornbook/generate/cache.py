@@ -1,4 +1,4 @@
-"""The key-value cache of a batch of growing texts: one block of memory per layer, allocated once.
+"""The key-value cache of a batch of growing texts: one block of memory per layer, allocated when it first attends.
 
 Texts are aligned on the right, so a new token takes one column in all of them; each starts where its length requires::
 
@@ -14,16 +14,16 @@ half as many columns again, and moves its content to the left when they are used
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Cache:
     """Keys and values of all layers; its tensors keep their addresses from the first token to the last.
 
     Args:
-        shapes: (H, K) of each layer.
         lengths: number of initial tokens of each row, whose columns are still to be written.
         capacity: number of columns.
         dtype: dtype of keys and values.
@@ -36,22 +36,19 @@ class Cache:
 
     def __init__(
         self,
-        shapes: Sequence[tuple[int, int]],
         lengths: Sequence[int],
         *,
         capacity: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        num_rows = len(lengths)
-        self.tensors = [
-            torch.zeros(num_rows, 2, num_heads, capacity, head_size, dtype=dtype, device=device)
-            for num_heads, head_size in shapes
-        ]
+        self.tensors: dict[nn.Module, Tensor] = {}
+        """``[B, 2, H, capacity, K]`` of each module that attends, in their order."""
         self.capacity, self.end = capacity, max(lengths)
+        self._most_rows, self._dtype = len(lengths), dtype
         self.starts = [self.end - length for length in lengths]
         self._columns_C = torch.arange(capacity, device=device)
-        self._in_use = self.tensors
+        self._in_use: dict[nn.Module, Tensor] = {}
         self._arrange()
 
     def append(self, restarts: Mapping[int, int]) -> None:
@@ -73,20 +70,19 @@ class Cache:
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order; they move to the front."""
-        for tensor in self.tensors:
+        for owner, tensor in self.tensors.items():
             tensor[: len(rows)] = tensor[list(rows)]
-        self._in_use = [tensor[: len(rows)] for tensor in self.tensors]
+            self._in_use[owner] = tensor[: len(rows)]
         self.starts = [self.starts[row] for row in rows]
         self._arrange()
 
-    def columns(self) -> list[Tensor]:
-        """Return each layer's ``[B, 2, H, S, K]``, from the first column that any row uses to the last."""
-        return [tensor.narrow(3, self._first, self.end - self._first) for tensor in self._in_use]
+    def columns(self, mask: Tensor | None) -> "Columns":
+        """Return the columns from the first that any row uses to the last; see ``KeyValues`` for ``mask``."""
+        return Columns(self, self._first, mask)
 
-    def columns_of(self, row: int) -> list[Tensor]:
-        """Return each layer's ``[1, 2, H, S, K]`` of one row."""
-        start = self.starts[row]
-        return [tensor[row : row + 1, :, :, start : self.end] for tensor in self._in_use]
+    def columns_of(self, row: int) -> "Columns":
+        """Return the columns of one row."""
+        return Columns(self, self.starts[row], None, row)
 
     def mask(self) -> Tensor | None:
         """Return the additive mask ``[B, 1, 1, S]``, 0 or -inf, for queries in the last column; None if all 0."""
@@ -94,16 +90,25 @@ class Cache:
             return None
         return self._mask_B11C.narrow(3, self._first, self.end - self._first)
 
+    def of(self, owner: nn.Module, num_heads: int, head_size: int) -> Tensor:
+        """Return the ``[B, 2, H, capacity, K]`` of a module, at first zeros."""
+        if owner not in self.tensors:
+            shape = (self._most_rows, 2, num_heads, self.capacity, head_size)
+            with torch.inference_mode(False):  # it is changed outside of the forward pass, too
+                self.tensors[owner] = torch.zeros(shape, dtype=self._dtype, device=self._columns_C.device)
+            self._in_use[owner] = self.tensors[owner][: len(self.starts)]
+        return self._in_use[owner]
+
     def _move_left(self, distance: int) -> None:
         assert distance > 0, "a full cache with more columns than positions has an unused first column"
-        for tensor in self._in_use:
+        for tensor in self._in_use.values():
             tensor[:, :, :, : self.end - distance] = tensor[:, :, :, distance : self.end].clone()
         self.end -= distance
         self.starts = [start - distance for start in self.starts]
 
     def _arrange(self) -> None:
         """Update the tensors that depend on the starts."""
-        device, dtype = self._columns_C.device, self.tensors[0].dtype
+        device, dtype = self._columns_C.device, self._dtype
         starts_B1 = torch.tensor(self.starts, device=device).unsqueeze(1)
         self.positions_B1 = self.end - 1 - starts_B1
         """The position of the token in the last column of each row, int64."""
@@ -113,3 +118,22 @@ class Cache:
             hidden_BC = self._columns_C < starts_B1
             mask_BC = torch.zeros(hidden_BC.shape, dtype=dtype, device=device).masked_fill_(hidden_BC, -math.inf)
             self._mask_B11C = mask_BC[:, None, None]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a forward pass of new tokens sees of a cache, a `hornbook.model.attention.KeyValues`."""
+
+    cache: Cache
+    first: int
+    """Number of the first column."""
+    mask: Tensor | None
+    row: int | None = None
+    """The only row; None: all rows."""
+
+    def of(self, owner: nn.Module, num_heads: int, head_size: int) -> Tensor:
+        """Return the keys and values of a module, ``[B, 2, H, S, K]``."""
+        tensor = self.cache.of(owner, num_heads, head_size)
+        if self.row is not None:
+            tensor = tensor[self.row : self.row + 1]
+        return tensor.narrow(3, self.first, self.cache.end - self.first)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hornbook.generate.cache import Cache
-from hornbook.generate.incremental_model import IncrementalModel, incremental
+from hornbook.generate.incremental_model import IncrementalModel, incremental_model
 from hornbook.model import LanguageModel
 from hornbook.model.forward import Forward, forward_resident
 from hornbook.model.head import tokens_at
@@ -56,11 +56,11 @@ def make_decoder(model: LanguageModel, forward: Forward = forward_resident) -> D
     """Return the fastest decoder that the model allows.
 
     Args:
-        model: in evaluation mode. If a block has no key-value cache (see `hornbook.model.incremental`), every token
-            recomputes the whole window, and a warning is logged once.
+        model: in evaluation mode. If a block does not promise that new tokens and a cache suffice (see
+            `hornbook.model.incremental`), every token recomputes the whole window, and a warning is logged once.
         forward: runs the model on a batch. Only a resident model has all weights in memory, which a cache needs.
     """
-    quick = incremental(model) if forward is forward_resident else "a model that is not whole in memory"
+    quick = incremental_model(model) if forward is forward_resident else "a model that is not whole in memory"
     if isinstance(quick, IncrementalModel):
         return CachedDecoder(quick)
     _warn_once(f"generation computes the whole window for every token: {quick} keeps no keys and values")
@@ -86,7 +86,6 @@ class CachedDecoder:
         lengths = [len(window) for window in self._windows]
         longest = max(lengths)
         self.cache = Cache(
-            model.cache_shapes,
             lengths,
             capacity=min(longest + num_tokens, model.max_positions + model.max_positions // 2 + 1),
             dtype=model.cache_dtype,
@@ -95,7 +94,7 @@ class CachedDecoder:
         tokens_BT = self._tensor([[0] * (longest - len(window)) + window for window in self._windows])
         places_BT = torch.arange(longest, device=self._device) - self._tensor(self.cache.starts).unsqueeze(1)
         mask = padding_mask(places_BT >= 0) if min(lengths) < longest else None
-        return model.logits(tokens_BT, places_BT.clamp(min=0), self.cache.columns(), mask)
+        return model.logits(tokens_BT, places_BT.clamp(min=0), self.cache.columns(mask))
 
     def advance(self, ids: Sequence[int]) -> Tensor:
         """See ``Decoder``."""
@@ -107,7 +106,7 @@ class CachedDecoder:
         cache = self.cache
         cache.append(restarts)
         tokens_B1 = self._tensor(ids).unsqueeze(1)
-        logits_BV = self._model.logits(tokens_B1, cache.positions_B1, cache.columns(), cache.mask())
+        logits_BV = self._model.logits(tokens_B1, cache.positions_B1, cache.columns(cache.mask()))
         for row in restarts:
             logits_BV = logits_BV.index_copy(0, self._tensor([row]), self._read_again(row))
         return logits_BV

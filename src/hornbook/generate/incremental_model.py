@@ -1,108 +1,133 @@
-"""The model in the form that generation runs: it reads new tokens, with the keys and values of earlier ones cached.
+"""The model that generation runs: it reads new tokens, with the keys and values of earlier ones in a cache.
 
-    tokens [B, T], positions [B, T] --embedding--> x_BTD --block 0, cache 0--> ... --> x_BTD --head--> logits [B, V]
-                                                            [B, 2, H, S, K]: the last T of its S columns are written
+    tokens [B, T], positions [B, T] --embedding--> x_BTD --block 0--> ... --> x_BTD --head--> logits [B, V]
+                                                   cache [B, 2, H, S, K]: the last T of its S columns are written
 
-The parts provide incremental forms (`hornbook.model.incremental`). The weights are cast once to the activations' dtype;
-in fp32 they are the model's own. On a CPU, native operators compute one new token per text in a single call, from the
-first block to the logits, if they support all blocks (`hornbook.ops.native.token_block`).
+Its modules are those of training, with weights cast once to the activations' dtype; in fp32 they are the model's own.
+On a CPU, native operators compute one new token per text in a single call, from the first block to the logits, if they
+support all blocks (`hornbook.ops.native.token_block`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from hornbook.generate.cache import Columns
 from hornbook.model import LanguageModel
-from hornbook.model.block import IncrementalPreNorm
-from hornbook.model.head import OutputHead
-from hornbook.model.incremental import IncrementalBlock, incremental_form
+from hornbook.model.attention import CausalSelfAttention
+from hornbook.model.block import FeedForward, PreNormBlock
+from hornbook.model.head import CausalHead
+from hornbook.model.incremental import CastLinear, for_generation, is_incremental, is_unmodified, with_parameters
+from hornbook.model.layers import LayerNorm
+from hornbook.ops.layers import for_few_rows
 from hornbook.ops.native.choice import form_for_tokens
-from hornbook.ops.native.token_block import TokenModel
+from hornbook.ops.native.token_block import TokenBlock, TokenHead, TokenModel
 
 _FORWARD = ("forward", "make_context")
-"""Methods of `LanguageModel` that `IncrementalModel` replaces."""
+"""Methods of `LanguageModel` that read all tokens of a window if a subclass overrides them."""
 
 
 class IncrementalModel:
-    """A language model whose blocks all have a key-value cache.
+    """A language model whose blocks all find earlier tokens in a key-value cache.
 
     On a CPU, the cache is fp32 whatever the activations' dtype: attention with one query is memory traffic and
     conversions there, and takes five times as long in bf16.
 
     Args:
         model: its weights are read now; do not train it meanwhile.
-        blocks: incremental forms of its blocks.
     """
 
-    def __init__(self, model: LanguageModel, blocks: Sequence[IncrementalBlock]) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         self.device, dtype = model.device, model.compute_dtype
-        self.cache_shapes = [block.cache_shape for block in blocks]
         self.cache_dtype = torch.float32 if self.device.type == "cpu" else dtype
         self.max_positions = model.max_positions
-        self._embedding, self._blocks = incremental_form(model.embedding, dtype) or model.embedding, blocks
-        self._logits = _logits_of(model)
-        self._token = _token_model(blocks, self._logits, torch.empty(0, dtype=dtype, device=self.device))
+        self._model = for_generation(model, dtype)
+        table = model.head(lambda head, *_: head.table, None, {})[: model.vocab_size].detach().to(dtype)
+        form = form_for_tokens(torch.empty(0, dtype=dtype, device=self.device))
+        head = _token_head(self._model.head, table) if form is not None else None
+        self._logits = None if form is None or head is None else TokenModel(form, [], head)
+        if head is None:
+            self._model.head = _with_table(self._model.head, for_few_rows(table))
+        blocks = [_token_block(block) for block in self._model.blocks]
+        known = [block for block in blocks if block is not None]
+        self._token = None if form is None or len(known) < len(blocks) else TokenModel(form, known, head)
 
     @torch.inference_mode()
-    def logits(
-        self, tokens_BT: Tensor, positions_BT: Tensor, caches: Sequence[Tensor], mask: Tensor | None = None
-    ) -> Tensor:
+    def logits(self, tokens_BT: Tensor, positions_BT: Tensor, cache: Columns) -> Tensor:
         """Return the logits ``[B, V]``, fp32, of the tokens after the last column.
 
         Args:
             tokens_BT: int64, new tokens.
             positions_BT: int64, their positions.
-            caches: for each block ``[B, 2, H, S, K]``, see ``IncrementalBlock``.
-            mask: see ``IncrementalBlock``.
+            cache: written in the columns of the new tokens.
         """
-        x_BTD = self._embedding(tokens_BT, positions_BT, tokens_BT)  # no dropout, so no keys
         if self._token is not None and tokens_BT.shape[1] == 1:
-            y_BD = self._token(x_BTD[:, 0], caches, mask)
-            return y_BD if self._token.head is not None else self._logits(y_BD)
-        for block, cache in zip(self._blocks, caches, strict=True):
-            x_BTD = block(x_BTD, cache, mask, positions_BT)
-        return self._logits(x_BTD[:, -1])
+            x_BTD = self._model.embedding(tokens_BT, positions_BT, tokens_BT)  # no dropout, so no keys
+            y_BD = self._token(x_BTD[:, 0], _caches(self._model.blocks, cache), cache.mask)
+            return y_BD if self._token.head is not None else self._model.head.logits(y_BD)
+        batch = {"tokens": tokens_BT, "positions": positions_BT, "keys": tokens_BT}
+        logits = self._logits
+        y_BV: Tensor = self._model(
+            lambda head, x_BTD, _: (head.logits if logits is None else logits)(x_BTD[:, -1]), batch, cache
+        )
+        return y_BV
 
 
-def _token_model(blocks: Sequence[IncrementalBlock], logits: object, like: Tensor) -> TokenModel | None:
-    """Return the native model for one new token per text; None if PyTorch is faster or a block is not supported."""
-    form = form_for_tokens(like)
-    if form is None:
+def _caches(blocks: nn.ModuleList, cache: Columns) -> Sequence[Tensor]:
+    return [
+        cache.of(block.attention, block.attention.num_heads, block.attention.head_size)  # type: ignore[union-attr,arg-type]
+        for block in blocks
+    ]
+
+
+def _with_table(head: nn.Module, table: Tensor) -> nn.Module:
+    """Return a copy of a head with another output table, which no hook replaces."""
+    twin = with_parameters(head, {"table": table})
+    twin._forward_pre_hooks, twin._forward_hooks = type(head._forward_pre_hooks)(), type(head._forward_hooks)()
+    return twin
+
+
+def _token_block(block: nn.Module) -> TokenBlock | None:
+    """Return a block, whose weights are cast, for native operators; None if they do not support one of its parts."""
+    if not is_unmodified(block, PreNormBlock):
         return None
-    made = [block.token_block() if isinstance(block, IncrementalPreNorm) else None for block in blocks]
-    known = [block for block in made if block is not None]
-    head = logits.head if isinstance(logits, TokenModel) else None
-    return TokenModel(form, known, head) if len(known) == len(made) else None
+    attention, feed_forward = block.attention, block.feed_forward
+    if not (is_unmodified(attention, CausalSelfAttention) and is_unmodified(feed_forward, FeedForward)):
+        return None
+    norms = [block.attention_norm, block.feed_forward_norm]
+    linears = [attention.qkv, attention.out, feed_forward.up, feed_forward.down]
+    if not all(isinstance(linear, CastLinear) for linear in linears) or not all(
+        is_unmodified(norm, LayerNorm) for norm in norms
+    ):
+        return None
+    modules = norms[0], *linears[:2], norms[1], *linears[2:]
+    return TokenBlock(
+        [parameter for module in modules for parameter in (module.weight, module.bias)],
+        num_heads=attention.num_heads,
+        head_size=attention.head_size,
+        activation=feed_forward.activation,
+        epsilons=(norms[0].epsilon, norms[1].epsilon),
+    )
 
 
-def _logits_of(model: LanguageModel) -> Callable[[Tensor], Tensor]:
-    """Return ``logits`` of the head, in its incremental form if it has one."""
-
-    def form(head: OutputHead, *_: object) -> Callable[[Tensor], Tensor]:
-        made: Callable[[Tensor], Tensor] | None
-        made = incremental_form(head, model.compute_dtype, computed_by=("logits", "prepare"))
-        return made or head.logits
-
-    if getattr(model.embedding, "sparse_tokens", None) is None:
-        return form(model.head)
-    found: Callable[[Tensor], Tensor] = model.head(form, None, {})  # the token table is materialized during the call
-    return found
+def _token_head(head: nn.Module, table: Tensor) -> TokenHead | None:
+    """Return a head with this output table for native operators; None if they do not support it."""
+    if not is_unmodified(head, CausalHead) or not is_unmodified(head.norm, LayerNorm):
+        return None
+    return TokenHead(head.norm.weight.detach(), head.norm.bias.detach(), table.contiguous(), head.norm.epsilon)
 
 
-def incremental(model: LanguageModel) -> IncrementalModel | str:
-    """Return the incremental form of a model, or the name of the part without a key-value cache.
+def incremental_model(model: LanguageModel) -> IncrementalModel | str:
+    """Return a model for generation with a cache, or the name of the part that does not promise to use one.
 
     Args:
-        model: in evaluation mode. A model with its own ``forward``, or with a block without an incremental form, must
+        model: in evaluation mode. A model with its own ``forward``, or with a block that is not incremental, must
             recompute the whole window for every token.
     """
     if any(getattr(type(model), name) is not getattr(LanguageModel, name) for name in _FORWARD):
         return type(model).__name__
-    blocks: list[IncrementalBlock] = []
     for number, block in enumerate(model.blocks):
-        form = incremental_form(block, model.compute_dtype)
-        if form is None:
+        if not is_incremental(block):
             return f"blocks.{number}, {type(block).__name__},"
-        blocks.append(form)
-    return IncrementalModel(model, blocks)
+    return IncrementalModel(model)

@@ -8,12 +8,11 @@
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, Required
+from typing import Any, Protocol, Required
 
 import torch
 from torch import Tensor, nn
 
-from hornbook.model.incremental import IncrementalBlock, token_form
 from hornbook.model.initialize import Draw
 from hornbook.model.layers import Dropout, Linear, MakeLinear
 from hornbook.ops.attention import (
@@ -28,6 +27,21 @@ from hornbook.ops.native.attention import attention as native_attention
 from hornbook.ops.native.kernels import FORMS, form_of
 from hornbook.ops.native.library import Form
 from hornbook.ops.sequence_groups import SequenceGroups, SpacedSequences, take
+
+
+class KeyValues(Protocol):
+    """The keys and values of growing texts, for a forward pass of their new tokens."""
+
+    mask: Tensor | None
+    """``[B, 1, T, S]``, bool (True: may attend) or added to the scores. None if all tokens are new (T = S), for causal
+    attention, or only one (T = 1), which attends to all."""
+
+    def of(self, owner: nn.Module, num_heads: int, head_size: int) -> Tensor:
+        """Return the ``[B, 2, num_heads, S, head_size]`` of a module, whose last T columns it writes itself.
+
+        These are the columns of the T new tokens; 2 are keys and values.
+        """
+        ...
 
 
 class Context(SequenceGroups, SpacedSequences, total=False):
@@ -49,6 +63,36 @@ class Context(SequenceGroups, SpacedSequences, total=False):
     in the windows (decoders whose ``mask`` separates documents that are each contiguous)."""
     lengths: Tensor
     """int64 ``[S]``, in host memory: the number of tokens of each of them."""
+    cache: KeyValues
+    """In generation only: keys and values of earlier tokens; see ``attend``."""
+
+
+def attend(
+    owner: nn.Module,
+    q_BHTK: Tensor,
+    k_BGTK: Tensor,
+    v_BGTK: Tensor,
+    context: Context,
+    *,
+    dropout: WeightDropout | None = None,
+) -> Tensor:
+    """Return the attention ``[B, H, T, K]`` of a decoder's tokens to the same and earlier ones.
+
+    In generation, the earlier ones are in the context's cache, to which this adds the keys and values of the new ones.
+
+    Args:
+        owner: the module whose keys and values these are.
+        q_BHTK: queries.
+        k_BGTK: keys, with G heads, a divisor of H.
+        v_BGTK: values, of the shape of the keys.
+        context: of the block.
+        dropout: of the attention weights, if any.
+    """
+    cache = context.get("cache")
+    if cache is None:
+        return causal_attention(q_BHTK, k_BGTK, v_BGTK, mask=context.get("mask"), dropout=dropout)
+    _, num_heads, _, head_size = k_BGTK.shape
+    return cached_attention(q_BHTK, k_BGTK, v_BGTK, cache.of(owner, num_heads, head_size), cache.mask)
 
 
 class QueryKeyValue(Linear):
@@ -171,10 +215,11 @@ class SelfAttention(nn.Module, ABC):
 class CausalSelfAttention(SelfAttention):
     """Self-attention to the same and earlier tokens, with ``mask`` only to those of the same document."""
 
+    is_incremental = True
+
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
         """Return the attention to earlier tokens; see ``SelfAttention``."""
-        mask = context.get("mask")
-        may_be_native = FORMS and (mask is None or "firsts" in context)
+        may_be_native = FORMS and "cache" not in context and ("mask" not in context or "firsts" in context)
         if may_be_native and (form := self.native_form(packed_BTE)) is not None:
             batch, length = packed_BTE.shape[:2]
             firsts_S, lengths_S = torch.arange(batch) * length, torch.full((batch,), length)
@@ -184,12 +229,8 @@ class CausalSelfAttention(SelfAttention):
             y_NC = self.attend_sequences(form, *sequences, is_causal=True, columns_S=firsts_S % length)
             return y_NC.view(batch, length, -1)
         dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None
-        y_BHTK = causal_attention(*self.split(packed_BTE), mask=mask, dropout=dropout)
+        y_BHTK = attend(self, *self.split(packed_BTE), context, dropout=dropout)
         return y_BHTK.transpose(1, 2).flatten(2)
-
-    def incremental(self, dtype: torch.dtype) -> IncrementalBlock:
-        """Return the attention of new tokens to a cache of keys and values."""
-        return IncrementalAttention(self, dtype)
 
 
 class BlockedCausalSelfAttention(CausalSelfAttention):
@@ -200,30 +241,20 @@ class BlockedCausalSelfAttention(CausalSelfAttention):
         others: see ``SelfAttention``.
     """
 
+    is_incremental = True
+
     def __init__(self, *others: Any, block_size: int, **options: Any) -> None:
         super().__init__(*others, **options)
         self.block_size = block_size
 
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
         """Return the attention to earlier tokens; see ``SelfAttention``."""
+        if "cache" in context:
+            return super().mix(packed_BTE, context)
         dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None
         q_BHTK, k_BHTK, v_BHTK = self.split(packed_BTE)
         y_BHTK = blocked_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, dropout=dropout, block_size=self.block_size)
         return y_BHTK.transpose(1, 2).flatten(2)
-
-
-class IncrementalAttention:
-    """The incremental form of `CausalSelfAttention`: its linear layers with weights cast once, and a cache."""
-
-    def __init__(self, attention: CausalSelfAttention, dtype: torch.dtype) -> None:
-        self.cache_shape = (attention.num_heads, attention.head_size)
-        self.qkv, self.out = token_form(attention.qkv, dtype), token_form(attention.out, dtype)
-
-    def __call__(self, x_BTD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None, positions_BT: Tensor) -> Tensor:
-        """Return the output for new tokens; see ``IncrementalBlock``."""
-        qkv_BT3HK = self.qkv(x_BTD).view(*x_BTD.shape[:2], 3, *self.cache_shape)
-        q_BHTK, kv_B2HTK = qkv_BT3HK[:, :, 0].transpose(1, 2), qkv_BT3HK.narrow(2, 1, 2).permute(0, 2, 3, 1, 4)
-        return self.out(cached_attention(q_BHTK, kv_B2HTK, cache_B2HSK, mask).transpose(1, 2).flatten(2))
 
 
 class EncoderSelfAttention(SelfAttention):

@@ -2,25 +2,16 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 
 from hornbook.config import EncoderConfig, TransformerConfig
-from hornbook.model.attention import (
-    CausalSelfAttention,
-    Context,
-    EncoderSelfAttention,
-    IncrementalAttention,
-    SelfAttention,
-)
-from hornbook.model.incremental import CastLinear, IncrementalBlock, incremental_form, token_form
+from hornbook.model.attention import CausalSelfAttention, Context, EncoderSelfAttention, SelfAttention
+from hornbook.model.incremental import is_incremental
 from hornbook.model.layers import Dropout, LayerNorm, Linear, MakeLinear, activated, feed_forward_of
 from hornbook.ops.layers import ACTIVATIONS
 from hornbook.ops.native.kernels import FORMS
-from hornbook.ops.native.token_block import TokenBlock
 
 _SITES_PER_BLOCK = 3
 MakeNorm = Callable[[int], LayerNorm]
@@ -34,6 +25,8 @@ class FeedForward(nn.Module):
 
     ``dropout`` applies to ``f(W₁ x + b₁)``; ``forward`` then needs the dropout keys.
     """
+
+    is_incremental = True
 
     def __init__(
         self,
@@ -60,20 +53,6 @@ class FeedForward(nn.Module):
             return feed_forward_of(self.up, self.down, x_BTD, self.activation)
         y_BTD: Tensor = self.down(ACTIVATIONS[self.activation](self.up(x_BTD)))
         return y_BTD
-
-    def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-        """Return the feed-forward with weights cast once to ``dtype``."""
-        return _IncrementalFeedForward(token_form(self.up, dtype), token_form(self.down, dtype), self.activation)
-
-
-@dataclass(frozen=True)
-class _IncrementalFeedForward:
-    up: Callable[[Tensor], Tensor]
-    down: Callable[[Tensor], Tensor]
-    activation: str
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(ACTIVATIONS[self.activation](self.up(x)))
 
 
 class _Block(nn.Module):
@@ -183,51 +162,10 @@ class PreNormBlock(_Block):
         result: Tensor = self.feed_forward_dropout(self.feed_forward(normed_BTD, *keys), keys_BT, x_BTD)
         return result
 
-    def incremental(self, dtype: torch.dtype) -> IncrementalBlock | None:
-        """Return the block for new tokens; None if the attention or the feed-forward has no incremental form."""
-        attention, feed_forward = (incremental_form(part, dtype) for part in (self.attention, self.feed_forward))
-        if attention is None or feed_forward is None:
-            return None
-        return IncrementalPreNorm(self, attention, feed_forward, dtype)
-
-
-class IncrementalPreNorm:
-    """The incremental form of `PreNormBlock`."""
-
-    def __init__(
-        self,
-        block: PreNormBlock,
-        attention: IncrementalBlock,
-        feed_forward: Callable[[Tensor], Tensor],
-        dtype: torch.dtype,
-    ) -> None:
-        self.cache_shape, self._attention, self._feed_forward = attention.cache_shape, attention, feed_forward
-        self._norms = block.attention_norm, block.feed_forward_norm
-        self._attention_norm, self._feed_forward_norm = (token_form(norm, dtype) for norm in self._norms)
-
-    def __call__(self, x_BTD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None, positions_BT: Tensor) -> Tensor:
-        """Return the hidden states of new tokens; see ``IncrementalBlock``."""
-        x_BTD = x_BTD + self._attention(self._attention_norm(x_BTD), cache_B2HSK, mask, positions_BT)
-        return x_BTD + self._feed_forward(self._feed_forward_norm(x_BTD))
-
-    def token_block(self) -> TokenBlock | None:
-        """Return the block for native operators; None if they do not support one of its parts."""
-        attention, feed_forward, norms = self._attention, self._feed_forward, self._norms
-        if not (isinstance(attention, IncrementalAttention) and isinstance(feed_forward, _IncrementalFeedForward)):
-            return None
-        parts = attention.qkv, attention.out, feed_forward.up, feed_forward.down
-        linears = [[part.weight.contiguous(), part.bias] for part in parts if isinstance(part, CastLinear)]
-        if len(linears) < len(parts) or any(type(norm) is not LayerNorm for norm in norms):
-            return None
-        first, second = ([norm.weight.detach(), norm.bias.detach()] for norm in norms)
-        qkv, out, up, down = linears
-        return TokenBlock(
-            [*first, *qkv, *out, *second, *up, *down],
-            num_heads=self.cache_shape[0],
-            head_size=self.cache_shape[1],
-            activation=feed_forward.activation,
-            epsilon=norms[0].epsilon,
-        )
+    @property
+    def is_incremental(self) -> bool:
+        """Whether new tokens and the cache suffice to compute both parts."""
+        return is_incremental(self.attention) and is_incremental(self.feed_forward)
 
 
 class PostNormBlock(_Block):

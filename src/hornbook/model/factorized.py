@@ -17,10 +17,9 @@ from hornbook.config.factorized import FactorizedGPTConfig
 from hornbook.model.attention import BlockedCausalSelfAttention, CausalSelfAttention
 from hornbook.model.block import MakeNorm, PreNormBlock
 from hornbook.model.head import CausalHead
-from hornbook.model.incremental import token_form
 from hornbook.model.language_model import LanguageModel
 from hornbook.model.layers import Embedding, GroupNorm, LayerNorm, Linear
-from hornbook.ops.layers import ACTIVATIONS, for_few_rows, sinusoidal
+from hornbook.ops.layers import ACTIVATIONS, sinusoidal
 from hornbook.samples.batches import Batch
 
 
@@ -95,13 +94,6 @@ class FactorizedHead(CausalHead):
         """Return the input of the output projection ``[..., E]`` for hidden states ``[..., D]``."""
         prepared: Tensor = self.projection_norm(self.activation(self.projection(self.norm(x))))
         return prepared
-
-    def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-        """Return ``logits`` with weights cast once to ``dtype``."""
-        norm, projection = token_form(self.norm, dtype), token_form(self.projection, dtype)
-        last_norm, table = token_form(self.projection_norm, dtype), self.table[: self.vocab_size]
-        table = for_few_rows(table.detach().to(dtype))
-        return lambda x_ND: functional.linear(last_norm(self.activation(projection(norm(x_ND)))), table).float()
 
 
 def build_factorized_gpt(config: FactorizedGPTConfig, compute_dtype: torch.dtype) -> LanguageModel:

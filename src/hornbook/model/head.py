@@ -12,10 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from hornbook.config.shapes import padded_rows
-from hornbook.model.incremental import token_form
 from hornbook.model.initialize import Draw
 from hornbook.model.layers import LayerNorm
 from hornbook.ops.cross_entropy import (
@@ -24,9 +22,6 @@ from hornbook.ops.cross_entropy import (
     vocabulary_logits,
     weighted_cross_entropy,
 )
-from hornbook.ops.layers import for_few_rows
-from hornbook.ops.native.choice import form_for_tokens
-from hornbook.ops.native.token_block import TokenHead, TokenModel
 from hornbook.parallel.ranks import local
 from hornbook.samples.batches import Batch
 
@@ -141,18 +136,6 @@ class CausalHead(OutputHead):
     ) -> None:
         norm = norm or LayerNorm(hidden_size, epsilon=epsilon)
         super().__init__(hidden_size, vocab_size, norm=norm, is_tied=is_tied, std=std)
-
-    def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-        """Return ``logits`` with weights cast once to ``dtype``."""
-        table = self.table[: self.vocab_size]
-        final = self.norm
-        form = form_for_tokens(table.new_empty(0, dtype=dtype))
-        if form is not None and type(final) is LayerNorm:
-            gain_D, bias_D = final.weight.detach(), final.bias.detach()
-            table = table.detach().to(dtype).contiguous()
-            return TokenModel(form, [], TokenHead(gain_D, bias_D, table, final.epsilon))
-        norm, table = token_form(self.norm, dtype), for_few_rows(table.detach().to(dtype))
-        return lambda x_ND: functional.linear(norm(x_ND), table).float()
 
     def cross_entropy(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Return the summed cross-entropy, an fp32 scalar in nats; targets of -100 are ignored."""

@@ -1,20 +1,19 @@
-"""Incremental forms of modules, with which generation computes only the new tokens.
+"""What generation needs of modules: a promise that new tokens suffice, and weights that are cast once.
 
-A module that supports this has a method ``incremental(dtype)``, which returns a function of tensors with weights cast
-once to the dtype of the activations; those of attentions and blocks also take a cache of keys and values. For one token
-of a small model, module calls and casts take longer than the products: without them, generation is two to four times
-as fast. A block composes its form from those of its parts::
+Generation runs the modules of training. Attention finds the keys and values of earlier tokens in its context, so a
+model reads only new tokens::
 
-    PreNormBlock.incremental -> LayerNorm.incremental, CausalSelfAttention.incremental, FeedForward.incremental
-                                                       -> QueryKeyValue, Linear           -> Linear
+    training     block(x_BTD, {keys, positions})          all tokens of a window
+    generation   block(x_BTD, {keys, positions, cache})   new tokens; `hornbook.model.attention.attend` uses the cache
 
-A form inherited by a subclass that overrides ``forward`` is ignored, since the subclass computes something else.
+A module that mixes tokens only through the cache, or not at all, says so by ``is_incremental = True``. The promise is
+that of the class that computes: a subclass that overrides ``forward`` or ``mix`` has to repeat it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import copy
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,34 +21,63 @@ from torch.nn import functional
 
 from hornbook.ops.layers import for_few_rows
 
-
-class IncrementalBlock(Protocol):
-    """A block, or an attention, for new tokens and a cache."""
-
-    cache_shape: tuple[int, int]
-    """(H, K): number and size of the key and value heads; the cache has 2·H·K numbers per token."""
-
-    def __call__(self, x_BTD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None, positions_BT: Tensor) -> Tensor:
-        """Return the hidden states of the new tokens.
-
-        Args:
-            x_BTD: the T new tokens.
-            cache_B2HSK: keys and values of S tokens; the call writes the last T columns, those of the new tokens.
-            mask: ``[B, 1, T, S]``, bool (True: may attend) or added to the scores. None if all tokens are new (T = S)
-                or only one (T = 1).
-            positions_BT: int64, the positions of the new tokens in their windows.
-        """
-        ...
+_Module = TypeVar("_Module", bound=nn.Module)
+_COMPUTING = ("forward", "mix")
+_METHODS = (*_COMPUTING, "split")
 
 
-@dataclass(frozen=True)
-class CastLinear:
-    """A linear layer with weights cast once; in fp32 they are the module's own."""
+def is_incremental(module: nn.Module) -> bool:
+    """Return whether ``module`` computes new tokens from these alone and from the cache in its context."""
+    return _decides(module, "is_incremental") and bool(getattr(module, "is_incremental", False))
 
-    weight: Tensor
-    bias: Tensor | None
 
-    def __call__(self, x: Tensor) -> Tensor:
+def is_unmodified(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Return whether ``module`` computes what its class ``kind`` does: no subclass, no hooks, no replaced methods."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return type(module) is kind and not any(hooks) and vars(module).keys().isdisjoint(_METHODS)
+
+
+def for_generation(module: _Module, dtype: torch.dtype, made: dict[int, nn.Module] | None = None) -> _Module:
+    """Return a module that computes the same, with weights cast once; modules and tensors are shared where possible.
+
+    Args:
+        module: left as it is; a class may define ``for_generation(dtype)``, which returns another module for itself.
+        dtype: of the activations.
+        made: results for other modules of the same model, by ``id``.
+    """
+    made = {} if made is None else made
+    if id(module) not in made:
+        own = getattr(module, "for_generation", None) if _decides(module, "for_generation") else None
+        twin = made[id(module)] = copy.copy(module) if own is None else own(dtype)
+        twin._modules = {
+            name: child if child is None else for_generation(child, dtype, made)
+            for name, child in twin._modules.items()
+        }
+    result: _Module = made[id(module)]  # type: ignore[assignment]
+    return result
+
+
+def with_parameters(module: _Module, parameters: Mapping[str, Tensor]) -> _Module:
+    """Return a copy of ``module`` with other parameters; everything else is shared."""
+    twin = copy.copy(module)
+    changed = {name: nn.Parameter(tensor.detach(), requires_grad=False) for name, tensor in parameters.items()}
+    twin._parameters = {**module._parameters, **changed}
+    return twin
+
+
+class CastLinear(nn.Module):
+    """A linear layer with weights cast once; in fp32 they are those of the layer that it replaces.
+
+    Args:
+        weight: ``[num_out, num_in]``.
+        bias: ``[num_out]`` or None.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
         """Map ``[B, T, num_in]`` to ``[B, T, num_out]``."""
         return functional.linear(x, self._weight_for_one_token if x.shape[1] == 1 else self.weight, self.bias)
 
@@ -59,25 +87,15 @@ class CastLinear:
         return for_few_rows(self.weight)
 
 
-def incremental_form(module: nn.Module, dtype: torch.dtype, *, computed_by: tuple[str, ...] = ("forward",)) -> Any:
-    """Return ``module.incremental(dtype)``, or None if the module has no incremental form of what it computes.
+def _decides(module: nn.Module, name: str) -> bool:
+    """Return whether the attribute ``name`` belongs to the class that computes, or to a subclass of it.
 
-    Args:
-        module: in evaluation mode; its weights are read now.
-        dtype: of the activations.
-        computed_by: methods that the form replaces. A class that overrides one of them, or an object with an attribute
-            of that name, must also define ``incremental``.
+    A function that replaces a method of an object may have the attribute itself (`hornbook.engine.activations`).
     """
-    definitions = [vars(module), *map(vars, type(module).__mro__)]
-    depth = {
-        name: next((number for number, names in enumerate(definitions) if name in names), len(definitions))
-        for name in ("incremental", *computed_by)
-    }
-    if depth["incremental"] > min(depth[name] for name in computed_by):
-        return None
-    return module.incremental(dtype)  # type: ignore[operator]
+    own = {key: value for key, value in vars(module).items() if not hasattr(value, "is_incremental")}
+    definitions = [own, *map(vars, type(module).__mro__)]
 
+    def depth(name: str) -> int:
+        return next((number for number, names in enumerate(definitions) if name in names), len(definitions))
 
-def token_form(module: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """Return the incremental form of a module that maps each token separately, or the module itself if it has none."""
-    return incremental_form(module, dtype) or module
+    return depth(name) <= min(map(depth, _COMPUTING))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.config import GPTConfig
-from hornbook.model.attention import Context
+from hornbook.model.attention import Context, KeyValues
 from hornbook.model.block import PreNormBlock
 from hornbook.model.head import CausalHead, OutputHead
 from hornbook.model.label_heads import LastTokenClassifier
@@ -83,14 +83,17 @@ class LanguageModel(nn.Module):
         if self.embedding.tokens is not None:  # None if the table is block-sparse
             self.head.tie(self.embedding.tokens)
 
-    def forward(self, use: Callable[[Any, Tensor, Batch], Any], batch: Batch) -> Any:
+    def forward(self, use: Callable[[Any, Tensor, Batch], Any], batch: Batch, cache: KeyValues | None = None) -> Any:
         """Return ``use(head, x_BTD, batch)``, where x_BTD are the hidden states ``[B, T, D]`` of the last block.
 
         Args:
             use: computes the result from the head and the hidden states, such as an objective's ``sums``.
             batch: on the model's device.
+            cache: in generation, keys and values of the tokens before those of the batch.
         """
         context = self.make_context(batch)
+        if cache is not None:
+            context["cache"] = cache
         x_BTD = self.embedding(batch["tokens"], batch["positions"], batch["keys"], batch.get("segments"))
         for block in self.blocks:
             x_BTD = block(x_BTD, context)

@@ -9,17 +9,14 @@ The cast moves 6 bytes per parameter and micro-batch. In return, no second copy 
 are summed in fp32.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Literal, Protocol, TypeGuard
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hornbook.config.shapes import padded_rows
-from hornbook.model.incremental import CastLinear
+from hornbook.model.incremental import CastLinear, is_unmodified, with_parameters
 from hornbook.model.initialize import Draw
 from hornbook.ops.layers import (
     ACTIVATIONS,
@@ -86,36 +83,25 @@ class Linear(nn.Linear):
         """Map ``[..., num_in]`` to ``[..., num_out]``."""
         return linear(x, self.weight, self.bias)
 
-    def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    def for_generation(self, dtype: torch.dtype) -> nn.Module:
         """Return the layer with weights cast once to ``dtype``."""
-        bias = None if self.bias is None else self.bias.detach().flatten().to(dtype)
-        return CastLinear(self.weight.detach().flatten(0, -2).to(dtype), bias)
+        bias = None if self.bias is None else self.bias.flatten().to(dtype)
+        return CastLinear(self.weight.flatten(0, -2).to(dtype), bias)
 
 
 def activated(up: nn.Module, x: Tensor, activation: str) -> Tensor:
     """Return ``f(up(x))`` with f from ``ACTIVATIONS``; fused if ``up`` is an unmodified ``Linear``."""
-    if _is_unmodified(up):
+    if is_unmodified(up, Linear):
         return activated_linear(x, up.weight, up.bias, activation)
     return ACTIVATIONS[activation](up(x))
 
 
 def feed_forward_of(up: nn.Module, down: nn.Module, x: Tensor, activation: str) -> Tensor:
     """Return ``down(f(up(x)))`` with f from ``ACTIVATIONS``; fused if both are unmodified ``Linear`` layers."""
-    if _is_unmodified(up) and _is_unmodified(down):
+    if is_unmodified(up, Linear) and is_unmodified(down, Linear):
         return feed_forward(x, (up.weight, up.bias), (down.weight, down.bias), activation)
     y: Tensor = down(activated(up, x, activation))
     return y
-
-
-def _is_unmodified(module: nn.Module) -> TypeGuard[Linear]:
-    """Return whether a call runs ``Linear.forward`` only: no subclass, no hooks, no replaced ``forward``."""
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
-    return type(module) is Linear and not any(hooks) and "forward" not in vars(module)
 
 
 class LayerNorm(nn.Module):
@@ -146,11 +132,10 @@ class LayerNorm(nn.Module):
         """Return ``x`` and ``norm(x)``, for ``x + f(norm(x))``; native operators add both gradients in one pass."""
         return layer_norm_beside(x, self.weight, self.bias, self.epsilon) if FORMS else (x, self(x))
 
-    def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    def for_generation(self, dtype: torch.dtype) -> nn.Module:
         """Return the norm with weight and bias cast once."""
         dtype = affine_dtype(dtype, self.weight.device)
-        gain, bias = self.weight.detach().to(dtype), self.bias.detach().to(dtype)
-        return partial(layer_norm, weight_D=gain, bias_D=bias, epsilon=self.epsilon)
+        return with_parameters(self, {"weight": self.weight.to(dtype), "bias": self.bias.to(dtype)})
 
 
 class GroupNorm(LayerNorm):
@@ -289,25 +274,7 @@ class Embedding(nn.Module):
         result: Tensor = self.dropout(x_BTD if self.norm is None else self.norm(x_BTD), keys_BT)
         return result
 
-    def incremental(self, dtype: torch.dtype) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """Return the embedding with tables converted once, or itself if it is more than tokens and positions."""
-        has_more = any(part is not None for part in (self.segments, self.norm, self.sparse_tokens))
-        if has_more or self.positions is None:
-            return self
-        return IncrementalEmbedding(
-            self.tokens.detach().float(), self.positions.detach()[self.first_position :].float(), dtype
-        )
-
-
-@dataclass(frozen=True)
-class IncrementalEmbedding:
-    """`Embedding` of only tokens ``[V, D]`` and positions ``[P, D]``, both fp32, without dropout."""
-
-    tokens: Tensor
-    positions: Tensor
-    dtype: torch.dtype
-
-    def __call__(self, tokens_BT: Tensor, positions_BT: Tensor, keys_BT: Tensor) -> Tensor:
-        """Return the hidden states; see ``Embedding``. ``keys_BT`` is ignored."""
-        tokens_BTD = functional.embedding(tokens_BT, self.tokens)
-        return (tokens_BTD + functional.embedding(positions_BT, self.positions)).to(self.dtype)
+    def for_generation(self, dtype: torch.dtype) -> nn.Module:
+        """Return the embedding with tables converted to fp32 once."""
+        tables = {name: table.float() for name, table in self.named_parameters(recurse=False)}
+        return with_parameters(self, tables)

@@ -10,8 +10,7 @@ grew are buffers that checkpoints hold; `hornbook.engine.topology` changes them 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
@@ -22,12 +21,12 @@ from hornbook.config.linears import LinearShape, linears_of
 from hornbook.config.sparsity import SparsityConfig
 from hornbook.errors import UserError
 from hornbook.model.attention import QueryKeyValue
+from hornbook.model.incremental import CastLinear
 from hornbook.model.initialize import Draw, generator
 from hornbook.model.language_model import LanguageModel
 from hornbook.model.layers import Linear
 from hornbook.ops.block_pattern import Pattern, to_dense
 from hornbook.ops.block_sparse import Choice, Scores, block_sparse_linear, choose_kernel
-from hornbook.ops.layers import for_few_rows
 from hornbook.wording import counted
 
 TABLE: Final = "embedding.sparse_tokens"
@@ -200,11 +199,10 @@ class BlockSparseLinear(nn.Module):
         ]
         tensors[f"{name}.weight"] = self._dense(values, self._pattern_of(rows, columns))
 
-    def incremental(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    def for_generation(self, dtype: torch.dtype) -> nn.Module:
         """Return the layer with dense weights, cast once to ``dtype``, which is fastest for few tokens."""
-        bias = None if self.bias is None else self.bias.detach().flatten().to(dtype)
-        weight = for_few_rows(self.to_dense().detach().flatten(0, -2).to(dtype))
-        return partial(functional.linear, weight=weight, bias=bias)
+        bias = None if self.bias is None else self.bias.flatten().to(dtype)
+        return CastLinear(self.to_dense().flatten(0, -2).to(dtype), bias)
 
     def extra_repr(self) -> str:
         """Return the sizes, block size and density, for printing the module."""

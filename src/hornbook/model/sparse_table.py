@@ -9,6 +9,7 @@ Parameters, moments and stored gradients exist only for the blocks. While the he
 `hornbook.ops.cross_entropy` uses a dense table and returns a dense gradient.
 """
 
+import copy
 from functools import partial
 
 import torch
@@ -63,6 +64,10 @@ class BlockSparseTable(BlockSparseLinear):
         if self.scores is not None and table.requires_grad:
             table.register_hook(self._keep)  # type: ignore[no-untyped-call]
         return table
+
+    def for_generation(self, dtype: torch.dtype) -> nn.Module:
+        """Return a copy: look-ups are in fp32, and the head gets a dense table."""
+        return copy.copy(self)
 
     def densify(self, tensors: dict[str, Tensor], name: str) -> None:
         """Replace the stored ``tensors`` of the table ``name`` by those of a dense table, in place."""

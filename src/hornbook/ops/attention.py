@@ -111,12 +111,15 @@ def attention(
     return functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask)
 
 
-def cached_attention(q_BHTK: Tensor, kv_B2GTK: Tensor, cache_B2GSK: Tensor, mask: Tensor | None) -> Tensor:
+def cached_attention(
+    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, cache_B2GSK: Tensor, mask: Tensor | None
+) -> Tensor:
     """Write the keys and values of new tokens into the last T columns of a cache, then attend to all S columns.
 
     Args:
         q_BHTK: queries of the T new tokens.
-        kv_B2GTK: their keys and values; G is H, or a divisor of it, see ``causal_attention``.
+        k_BGTK: their keys; G is H, or a divisor of it, see ``causal_attention``.
+        v_BGTK: their values.
         cache_B2GSK: keys and values; fp32 or the dtype of the tokens.
         mask: ``[B, 1, T, S]``, bool (True: may attend) or added to the scores. None if all tokens are new (T = S), for
             causal attention, or only one (T = 1), which attends to all columns.
@@ -125,10 +128,11 @@ def cached_attention(q_BHTK: Tensor, kv_B2GTK: Tensor, cache_B2GSK: Tensor, mask
         ``[B, H, T, K]`` in the dtype of the tokens.
     """
     num_new, num_columns = q_BHTK.shape[2], cache_B2GSK.shape[3]
-    cache_B2GSK.narrow(3, num_columns - num_new, num_new).copy_(kv_B2GTK)
-    if num_new == num_columns:
-        return causal_attention(q_BHTK, *kv_B2GTK.unbind(1), mask=mask)
     keys_BGSK, values_BGSK = cache_B2GSK.unbind(1)
+    for columns, new in ((keys_BGSK, k_BGTK), (values_BGSK, v_BGTK)):
+        columns.narrow(2, num_columns - num_new, num_new).copy_(new)
+    if num_new == num_columns:
+        return causal_attention(q_BHTK, k_BGTK, v_BGTK, mask=mask)
     y_BHTK = functional.scaled_dot_product_attention(
         q_BHTK.to(keys_BGSK.dtype),
         keys_BGSK,

@@ -9,11 +9,13 @@ from tiny import tiny_model
 from torch.nn import functional
 
 from hornbook.generate import make_decoder
-from hornbook.generate.incremental_model import IncrementalModel, incremental
+from hornbook.generate.incremental_model import IncrementalModel, incremental_model
 from hornbook.ops.native import token_block as module
 from hornbook.ops.native.kernels import NOT_CHOSEN, Kernels, using
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
+EPSILONS = (1e-5, 0.3)
+"""Of the two norms of a block."""
 
 
 def assert_near(ours, right, tolerance):
@@ -52,11 +54,13 @@ def test_blocks_and_head_are_their_formula(
     exact = [None if tensor is None else tensor.double() for tensor in parameters]
     right = x.double()
     for exact_cache in exact_caches:
-        right = module.exact_block(right, exact_cache, None if visible is None else visible.double(), exact, "gelu")
+        mask = None if visible is None else visible.double()
+        right = module.exact_block(right, exact_cache, mask, exact, "gelu", EPSILONS)
     head = module.TokenHead(parameters[0], parameters[1], parameters[2], 1e-5) if has_head else None
     if head is not None:
         right = functional.layer_norm(right, (size,), exact[0], exact[1], 1e-5) @ exact[2].t()
-    block = module.TokenBlock(parameters, num_heads=heads, head_size=head_size, activation="gelu", epsilon=1e-5)
+    sizes = {"num_heads": heads, "head_size": head_size}
+    block = module.TokenBlock(parameters, **sizes, activation="gelu", epsilons=EPSILONS)
     for form in forms():
         caches = untouched.clone()
         window = caches[..., 2 : 2 + columns, :]
@@ -86,7 +90,7 @@ def test_logits_are_the_norm_times_the_table(dtype, rows):
 def test_rows_and_threads_change_no_bit():
     parameters = module._drawn(torch.float32, 70, 64, 100)
     x, caches = torch.randn(9, 70), torch.randn(2, 9, 2, 4, 33, 16)
-    block = module.TokenBlock(parameters, num_heads=4, head_size=16, activation="gelu", epsilon=1e-5)
+    block = module.TokenBlock(parameters, num_heads=4, head_size=16, activation="gelu", epsilons=(1e-5, 1e-5))
     head = module.TokenHead(parameters[0], parameters[1], parameters[2], 1e-5)
     for form in forms():
         model = module.TokenModel(form, [block, block], head)
@@ -121,10 +125,10 @@ def test_generation_takes_it_where_nothing_else_was_chosen(monkeypatch):
     times = {"torch": 1.0, forms()[0].isa: 0.1}
     monkeypatch.setattr("hornbook.ops.native.choice.seconds", lambda kernel: times)
     with using(Kernels(why="precision.kernels")):
-        assert incremental(model)._token is None
+        assert incremental_model(model)._token is None
     with using(NOT_CHOSEN):
-        quick = incremental(model)
+        quick = incremental_model(model)
         assert isinstance(quick, IncrementalModel)
         assert quick._token is not None and isinstance(quick._token.head, module.TokenHead)
         times["torch"] = 0.01
-        assert incremental(model)._token is None
+        assert incremental_model(model)._token is None

@@ -34,15 +34,22 @@ class TokenBlock:
         num_heads: H.
         head_size: K.
         activation: of ``products.ACTIVATIONS``.
-        epsilon: of the norms.
+        epsilons: of both norms.
     """
 
     def __init__(
-        self, parameters: Sequence[Tensor | None], *, num_heads: int, head_size: int, activation: str, epsilon: float
+        self,
+        parameters: Sequence[Tensor | None],
+        *,
+        num_heads: int,
+        head_size: int,
+        activation: str,
+        epsilons: tuple[float, float],
     ) -> None:
         weights = [tensor for tensor in parameters if tensor is not None and tensor.dim() > 1]
         self.num_weights = sum(weight.numel() for weight in weights)
-        self._tensors = [*map(_as_read, parameters), torch.tensor(epsilon, dtype=torch.float32)]
+        numbers = (torch.tensor(epsilon, dtype=torch.float32) for epsilon in epsilons)
+        self._tensors = [*map(_as_read, parameters), *numbers]
         sizes = [num_heads, head_size, len(weights[2]), ACTIVATIONS.index(activation)]
         self.words = [*map(_address, self._tensors), *sizes]
         """``Block`` of ``csrc/token_block.cpp``."""
@@ -120,20 +127,25 @@ def _drawn(dtype: torch.dtype, size: int, inner: int, wide: int) -> list[Tensor]
 
 
 def exact_block(
-    x_BD: Tensor, cache_B2HSK: Tensor, mask: Tensor | None, parameters: Sequence[Tensor], activation: str
+    x_BD: Tensor,
+    cache_B2HSK: Tensor,
+    mask: Tensor | None,
+    parameters: Sequence[Tensor],
+    activation: str,
+    epsilons: tuple[float, float] = (1e-5, 1e-5),
 ) -> Tensor:
-    """Return the result of a block by its formula, in the dtype of ``x``, with an epsilon of 1e-5; update the cache."""
+    """Return the result of a block by its formula, in the dtype of ``x``; update the cache."""
     gain, bias, qkv, qkv_bias, out, out_bias, gain2, bias2, up, up_bias, down, down_bias = parameters
     batch, heads, size = len(x_BD), cache_B2HSK.shape[2], cache_B2HSK.shape[4]
     f = {"none": lambda u: u, "relu": torch.relu, "gelu": functional.gelu}[activation]
-    normed = functional.layer_norm(x_BD, gain.shape, gain, bias, 1e-5)
+    normed = functional.layer_norm(x_BD, gain.shape, gain, bias, epsilons[0])
     q, k, v = functional.linear(normed, qkv, qkv_bias).view(batch, 3, heads, 1, size).unbind(1)
     cache_B2HSK[:, :, :, -1:] = torch.stack((k, v), 1)
     keys, values = cache_B2HSK.unbind(1)
     scores = q @ keys.mT / size**0.5
     mixed = (scores if mask is None else scores + mask).softmax(-1) @ values
     x_BD = x_BD + functional.linear(mixed.flatten(1), out, out_bias)
-    normed = functional.layer_norm(x_BD, gain2.shape, gain2, bias2, 1e-5)
+    normed = functional.layer_norm(x_BD, gain2.shape, gain2, bias2, epsilons[1])
     return x_BD + functional.linear(f(functional.linear(normed, up, up_bias)), down, down_bias)
 
 
@@ -143,10 +155,10 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
     parameters = _drawn(dtype, size, heads * head_size, 45)
     generator = torch.Generator().manual_seed(1)
     x_BD, cache = torch.randn(9, size, generator=generator).to(dtype), torch.randn(9, 2, heads, 20, head_size)
-    block = TokenBlock(parameters, num_heads=heads, head_size=head_size, activation="gelu", epsilon=1e-5)
+    block = TokenBlock(parameters, num_heads=heads, head_size=head_size, activation="gelu", epsilons=(1e-5, 1e-3))
     head = TokenHead(parameters[0], parameters[1], parameters[2], 1e-5)
     exact_cache, exact = cache.double(), [tensor.double() for tensor in parameters]
-    y_BD = exact_block(x_BD.double(), exact_cache, None, exact, "gelu")
+    y_BD = exact_block(x_BD.double(), exact_cache, None, exact, "gelu", (1e-5, 1e-3))
     right = functional.layer_norm(y_BD, (size,), exact[0], exact[1], 1e-5) @ exact[2].t()
     pairs = (
         (TokenModel(form, [block], head)(x_BD, [cache]), right),
@@ -167,7 +179,7 @@ def _trial(form: Form | None, dtype: torch.dtype) -> None:
     if form is None:
         exact_block(x_BD, cache.to(dtype), None, [tensor.to(dtype) for tensor in parameters], "relu")
     else:
-        block = TokenBlock(parameters, num_heads=6, head_size=64, activation="relu", epsilon=1e-5)
+        block = TokenBlock(parameters, num_heads=6, head_size=64, activation="relu", epsilons=(1e-5, 1e-5))
         TokenModel(form, [block])(x_BD, [cache])
 
 

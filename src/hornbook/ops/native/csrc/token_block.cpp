@@ -187,7 +187,7 @@ struct Block {
   const float* up_bias;
   const T* down;
   const float* down_bias;
-  const float* epsilon;
+  const float *attention_epsilon, *epsilon;
   i64 heads, head_size, feed_forward, activation;
 };
 
@@ -211,7 +211,7 @@ void run_block(const Block<T>& p, i64 rows, i64 hidden, const Cache& cache, cons
   const i64 inner = p.heads * p.head_size;
   auto* normed = static_cast<float*>(scratch(1, rows * b.wide * i64(sizeof(float))));
   const auto add = [&](i64 r, i64 c, float value) { b.x[r * b.wide + c] += value; };
-  normalize(b.x, rows, b.wide, hidden, p.attention_gain, p.attention_bias, *p.epsilon, normed);
+  normalize(b.x, rows, b.wide, hidden, p.attention_gain, p.attention_bias, *p.attention_epsilon, normed);
   dot(normed, rows, b.wide, p.qkv, p.qkv_bias, hidden, share(3 * inner, 8, thread, count),
       [&](i64 r, i64 c, float value) { b.qkv[r * 3 * inner + c] = value; });
   wait_for_all(count);
@@ -309,7 +309,7 @@ void run(const Pass<T>& pass, i64 threads) {
 #define HB_TOKEN(name, T)                                                                                       \
   HB_EXPORT(void, tokens_##name)(const T* x, i64 rows, i64 hidden, i64 num_blocks, const Block<T>* blocks,      \
                                 const Cache* caches, const Head<T>* head, void* out, i64 threads) {             \
-    static_assert(sizeof(Block<T>) == 17 * sizeof(i64) && sizeof(Cache) == 8 * sizeof(i64), "a field is a word"); \
+    static_assert(sizeof(Block<T>) == 18 * sizeof(i64) && sizeof(Cache) == 8 * sizeof(i64), "a field is a word"); \
     run(Pass<T>{x, rows, hidden, num_blocks, blocks, caches, head, out}, threads);                              \
   }
 
