@@ -5,7 +5,7 @@ python muon.py train muon.toml --data.train corpora/mine
 After Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks".
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -25,10 +25,14 @@ class MuonConfig(extend.AdamWConfig):
     momentum: float = extend.option(0.95, help="decay rate of the momentum", minimum=0, below=1)
     newton_schulz_steps: int = extend.option(5, help="iterations of the orthogonalization", minimum=1)
 
+    def states(self, name: str, shape: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
+        """Return the shapes of a parameter's state tensors: one for a matrix of a block, AdamW's two for any other."""
+        return {"momentum": shape} if is_hidden(name, shape) else super().states(name, shape)
 
-def is_hidden(name: str, parameter: Tensor) -> bool:
+
+def is_hidden(name: str, shape: Sequence[int]) -> bool:
     """Return whether Muon updates a parameter: a matrix of a block."""
-    return name.startswith("blocks.") and extend.role_of(name, parameter) == "matrix"
+    return name.startswith("blocks.") and extend.role_of(name, shape) == "matrix"
 
 
 def orthogonalize(matrix: Tensor, num_steps: int) -> Tensor:
@@ -46,11 +50,11 @@ def orthogonalize(matrix: Tensor, num_steps: int) -> Tensor:
 
 def muon(slots: Sequence[extend.Slot], config: MuonConfig, learning_rate: float, count: int) -> None:
     """Update all parameters in place; stacked query, key and value are three matrices."""
-    others = [slot for slot in slots if not is_hidden(slot.name, slot.parameter)]
+    others = [slot for slot in slots if not is_hidden(slot.name, slot.parameter.shape)]
     scale = config.adamw_learning_rate / config.learning_rate
     extend.adamw(others, config, learning_rate=scale * learning_rate, count=count)
     for slot in slots:
-        if not is_hidden(slot.name, slot.parameter):
+        if not is_hidden(slot.name, slot.parameter.shape):
             continue
         rate = learning_rate * slot.rate_scale
         momentum = slot.state["momentum"].lerp_(slot.gradient, 1 - config.momentum)
@@ -65,10 +69,9 @@ def muon(slots: Sequence[extend.Slot], config: MuonConfig, learning_rate: float,
 
 @extend.build_update.register
 def build_muon(config: MuonConfig) -> extend.Update:
-    """Return the update; a matrix of a block has one state tensor, any other parameter two."""
+    """Return the update."""
     return extend.Update(
-        state_names=(),
-        further_names=lambda name, parameter: ("momentum",) if is_hidden(name, parameter) else extend.ADAMW_STATE_NAMES,
+        states=config.states,
         apply=lambda slots, learning_rate, count: muon(slots, config, learning_rate, count),
     )
 

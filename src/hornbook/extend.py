@@ -18,6 +18,7 @@ command cannot.
 
 from hornbook.__main__ import main
 from hornbook.config import AdamWConfig, Problem, option, register
+from hornbook.config.optimizers import OptimizerConfig, role_of
 from hornbook.corpora.store import TokenStore, open_store
 from hornbook.evaluate import Row, TaskInput, register_task
 from hornbook.exchange.restore import LoadedModel
@@ -31,15 +32,13 @@ from hornbook.model.layers import Dropout, Embedding, LayerNorm, Linear, MakeLin
 from hornbook.objective import Objective, build_objective
 from hornbook.ops.attention import WeightDropout, causal_attention, head_keys
 from hornbook.optim.schedules import Schedule, build_schedule
-from hornbook.optim.slots import Slot, role_of
-from hornbook.optim.updates import STATE_NAMES as ADAMW_STATE_NAMES
+from hornbook.optim.slots import Slot
 from hornbook.optim.updates import Update, adamw, build_update
 from hornbook.samples.batches import Batch, HeldOutWindows, evaluation_batches
 from hornbook.samples.windows import NOT_SCORED, EvaluationWindows
 from hornbook.track.trackers.tracker import Ended, Histogram, TrackedRun, Tracker, register_tracker
 
 __all__ = [
-    "ADAMW_STATE_NAMES",
     "NOT_SCORED",
     "AdamWConfig",
     "Batch",
@@ -62,6 +61,7 @@ __all__ = [
     "LoadedModel",
     "MakeLinear",
     "Objective",
+    "OptimizerConfig",
     "OutputHead",
     "PreNormBlock",
     "Problem",

@@ -80,7 +80,7 @@ def gradients(case: str, dtype: torch.dtype, size: int = NUM_SAMPLES, layout: st
     labels = SPANS if case == "span" else CLASSES
     batches = gpt_batches(size) if case == "gpt" else encoder_batches(size, labels, layout)
     counts = {name: sum(objective.counts(batch)[name] for batch in batches) for name in objective.weights}
-    state, begun = fresh_state(model, Update(state_names=(), apply=lambda *_: None)), []
+    state, begun = fresh_state(model, Update(states=lambda *_: {}, apply=lambda *_: None)), []
     resident(state, batches, objective, counts, begun.append)
     assert begun == list(range(len(batches)))
     return {name: parameter.grad for name, parameter in model.own_parameters() if parameter.grad is not None}

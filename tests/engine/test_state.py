@@ -21,7 +21,9 @@ def trained(num_steps: int, state: TrainState | None = None) -> TrainState:
 
 
 def test_fresh_moments_are_zero_and_named_by_the_update():
-    state = fresh_state(tiny_model(), Update(state_names=("a", "b", "c"), apply=lambda *_: None))
+    state = fresh_state(
+        tiny_model(), Update(states=lambda _, shape: dict.fromkeys("abc", shape), apply=lambda *_: None)
+    )
     assert set(state.home.moments) == {name for name, _ in state.model.own_parameters()}
     for name, parameter in state.model.own_parameters():
         assert set(state.home.moments[name]) == {"a", "b", "c"}

@@ -17,10 +17,10 @@ from tiny import (
     tiny_step_config,
 )
 
+from hornbook.config.optimizers import role_of
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepResult, resident, train_step
 from hornbook.objective import CausalLM, weighted_loss
-from hornbook.optim.slots import role_of
 from hornbook.samples.batches import Size
 from hornbook.samples.windows import NOT_SCORED
 
@@ -98,8 +98,8 @@ def test_a_step_equals_torchs_own_optimizer():
     model = tiny_model()
     named = dict(model.own_parameters())
     groups = [
-        {"params": [p for name, p in named.items() if role_of(name, p) == "matrix"], "weight_decay": 0.1},
-        {"params": [p for name, p in named.items() if role_of(name, p) != "matrix"], "weight_decay": 0.0},
+        {"params": [p for name, p in named.items() if role_of(name, p.shape) == "matrix"], "weight_decay": 0.1},
+        {"params": [p for name, p in named.items() if role_of(name, p.shape) != "matrix"], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), eps=1e-8)
     for step in range(4):

@@ -41,7 +41,7 @@ def test_the_orthogonal_factor_within_the_error_of_newton_and_schulz(example, sh
 
 
 def slot_of(name: str, parameter: Tensor, names: tuple[str, ...], **changes) -> extend.Slot:
-    role = extend.role_of(name, parameter)
+    role = extend.role_of(name, parameter.shape)
     state = {key: torch.zeros_like(parameter) for key in names}
     gradient = drawn(*parameter.shape, seed=1)
     return extend.Slot(name=name, parameter=parameter, gradient=gradient, state=state, role=role, **changes)
@@ -61,7 +61,7 @@ def test_updates_are_those_of_the_formula(example) -> None:
     slots = []
     for name, shape in shapes.items():
         parameter = drawn(*shape)
-        names = update.further_names(name, parameter)
+        names = tuple(update.states(name, shape))
         assert names == (("momentum",) if name.endswith(("qkv.weight", "up.weight")) else ("exp_avg", "exp_avg_sq"))
         slots.append(slot_of(name, parameter, names, num_parts=3 if "qkv" in name else 1))
     expected = [slot.parameter.double().clone() for slot in slots]

@@ -15,9 +15,10 @@ SHAPES: list[tuple[tuple[int, ...], Role, int]] = [
     ((33, 17), "matrix", 1),
 ]
 """Of each kind of parameter one: shape, role, parts."""
+DEFAULT = AdamWConfig()
 
 
-def make_slots(state_names: tuple[str, ...] = ("exp_avg", "exp_avg_sq")) -> list[Slot]:
+def make_slots(states=DEFAULT.states) -> list[Slot]:
     """Fresh slots; the parts of the stacked one differ in size by powers of ten, so that ratios do, too."""
     draws = torch.Generator().manual_seed(0)
     slots = [
@@ -25,7 +26,7 @@ def make_slots(state_names: tuple[str, ...] = ("exp_avg", "exp_avg_sq")) -> list
             name="bias" if role == "bias" else "weight",
             parameter=torch.randn(shape, generator=draws),
             gradient=torch.randn(shape, generator=draws),
-            state={name: torch.zeros(shape) for name in state_names},
+            state={key: torch.zeros(own) for key, own in states(role, shape).items()},
             role=role,
             num_parts=num_parts,
         )

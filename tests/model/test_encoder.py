@@ -16,10 +16,10 @@ from tiny_encoders import (
 )
 
 from hornbook.config import recipe_from_dict
+from hornbook.config.optimizers import role_of
 from hornbook.errors import RecipeError
 from hornbook.model import build_model, initialize
 from hornbook.ops import attention, sequence_groups
-from hornbook.optim.slots import role_of
 from hornbook.samples.windows import NOT_SCORED
 
 LENGTHS = [24, 3, 17, 9, 1, 24, 12, 6]
@@ -175,7 +175,11 @@ def test_groupbert_starts_from_a_normal_distribution_cut_at_two_deviations():
     model = build_model(tiny_encoder_config("groupbert", hidden_size=128), torch.float32)
     initialize(model, 5)
     weights = torch.cat(
-        [p.flatten() for name, p in model.own_parameters() if role_of(name, p) == "matrix" and "tokens" not in name]
+        [
+            p.flatten()
+            for name, p in model.own_parameters()
+            if role_of(name, p.shape) == "matrix" and "tokens" not in name
+        ]
     ).detach()
     assert 0.0399 < float(weights.abs().max()) <= 0.04
     assert float(weights.std()) == pytest.approx(0.02 * 0.87963, rel=0.01)

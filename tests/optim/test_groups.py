@@ -22,7 +22,7 @@ KINDS = [
 
 
 def named_slots(config):
-    slots = make_slots(build_update(config).state_names)
+    slots = make_slots(build_update(config).states)
     return [replace(slot, name=f"part{number}.{slot.name}") for number, slot in enumerate(slots)]
 
 

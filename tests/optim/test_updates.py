@@ -56,7 +56,7 @@ def train(config, slots: list[Slot], num_steps: int = 7, rate: float = 0.1) -> N
 @pytest.mark.parametrize("config", CONFIGS, ids=repr)
 def test_several_steps_equal_the_formula(config):
     update = build_update(config)
-    slots = make_slots(update.state_names)
+    slots = make_slots(update.states)
     plain = [Plain(slot) for slot in slots]
     for count in range(1, 8):
         give_gradients(slots, count)
@@ -85,7 +85,7 @@ def test_updates_that_clip_see_smaller_gradients(config, is_native):
     if not update.clips:
         assert config.name in ("sgd", "momentum"), "the step clips for them"
         return
-    slots, twins = make_slots(update.state_names), make_slots(update.state_names)
+    slots, twins = make_slots(update.states), make_slots(update.states)
     with using(all_native() if is_native else Kernels(why="test")):
         for count in (1, 2):
             give_gradients(slots, count)
@@ -112,7 +112,7 @@ def test_updates_that_clip_see_smaller_gradients(config, is_native):
     ids=lambda config: getattr(config, "name", ""),
 )
 def test_torchs_own_optimizers_do_the_same(config, make):
-    slots, twins = make_slots(build_update(config).state_names), make_slots(())
+    slots, twins = make_slots(build_update(config).states), make_slots(lambda *_: {})
     groups = [
         {"params": [slot.parameter for slot in twins if slot.decay is decay], "weight_decay": 0.1 * decay, "lr": 0.1}
         for decay in (True, False)
@@ -163,7 +163,7 @@ def test_without_bias_correction_the_number_of_the_update_is_nothing(count):
 
 @one_of_each
 def test_with_zero_gradients_nothing_moves_but_what_decays(config):
-    slots = make_slots(build_update(config).state_names)
+    slots = make_slots(build_update(config).states)
     before = [slot.parameter.clone() for slot in slots]
     for slot in slots:
         slot.gradient.zero_()
@@ -175,7 +175,7 @@ def test_with_zero_gradients_nothing_moves_but_what_decays(config):
 
 @one_of_each
 def test_all_zero_stays_zero(config):
-    slots = make_slots(build_update(config).state_names)
+    slots = make_slots(build_update(config).states)
     for slot in slots:
         slot.parameter.zero_()
         slot.gradient.zero_()
@@ -188,7 +188,7 @@ def test_all_zero_stays_zero(config):
 @one_of_each
 def test_block_by_block_equals_all_at_once_bit_for_bit(config, cut, order):
     update = build_update(config)
-    whole, parts = make_slots(update.state_names), make_slots(update.state_names)
+    whole, parts = make_slots(update.states), make_slots(update.states)
     for count in (1, 2, 3):
         for slots in (whole, parts):
             give_gradients(slots, count)

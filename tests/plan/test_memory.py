@@ -1,18 +1,21 @@
 """State and shapes of every bundled recipe on every layout, beside models on the meta device."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
 
-from hornbook.config import ParallelConfig, bundled_recipes, load_recipe
+from hornbook.config import AdamWConfig, MemoryConfig, MomentumConfig, ParallelConfig, bundled_recipes, load_recipe
 from hornbook.config.communication import PLANNED_MODELS
+from hornbook.config.optimizers import role_of, states_of
 from hornbook.config.parallel import cut_dimension
 from hornbook.config.rank_part import RankPart
 from hornbook.config.sparsity import SparsityConfig
 from hornbook.errors import UserError
 from hornbook.model import build_model
+from hornbook.optim.updates import Update, build_update
 from hornbook.plan.layers import ALL_NATIVE, Compute
 from hornbook.plan.memory import full_tokens, memory_of
 from hornbook.plan.vocabulary import with_vocabulary
@@ -63,6 +66,56 @@ def test_ranks_hold_the_parameters_of_the_model(name):
         cut = sum(math.prod(shape) * (1 if cut_dimension(key) is None else 1 / tensor) for key, shape in whole.items())
         held = sum(part.num_held({}) for part in parts)
         assert held == pytest.approx(cut * copies, rel=1e-3), "shards of odd sizes are padded"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixed(AdamWConfig):
+    """One number per row for matrices of blocks, nothing for biases, two moments for the rest."""
+
+    def states(self, name, shape):
+        if name.startswith("blocks."):
+            return {"rows": (*shape[:-1], 1)} if role_of(name, shape) == "matrix" else {}
+        return super().states(name, shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    """What docs/extend.md asks of an optimizer, and nothing else."""
+
+    learning_rate: float = 0.1
+    clip_norm: float | None = None
+
+
+@build_update.register(Mixed)
+@build_update.register(Plain)
+def _(config):
+    return Update(states=partial(states_of, config), apply=lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [Mixed(), Plain(), MomentumConfig()], ids=lambda optimizer: type(optimizer).__name__
+)
+@pytest.mark.parametrize("execution", ["resident", "phased"])
+def test_states_are_counted_as_an_optimizer_declares_them(optimizer, execution):
+    """By plans, by the checks before a run, and by the home that keeps them."""
+    recipe = replace(RECIPES["demo"], optimizer=optimizer)
+    moments = outline(recipe).home.moments
+    tensors = [tensor for states in moments.values() for tensor in states.values()]
+    counted = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    padding = {
+        name: len(table) - recipe.model.vocab_size for name, table in on_meta(recipe).items() if "tokens" in name
+    }
+    columns = recipe.model.hidden_size * len(moments["embedding.tokens"]) * 4
+    assert recipe.bytes_of_states() == counted - padding["embedding.tokens"] * columns
+    memory = memory_of(replace(recipe, memory=MemoryConfig(execution=execution)), compute=Compute())
+    if execution == "resident":
+        assert memory.moments == counted
+    else:
+        assert (memory.transfer.update.written > memory.transfer.size / 3) == bool(counted)
+    if isinstance(optimizer, Mixed):
+        assert {key: tuple(tensor.shape) for key, tensor in moments["blocks.0.attention.qkv.weight"].items()} == {
+            "rows": (3, recipe.model.hidden_size, 1)
+        }
 
 
 @pytest.mark.parametrize("name", ["demo", "bert-tiny", "groupbert-base-phase1", "sparse-demo", "gpt3-2.7b"])

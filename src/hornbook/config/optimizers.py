@@ -11,11 +11,34 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from hornbook.config.options import Mistake, Problem, choice_of, option, show
 
 ClipScope = Literal["global", "per_tensor"]
+Role = Literal["matrix", "norm", "bias"]
+Shape = tuple[int, ...]
+
+
+def role_of(name: str, shape: Sequence[int]) -> Role:
+    """Return the role of a parameter, given its name and shape: other vectors than biases are gains of norms."""
+    if name.endswith("bias"):
+        return "bias"
+    return "matrix" if len(shape) > 1 else "norm"
+
+
+def states_of(optimizer: object, name: str, shape: Shape) -> Mapping[str, Shape]:
+    """Return the shapes of an optimizer's state tensors for a parameter, by their names; {} if it declares none.
+
+    Everything that stores, counts or checks optimizer state asks this.
+
+    Args:
+        optimizer: the ``[optimizer]`` section, built-in or registered; ``OptimizerConfig.states`` declares them.
+        name: of the parameter.
+        shape: of the parameter, or of a rank's part of it.
+    """
+    declared = getattr(optimizer, "states", None)
+    return {} if declared is None else declared(name, shape)
 
 
 def read_steps(entries: Sequence[str]) -> dict[int, float]:
@@ -94,8 +117,17 @@ class OptimizerConfig:
     learning_rate_scale: tuple[str, ...] = option(
         (), help="PATTERN=FACTOR: learning rate factor of parameters by name pattern; the first match counts"
     )
-    state_names: ClassVar[tuple[str, ...]] = ()
-    """The optimizer's state tensors for each parameter."""
+
+    def states(self, name: str, shape: Shape) -> Mapping[str, Shape]:
+        """Return the shapes of the state tensors of a parameter, by their names.
+
+        Each dimension of a state is that of the parameter, or 1.
+
+        Args:
+            name: of the parameter, such as ``blocks.0.attention.out.weight``.
+            shape: of the parameter.
+        """
+        return {}
 
     def problems(self) -> list[Problem]:
         """Return mistakes in the entries of lists."""
@@ -117,7 +149,10 @@ class MomentsConfig(OptimizerConfig):
     epsilon_before_correction: bool = option(
         False, help="add epsilon before the bias correction of the second moment, as TensorFlow's Adam does"
     )
-    state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+
+    def states(self, name: str, shape: Shape) -> Mapping[str, Shape]:
+        """Return the two moments; see ``OptimizerConfig``."""
+        return {"exp_avg": shape, "exp_avg_sq": shape}
 
     def problems(self) -> list[Problem]:
         """Return conflicting options and mistakes in the entries of lists."""
@@ -182,7 +217,10 @@ class MomentumConfig(SGDConfig):
     learning_rate: float = 0.01
     momentum: float = option(0.9, help="momentum factor", above=0, below=1)
     nesterov: bool = option(False, help="use Nesterov momentum")
-    state_names: ClassVar[tuple[str, ...]] = ("momentum",)
+
+    def states(self, name: str, shape: Shape) -> Mapping[str, Shape]:
+        """Return the momentum; see ``OptimizerConfig``."""
+        return {"momentum": shape}
 
 
 @dataclass(frozen=True, kw_only=True)

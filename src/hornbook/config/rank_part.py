@@ -84,6 +84,17 @@ class RankPart:
         dense = sum(shard_size(shape, self.sizes.shard) for shape in self.shapes.values())
         return dense - sum(count for name, count in absent.items() if {name, f"{name}.weight"} & self.shapes.keys())
 
+    def bytes_of_states(self, absent: Mapping[str, int]) -> int:
+        """Return the bytes of the optimizer's state of its parameters; arguments as for ``num_held``."""
+        total = 0
+        for name, shape in self.shapes.items():
+            missing = sum(absent.get(key, 0) for key in (name, name.removesuffix(".weight")))
+            total += sum(
+                size * (shard_size(own, self.sizes.shard) - missing * (own == shape))
+                for own, size in self.recipe.states(name, shape)
+            )
+        return total
+
     @property
     def num_copied(self) -> int:
         """The number of elements of the head's copy of the table, if it cannot share the embedding's."""

@@ -8,9 +8,10 @@
 """
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 from hornbook.config.models import (
@@ -27,11 +28,20 @@ from hornbook.config.models import (
     TransformerConfig,
     TunableConfig,
 )
-from hornbook.config.optimizers import AdamWConfig, ByStepConfig, CosineConfig, OptimizerConfig, ScheduleConfig
+from hornbook.config.optimizers import (
+    AdamWConfig,
+    ByStepConfig,
+    CosineConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    Shape,
+    states_of,
+)
 from hornbook.config.options import TAGS, Problem, Spec, UnknownPart, choices, describe, option, script_of
 from hornbook.config.parallel import ParallelConfig
 from hornbook.config.pipeline import SPLITS_NO_BACKWARD
 from hornbook.config.sections import (
+    DTYPE_BYTES,
     CheckpointConfig,
     DataConfig,
     EvaluationConfig,
@@ -89,6 +99,28 @@ class Recipe:
         """Return the number of parameters; 0 for custom models that do not count them."""
         count: int = getattr(self.model, "num_parameters", int)()
         return count - sum(self.sparsity.num_absent(self.model).values()) if self.sparsity.is_sparse else count
+
+    def states(self, name: str, shape: Shape) -> list[tuple[Shape, int]]:
+        """Return the shape of each of the optimizer's state tensors for a parameter, and the bytes of its elements."""
+        states = states_of(self.optimizer, name, shape).items()
+        return [(own, DTYPE_BYTES[self.precision.dtype_of_state(key)]) for key, own in states]
+
+    def bytes_of_states(self) -> int:
+        """Return the bytes of the optimizer's state; 0 for custom models that do not list their parameters."""
+        absent = self.sparsity.num_absent(self.model) if self.sparsity.is_sparse else {}
+
+        def of(model: TransformerConfig) -> int:
+            return sum(
+                size * math.prod(own) for name, shape in model.shapes() for own, size in self.states(name, shape)
+            )
+
+        if not hasattr(self.model, "shapes"):
+            return 0
+        one, two = (of(replace(self.model, num_layers=num)) for num in (1, 2))
+        whole = one + (self.model.num_layers - 1) * (two - one)
+        return whole - sum(
+            count * size for name, count in absent.items() for _, size in self.states(f"{name}.weight", (1, 1))
+        )
 
     def flops_per_token(self, length: float) -> float | None:
         """Return the FLOPs of a training step per token for sequences of ``length`` tokens, without absent blocks.

@@ -13,7 +13,7 @@ sections against each other.
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final, Literal
@@ -182,10 +182,10 @@ class PrecisionConfig:
         """Return the name of an optimizer state in checkpoints: in fp16, a mean of squares is stored as its root."""
         return "exp_avg_rms" if name == "exp_avg_sq" and self.second_moment == "fp16" else name
 
-    def bytes_per_parameter(self, states: Iterable[str]) -> int:
-        """Return the bytes of a parameter's weight, gradient and optimizer ``states``."""
-        stored = [self.weights, self.gradients, *map(self.dtype_of_state, states)]
-        return sum(DTYPE_BYTES[dtype] for dtype in stored)
+    @property
+    def bytes_per_parameter(self) -> int:
+        """Bytes of a parameter's weight and gradient."""
+        return DTYPE_BYTES[self.weights] + DTYPE_BYTES[self.gradients]
 
     def problems(self) -> list[Problem]:
         """Return mistakes in the table, and options that have no effect."""

@@ -11,7 +11,7 @@ loops over ``parts`` and does not depend on where tensors are stored. Each rank 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -20,9 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.checkpoint.contents import Shard
+from hornbook.config.optimizers import Role, role_of
 from hornbook.config.parallel import sees_slice
+from hornbook.errors import UserError
 from hornbook.model import LanguageModel
-from hornbook.optim.slots import Holders, Role, Slot, norms_of, num_parts_of, role_of
+from hornbook.optim.slots import Holders, Slot, norms_of, num_parts_of
 from hornbook.optim.updates import Update
 from hornbook.parallel.gradient_sums import GradientSums
 from hornbook.parallel.ranks import box_of, cut_axes, local
@@ -115,7 +117,7 @@ class InMemory:
             Held(
                 name,
                 parameter,
-                role_of(name, parameter),
+                role_of(name, parameter.shape),
                 num_parts_of(name),
                 None if world.mesh is None else Holders(world.holders, world.num_copies(cut_axes(parameter))),
             )
@@ -133,13 +135,7 @@ class InMemory:
     @classmethod
     def fresh(cls, model: LanguageModel, update: Update, world: World) -> "InMemory":
         """Return the home before the first step: moments are zero."""
-        moments = {
-            name: {
-                key: torch.zeros_like(local(parameter.detach()))
-                for key in (*update.state_names, *update.further_names(name, parameter))
-            }
-            for name, parameter in model.own_parameters()
-        }
+        moments = {name: zeros(name, parameter, update) for name, parameter in model.own_parameters()}
         return cls(model, moments, world)
 
     @property
@@ -192,7 +188,7 @@ class InMemory:
                 name=held.name,
                 parameter=local(held.parameter.detach()).view(gradient.shape),
                 gradient=gradient,
-                state={key: tensor.view(gradient.shape) for key, tensor in self.moments[held.name].items()},
+                state={key: in_slot(state, gradient) for key, state in self.moments[held.name].items()},
                 role=held.role,
                 num_parts=held.num_parts,
                 holders=held.holders,
@@ -242,8 +238,44 @@ class InMemory:
     def _shard(self, name: str, whole: Tensor, values: Tensor) -> Shard:
         """Return the local ``values`` of a parameter, or of its moment, as a part of the tensor without padding."""
         shape = self.model.logical_shape(name, whole)
+        if values.shape != local(whole).shape:  # a state with dimensions of 1
+            shape = tuple(map(min, shape, values.shape))
         begin = tuple(map(min, box_of(whole)[0], shape))
         if values.is_meta:  # another pipeline rank holds it
             return Shard(values=values.new_empty((0, *values.shape[1:])), begin=begin, shape=shape, is_copy=True)
         held = values[: shape[0] - begin[0]] if shape else values
         return Shard(values=held, begin=begin, shape=shape, is_copy=not self._world.holds_first(cut_axes(whole)))
+
+
+def zeros(
+    name: str,
+    parameter: Tensor,
+    update: Update,
+    dtype_of: Callable[[str], torch.dtype] = lambda key: torch.float32,
+    **options: Any,
+) -> dict[str, Tensor]:
+    """Return the state tensors of this rank's part of a parameter before the first update, by name.
+
+    Args:
+        name: of the parameter.
+        parameter: with or without data.
+        update: has the shapes.
+        dtype_of: returns the dtype of a state by its name.
+        options: of `torch.empty_like`.
+
+    Raises:
+        UserError: ranks hold parts of a dimension that a state does not have.
+    """
+    part = local(parameter.detach())
+    states = {}
+    for key, shape in update.states(name, tuple(part.shape)).items():
+        if any(own != whole and size == 1 for own, whole, size in zip(part.shape, parameter.shape, shape, strict=True)):
+            raise UserError(f"the optimizer's {key} of {name} cannot be computed from a part: change [parallel]")
+        like = part if shape == tuple(part.shape) else part.new_empty(shape)
+        states[key] = torch.zeros_like(like, dtype=dtype_of(key), **options)
+    return states
+
+
+def in_slot(state: Tensor, gradient: Tensor) -> Tensor:
+    """Return a state tensor in the shape of its slot; a bias is a vector."""
+    return state.view(gradient.shape) if state.numel() == gradient.numel() else state

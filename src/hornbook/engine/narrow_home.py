@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hornbook.config import Recipe
-from hornbook.engine.home import Held, InMemory
+from hornbook.engine.home import Held, InMemory, zeros
 from hornbook.model import LanguageModel
 from hornbook.ops.rounding import random_words, round_stochastically
 from hornbook.optim.slots import Slot, norms_of
@@ -69,12 +69,8 @@ class NarrowHome(InMemory):
         self.parts = tuple(self._parts)
 
     def _zeros(self, model: LanguageModel, update: Update, options: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
-        def zeros(parameter: Tensor, key: str) -> Tensor:
-            dtype = DTYPES[self._precision.dtype_of_state(key)]
-            return torch.zeros_like(local(parameter.detach()), dtype=dtype, **options)
-
         return {
-            name: {key: zeros(parameter, key) for key in (*update.state_names, *update.further_names(name, parameter))}
+            name: zeros(name, parameter, update, lambda key: DTYPES[self._precision.dtype_of_state(key)], **options)
             for name, parameter in model.own_parameters()
         }
 

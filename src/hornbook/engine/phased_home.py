@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.config import Recipe
-from hornbook.engine.home import Held, Shards
+from hornbook.engine.home import Held, Shards, in_slot
 from hornbook.engine.narrow_home import NarrowHome, part_of
 from hornbook.engine.spaces import Lane, Space
 from hornbook.model import LanguageModel
@@ -201,7 +201,7 @@ class PhasedHome(NarrowHome):
                 name=part,
                 parameter=stored[_WEIGHT].view(gradient.shape),
                 gradient=gradient,
-                state={key: tensor.view(gradient.shape) for key, tensor in stored.items() if key != _WEIGHT},
+                state={key: in_slot(state, gradient) for key, state in stored.items() if key != _WEIGHT},
                 role=held.role,
                 num_parts=held.num_parts,
                 holders=held.holders,
@@ -256,11 +256,11 @@ def lay_out(model: LanguageModel, update: Update, recipe: Recipe) -> dict[tuple[
     gradient_dtype = DTYPES[precision.gradients]
     for name, parameter in model.own_parameters():
         shape = tuple(local(parameter.detach()).shape)
-        states = (*update.state_names, *update.further_names(name, parameter))
-        dtypes = {_WEIGHT: parameter.dtype, _GRADIENT: gradient_dtype}
-        dtypes |= {key: DTYPES[precision.dtype_of_state(key)] for key in states}
-        for kind, dtype in dtypes.items():
-            extents[name, kind] = Extent(end, shape, dtype)
+        tensors = {_WEIGHT: (shape, parameter.dtype), _GRADIENT: (shape, gradient_dtype)}
+        for key, its_shape in update.states(name, shape).items():
+            tensors[key] = its_shape, DTYPES[precision.dtype_of_state(key)]
+        for kind, (its_shape, dtype) in tensors.items():
+            extents[name, kind] = Extent(end, its_shape, dtype)
             end = extents[name, kind].end
     if model.head.is_tied:
         extents[_TIED, _GRADIENT] = Extent(end, tuple(model.embedding.tokens.shape), gradient_dtype)

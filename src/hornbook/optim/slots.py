@@ -12,15 +12,13 @@ norms. `hornbook.optim.updates.in_groups` changes decay and learning rate by pat
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hornbook.config.optimizers import ClipScope
+from hornbook.config.optimizers import ClipScope, Role
 from hornbook.parallel.ranks import Ranks
-
-Role = Literal["matrix", "norm", "bias"]
 
 
 class Holders(NamedTuple):
@@ -34,7 +32,8 @@ class Holders(NamedTuple):
 class Slot:
     """One parameter, or this rank's part of it, with gradient, optimizer state and options of its update.
 
-    All tensors have the parameter's shape; a bias is a vector.
+    Parameter and gradient have the same shape; a bias is a vector. States have that shape, too, except that some of
+    their dimensions may be 1.
     """
 
     name: str
@@ -71,13 +70,6 @@ def by_group(slots: Sequence[Slot]) -> Iterator[tuple[bool, float, list[Slot]]]:
     groups = sorted({(slot.decay, slot.rate_scale) for slot in slots}, reverse=True)
     for decay, scale in groups:
         yield decay, scale, [slot for slot in slots if (slot.decay, slot.rate_scale) == (decay, scale)]
-
-
-def role_of(name: str, parameter: Tensor) -> Role:
-    """Return the role of a parameter, given its name and shape."""
-    if name.endswith("bias"):
-        return "bias"
-    return "matrix" if parameter.dim() > 1 else "norm"
 
 
 def num_parts_of(name: str) -> int:

@@ -11,7 +11,7 @@ become inconsistent.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial, singledispatch
@@ -28,7 +28,9 @@ from hornbook.config.optimizers import (
     LambConfig,
     MomentsConfig,
     MomentumConfig,
+    OptimizerConfig,
     SGDConfig,
+    Shape,
     read_scales,
 )
 from hornbook.errors import UserError
@@ -38,21 +40,19 @@ from hornbook.ops.native.kernels import FORMS
 from hornbook.optim.slots import Holders, Slot, by_group, norms_of
 from hornbook.wording import first_few
 
-STATE_NAMES = MomentsConfig.state_names
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """An optimizer: the names of its state tensors, and the function ``(slots, learning_rate, count)``."""
+    """An optimizer: its state tensors, and the function ``(slots, learning_rate, count)``."""
 
-    state_names: tuple[str, ...]
-    """State tensors of every parameter."""
+    states: Callable[[str, Shape], Mapping[str, Shape]]
+    """Returns the shapes of a parameter's state tensors: ``states`` of the configuration."""
     apply: Callable[[Sequence[Slot], float, int], None]
     """Updates slots in place, given the learning rate and the number of the update, from 1."""
     clips: bool = False
     """Whether ``apply`` multiplies gradients by ``Slot.clip``."""
-    further_names: Callable[[str, Tensor], tuple[str, ...]] = lambda name, parameter: ()
-    """Returns the additional state tensors of a parameter, given its name and a tensor of its shape."""
 
 
 def adamw(
@@ -89,7 +89,7 @@ def adamw(
         weight_decay = config.weight_decay if decay else 0.0
         numbers = Numbers(learning_rate * scale, weight_decay, config.beta1, config.beta2, epsilon, t, decoupled)
         weights, gradients = [slot.parameter for slot in group], [slot.gradient for slot in group]
-        means, squares = ([slot.state[name] for slot in group] for name in STATE_NAMES)
+        means, squares = ([slot.state[name] for slot in group] for name in _MOMENTS)
         if FORMS and (form := form_for([*weights, *gradients, *means, *squares])) is not None:
             for slot, mean, square in zip(group, means, squares, strict=True):
                 native_adamw(form, slot.parameter, slot.gradient, mean, square, numbers, slot.clip)
@@ -279,14 +279,14 @@ def _descend(
         )
 
 
-UPDATES: dict[type, tuple[Callable[..., None], tuple[str, ...]]] = {
-    AdamWConfig: (adamw, AdamWConfig.state_names),
-    AdamConfig: (adam, AdamConfig.state_names),
-    LambConfig: (lamb, LambConfig.state_names),
-    SGDConfig: (sgd, SGDConfig.state_names),
-    MomentumConfig: (momentum, MomentumConfig.state_names),
+UPDATES: dict[type[OptimizerConfig], Callable[..., None]] = {
+    AdamWConfig: adamw,
+    AdamConfig: adam,
+    LambConfig: lamb,
+    SGDConfig: sgd,
+    MomentumConfig: momentum,
 }
-"""The function ``(slots, config, *, learning_rate, count)`` of each optimizer, and the names of its state tensors."""
+"""The function ``(slots, config, *, learning_rate, count)`` of each optimizer."""
 
 
 @singledispatch
@@ -300,16 +300,16 @@ def build_update(config: object) -> Update:
     raise UserError(f"there is no optimizer for {name}: register a function for it with build_update.register")
 
 
-def _update(config: object, rule: Callable[..., None], state_names: tuple[str, ...]) -> Update:
+def _update(config: OptimizerConfig, rule: Callable[..., None]) -> Update:
     return Update(
-        state_names=state_names,
+        states=config.states,
         apply=lambda slots, rate, count: rule(slots, config, learning_rate=rate, count=count),
-        clips=state_names == STATE_NAMES,
+        clips=isinstance(config, MomentsConfig),
     )
 
 
-for _config, (_rule, _names) in UPDATES.items():
-    build_update.register(_config, partial(_update, rule=_rule, state_names=_names))
+for _config, _rule in UPDATES.items():
+    build_update.register(_config, partial(_update, rule=_rule))
 
 
 def in_groups(update: Update, config: object, names: Sequence[str]) -> Update:

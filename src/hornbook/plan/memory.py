@@ -95,10 +95,11 @@ def memory_of(
     is_phased = recipe.memory.execution == "phased"
     step = (PhasedStep if is_phased else Step)(recipe, compute, tokens, part, num_micro_batches, tape)
     step.write()
-    numbers = part.num_held(recipe.sparsity.num_absent(recipe.model) if recipe.sparsity.is_sparse else {})
+    absent = recipe.sparsity.num_absent(recipe.model) if recipe.sparsity.is_sparse else {}
+    numbers = part.num_held(absent)
     weights = numbers * DTYPE_BYTES[precision.weights] + part.num_copied * DTYPE_BYTES[precision.weights]
     weights += _BYTES_OF_POSITION * _num_blocks(recipe, part)
-    moments = sum(DTYPE_BYTES[precision.dtype_of_state(name)] for name in recipe.optimizer.state_names) * numbers
+    moments = part.bytes_of_states(absent)
     is_offloaded = recipe.memory.offload_optimizer
     transfer = transfer_of(recipe, part, tokens.num * num_micro_batches, compute.itemsize) if is_phased else None
     by_kind, by_layer = _split(tape)

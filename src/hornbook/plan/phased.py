@@ -65,27 +65,33 @@ def transfer_of(recipe: Recipe, part: RankPart, num_tokens: float, itemsize: int
         itemsize: bytes per element of activations.
     """
     sizes = {name: shard_size(shape, part.sizes.shard) for name, shape in part.shapes.items()}
-    weight, gradient, *moments = _stored_bytes(recipe)
+    weight, gradient = _stored_bytes(recipe)
+    moments = {name: _states(recipe, part, name) for name in sizes}
+    of_states = sum(size * count for states in moments.values() for size, count in states)
     numbers, table, is_tied = sum(sizes.values()), sizes[_TABLE], _is_tied(recipe)
     whole_table = is_tied * math.prod(part.table) * gradient
     head = sum(size for name, size in sizes.items() if name.startswith("head."))
     layers, row = recipe.model.num_layers, num_tokens * recipe.model.hidden_size * itemsize
-    state = sum(_aligned(size * each) for size in sizes.values() for each in (weight, gradient, *moments))
+    state = sum(_aligned(size * each) for size in sizes.values() for each in (weight, gradient))
+    state += sum(_aligned(size * count) for states in moments.values() for size, count in states)
     return Transfer(
         size=state + whole_table + (layers + 2) * row,
         passes=Moved(
             read=(2 * numbers - head + is_tied * table) * weight + whole_table + (3 * layers + 2) * row,
             written=numbers * gradient + whole_table + (2 * layers + 2) * row,
         ),
-        update=Moved(read=numbers * (weight + gradient + sum(moments)), written=numbers * (weight + sum(moments))),
+        update=Moved(read=numbers * (weight + gradient) + of_states, written=numbers * weight + of_states),
     )
 
 
 def _stored_bytes(recipe: Recipe) -> list[int]:
-    """Return the stored bytes per element of weights, gradients and each moment."""
-    precision, names = recipe.precision, recipe.optimizer.state_names
-    dtypes = [precision.weights, precision.gradients, *map(precision.dtype_of_state, names)]
-    return [DTYPE_BYTES[dtype] for dtype in dtypes]
+    """Return the stored bytes per element of weights and gradients."""
+    return [DTYPE_BYTES[dtype] for dtype in (recipe.precision.weights, recipe.precision.gradients)]
+
+
+def _states(recipe: Recipe, part: RankPart, name: str) -> list[tuple[int, int]]:
+    """Return the number of elements of each of a parameter's states, and the bytes of each element."""
+    return [(shard_size(own, part.sizes.shard), size) for own, size in recipe.states(name, part.shapes[name])]
 
 
 def _is_tied(recipe: Recipe) -> bool:
@@ -110,7 +116,7 @@ class PhasedStep:
         self._num_micro_batches = min(num_micro_batches, _MOST_MICRO_BATCHES)
         layers = sorted({*part.blocks[:1], *part.blocks[-2:]})
         self._blocks = {f"blocks.{layer}": block_of(recipe.model, layer, tokens) for layer in layers}
-        self._weight, self._gradient, *self._moments = _stored_bytes(recipe)
+        self._weight, self._gradient = _stored_bytes(recipe)
 
     def write(self) -> None:
         """Write the step."""
@@ -171,32 +177,37 @@ class PhasedStep:
 
     def _update(self) -> None:
         """Update one tensor after the other."""
-        tape, sizes = self.tape, [shard_size(shape, self.part.sizes.shard) for shape in self.part.shapes.values()]
+        tape, part = self.tape, self.part
         has_directions = FP32 * isinstance(self.recipe.optimizer, LambConfig)
-        each = (self._weight, self._gradient, *self._moments)
-        opened = FP32 * sum(size < FP32 for size in each)
-        rounding = _ROUNDING * any(size < FP32 for size in (self._weight, *self._moments))
-        self._arrive(sizes[0], "this")
-        for size, following in zip(sizes, [*sizes[1:], 0], strict=True):
-            self._arrive(following, "next")
-            tape.hold("workspace", "opened", opened * size)
+        tensors = [
+            (shard_size(shape, part.sizes.shard), _states(self.recipe, part, name))
+            for name, shape in part.shapes.items()
+        ]
+        self._arrive(*tensors[0], "this")
+        for (size, states), following in zip(tensors, [*tensors[1:], (0, [])], strict=True):
+            opened = FP32 * size * ((self._weight < FP32) + (self._gradient < FP32))
+            opened += FP32 * sum(count for count, itemsize in states if itemsize < FP32)
+            is_rounded = self._weight < FP32 or any(itemsize < FP32 for _, itemsize in states)
+            rounding = _ROUNDING * is_rounded
+            self._arrive(*following, "next")
+            tape.hold("workspace", "opened", opened)
             tape.free(*["this gradient"] * (self._gradient < FP32))  # not needed after its conversion
             tape.use(max(has_directions, rounding) * size, "directions, random words")
             tape.free("opened")
-            for kind, name, count in self._state():
+            for kind, name, count in self._state(size, states):
                 tape.free(f"last {name}", f"this {name}")
-                tape.hold(kind, f"last {name}", count * size * (name != "gradient"))
-            tape.free(*(f"next {name}" for _, name, _ in self._state()))
-            self._arrive(following, "this")
+                tape.hold(kind, f"last {name}", count * (name != "gradient"))
+            tape.free(*(f"next {name}" for _, name, _ in self._state(size, states)))
+            self._arrive(*following, "this")
 
-    def _state(self) -> Iterator[tuple[Any, str, int]]:
-        yield "weights", "weight", self._weight
-        yield "gradients", "gradient", self._gradient
-        yield "moments", "moments", sum(self._moments)
+    def _state(self, size: int, states: list[tuple[int, int]]) -> Iterator[tuple[Any, str, int]]:
+        yield "weights", "weight", size * self._weight
+        yield "gradients", "gradient", size * self._gradient
+        yield "moments", "moments", sum(count * itemsize for count, itemsize in states)
 
-    def _arrive(self, size: int, which: str) -> None:
-        for kind, name, count in self._state():
-            self.tape.hold(kind, f"{which} {name}", count * size)
+    def _arrive(self, size: int, states: list[tuple[int, int]], which: str) -> None:
+        for kind, name, count in self._state(size, states):
+            self.tape.hold(kind, f"{which} {name}", count)
 
     @property
     def _head(self) -> Head:

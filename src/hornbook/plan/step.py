@@ -203,14 +203,19 @@ class Step:
         if precision.is_plain and not recipe.memory.offload_optimizer:
             tape.use(has_directions * sum(sizes.values()), "directions")
             return
-        dtypes = [precision.weights, precision.gradients, *map(precision.dtype_of_state, recipe.optimizer.state_names)]
-        opened = FP32 * sum(dtype != "fp32" for dtype in dtypes)
+        narrow = FP32 * sum(dtype != "fp32" for dtype in (precision.weights, precision.gradients))
         parts: Counter[str] = Counter()
+        opened: Counter[str] = Counter()
         for name, size in sizes.items():
             words = name.split(".")
-            parts[".".join(words[:2]) if words[0] == "blocks" else words[0]] += size
+            owner = ".".join(words[:2]) if words[0] == "blocks" else words[0]
+            parts[owner] += size
+            states = recipe.states(name, self.part.shapes[name])
+            opened[owner] += narrow * size + sum(
+                FP32 * shard_size(shape, self.part.sizes.shard) for shape, itemsize in states if itemsize < FP32
+            )
         largest = max(parts, key=parts.__getitem__)
-        tape.hold("workspace", "opened", opened * parts[largest])
+        tape.hold("workspace", "opened", opened[largest])
         tape.use(has_directions * parts[largest], "directions")
         tape.use(_ROUNDING * max(size for name, size in sizes.items() if name.startswith(largest)), "rounding")
         tape.free("opened")

@@ -7,7 +7,6 @@ from pathlib import Path
 from hornbook.config import Recipe
 from hornbook.config.shapes import padded_rows
 from hornbook.engine.build_training import needs_files
-from hornbook.optim.updates import build_update
 from hornbook.parallel.device import DTYPES, compute_dtype
 from hornbook.parallel.world import World
 from hornbook.storage.scratch import remove_leftovers, scratch_folder, scratch_path
@@ -55,7 +54,7 @@ def bytes_of_scratch(recipe: Recipe, world: World) -> int:
     """
     model, precision = recipe.model, recipe.precision
     hidden_size, num_layers = (getattr(model, name, 0) for name in ("hidden_size", "num_layers"))
-    state = precision.bytes_per_parameter(build_update(recipe.optimizer).state_names) * recipe.num_parameters()
+    state = precision.bytes_per_parameter * recipe.num_parameters() + recipe.bytes_of_states()
     table = padded_rows(model.vocab_size or 0) * hidden_size * DTYPES[precision.gradients].itemsize
     tokens = recipe.training.global_batch_size // world.data.size * recipe.sequence_length
     row = tokens * hidden_size * compute_dtype(precision.compute, world.device).itemsize

@@ -16,6 +16,7 @@ a rejected start leaves nothing behind, and every rank verifies by the digest th
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ import torch
 from hornbook.checkpoint import Contents
 from hornbook.checkpoint.tensors import digest
 from hornbook.config import LabelledConfig, Recipe, changed_keys, recipe_from_dict
+from hornbook.config.optimizers import states_of
 from hornbook.config.options import show
 from hornbook.engine.build_training import home_of
 from hornbook.engine.state import Progress, TrainState
@@ -158,15 +160,21 @@ def _other_moments(contents: Contents, recipe: Recipe) -> list[str]:
     """Return an error message if the source's moments, if read, are not those of the recipe's optimizer."""
     if "optimizer" not in contents.tensors:
         return []
-    there, here = _state_names(recipe_from_dict(contents.documents["recipe"])), _state_names(recipe)
+    there, here = _state_names(recipe_from_dict(contents.documents["recipe"]), contents), _state_names(recipe, contents)
     if there == here:
         return []
-    told = (", ".join(names) or "nothing" for names in (there, here))
+    told = (", ".join(dict.fromkeys(chain(*names.values()))) or "nothing" for names in (there, here))
     return ["the optimizer keeps {} there and {} here, so start with --init-optimizer fresh".format(*told)]
 
 
-def _state_names(recipe: Recipe) -> tuple[str, ...]:
-    return tuple(map(recipe.precision.stored_name, build_update(recipe.optimizer).state_names))
+def _state_names(recipe: Recipe, contents: Contents) -> dict[str, tuple[str, ...]]:
+    """Return the names of the states that the recipe's optimizer keeps for each parameter of a source."""
+    states = {
+        name: states_of(recipe.optimizer, name, tuple(tensor.shape))
+        for name, tensor in contents.tensors["model"].items()
+        if tensor.dtype.is_floating_point
+    }
+    return {name: tuple(map(recipe.precision.stored_name, shapes)) for name, shapes in states.items()}
 
 
 def _other_model(contents: Contents, recipe: Recipe) -> list[str]:
@@ -175,7 +183,7 @@ def _other_model(contents: Contents, recipe: Recipe) -> list[str]:
     Shapes come from a model on the meta device.
     """
     there = recipe_from_dict(contents.documents["recipe"])
-    has_moments = "optimizer" in contents.tensors and _state_names(there) == _state_names(recipe)
+    has_moments = "optimizer" in contents.tensors and _state_names(there, contents) == _state_names(recipe, contents)
     groups = {"model", "optimizer"} if has_moments else {"model"}
     own = outline(recipe).home.tensors()
     contents = upgrade(contents, own)

@@ -24,7 +24,6 @@ from hornbook.engine.build_training import num_steps
 from hornbook.engine.state import Progress
 from hornbook.errors import UserError
 from hornbook.optim.schedules import build_schedule, warmup_steps_of
-from hornbook.optim.updates import build_update
 from hornbook.parallel.world import World
 from hornbook.samples.batches import Samples
 from hornbook.samples.sources import Sources
@@ -81,9 +80,9 @@ def bytes_of_training(recipe: Recipe) -> int:
     if recipe.memory.execution == "phased":
         shapes = recipe.model.shapes() if hasattr(recipe.model, "shapes") else ()
         largest = max((math.prod(shape) for _, shape in shapes), default=0)
-        return (recipe.precision.bytes_per_parameter(()) + DTYPE_BYTES[recipe.precision.gradients]) * largest
-    states = () if recipe.memory.offload_optimizer else build_update(recipe.optimizer).state_names
-    return recipe.precision.bytes_per_parameter(states) * recipe.num_parameters()
+        return (recipe.precision.bytes_per_parameter + DTYPE_BYTES[recipe.precision.gradients]) * largest
+    states = 0 if recipe.memory.offload_optimizer else recipe.bytes_of_states()
+    return recipe.precision.bytes_per_parameter * recipe.num_parameters() + states
 
 
 def refuse_large_batch(recipe: Recipe, samples: Samples, world: World) -> None:
