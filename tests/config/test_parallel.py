@@ -2,8 +2,7 @@
 
 import pytest
 
-from hornbook.config import ParallelConfig, cut_dimension, load_recipe
-from hornbook.config.parallel import sees_slice
+from hornbook.config import BertConfig, GroupBertConfig, ParallelConfig, load_recipe
 from hornbook.errors import RecipeError, UserError
 
 
@@ -62,21 +61,26 @@ def test_groups_of_the_feed_forward_are_not_split():
 
 
 def test_parameters_that_are_split():
+    groups, bert = GroupBertConfig().description(), BertConfig().description()
     cuts = {
         "embedding.tokens": 0,
+        "head.table": 0,
         "blocks.3.attention.qkv.bias": 1,
         "blocks.11.first_feed_forward.grouped.weight": 0,
-        "blocks.0.feed_forward.down.weight": 1,
-        "blocks.0.feed_forward.down.bias": None,
+        "blocks.11.first_feed_forward.grouped.bias": 0,
+        "blocks.0.second_feed_forward.down.weight": 1,
+        "blocks.0.second_feed_forward.down.bias": None,
         "blocks.0.convolution.up.weight": None,
-        "blocks.0.attention_norm.weight": None,
+        "blocks.0.norms.2.weight": None,
         "head.bias": None,
     }
-    assert {name: cut_dimension(name) for name in cuts} == cuts
+    assert {name: groups.cut(name) for name in cuts} == cuts
+    assert bert.cut("blocks.3.feed_forward.up.bias") == 0 and bert.cut("blocks.3.attention.out.weight") == 1
 
 
 def test_parameters_that_see_the_tokens_of_their_rank_alone():
     """With sequence parallelism: what is replicated, but for the head, which takes all tokens."""
+    sees_slice = GroupBertConfig().description().sees_slice
     seen = [
         "embedding.positions",
         "embedding.norm.bias",

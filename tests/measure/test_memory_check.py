@@ -7,7 +7,7 @@ import torch
 from ranks import errors_of
 
 from hornbook.config import LabelledConfig, ParallelConfig, bundled_recipes, load_recipe
-from hornbook.config.communication import PLANNED_MODELS
+from hornbook.config.description import description_of
 from hornbook.measure.memory_check import TOLERANCES, check_steps
 from hornbook.ops.native import choice
 from hornbook.ops.native.library import PYTORCH, instruction_sets
@@ -61,7 +61,7 @@ def known():
     return [
         name
         for name, recipe in recipes.items()
-        if type(recipe.model) in PLANNED_MODELS and not isinstance(recipe.objective, LabelledConfig)  # random tokens
+        if description_of(recipe.model) and not isinstance(recipe.objective, LabelledConfig)  # random tokens
     ]
 
 

@@ -57,7 +57,7 @@ def test_a_block_keeps_what_the_tape_says(name, dtype):
     y_is_saved = kept["y"].untyped_storage().data_ptr() in saved
     tape = Tape()
     layers = Layers(tape, compute_on(recipe, CPU))
-    block_of(recipe.model, 0, tokens_of(recipe, state, batch)).forward(layers, "x", "y")
+    block_of(recipe.model.description().block, 0, tokens_of(recipe, state, batch)).forward(layers, "x", "y")
     predicted = tape.live - (0 if y_is_saved else tape.size("y"))
     unit = x.numel() * x.element_size()
     assert predicted / unit == pytest.approx(sum(saved.values()) / unit, rel=0.01)
@@ -74,7 +74,7 @@ def test_a_block_of_gpt_in_units(dtype, units):
     tokens = Tokens(num=num, num_real=num, groups=(Group(8, 256),), num_scored=num)
     tape = Tape()
     layers = Layers(tape, Compute(dtype=dtype))
-    block_of(model, 0, tokens).forward(layers, "x", "y")
+    block_of(model.description().block, 0, tokens).forward(layers, "x", "y")
     assert (tape.live - tape.size("y")) / (num * 512 * layers.itemsize) == pytest.approx(units, abs=0.02)
 
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from hornbook.config import AdamWConfig, MemoryConfig, MomentumConfig, ParallelConfig, bundled_recipes, load_recipe
-from hornbook.config.communication import PLANNED_MODELS
+from hornbook.config.description import description_of
 from hornbook.config.optimizers import role_of, states_of
-from hornbook.config.parallel import cut_dimension
 from hornbook.config.rank_part import RankPart
 from hornbook.config.sparsity import SparsityConfig
 from hornbook.errors import UserError
@@ -33,7 +32,7 @@ LAYOUTS = {
 
 def recipes():
     found = {name: with_vocabulary(load_recipe(name, require_data=False).recipe) for name in bundled_recipes()}
-    return {name: recipe for name, recipe in found.items() if type(recipe.model) in PLANNED_MODELS}
+    return {name: recipe for name, recipe in found.items() if description_of(recipe.model)}
 
 
 RECIPES = recipes()
@@ -56,14 +55,15 @@ def test_ranks_hold_the_parameters_of_the_model(name):
         tensor, shard = parts[0].sizes.tensor, parts[0].sizes.shard
         for part in parts:
             for key, shape in part.shapes.items():
-                dimension = cut_dimension(key)
+                dimension = part.description.cut(key)
                 expected = list(whole[key])
                 if dimension is not None:
                     expected[dimension] //= tensor
                 assert tuple(expected) == shape, key
         assert {key for part in parts for key in part.shapes} == set(whole)
         copies = num_ranks // parts[0].sizes.pipeline // shard
-        cut = sum(math.prod(shape) * (1 if cut_dimension(key) is None else 1 / tensor) for key, shape in whole.items())
+        cut_of = recipe.model.description().cut
+        cut = sum(math.prod(shape) / (1 if cut_of(key) is None else tensor) for key, shape in whole.items())
         held = sum(part.num_held({}) for part in parts)
         assert held == pytest.approx(cut * copies, rel=1e-3), "shards of odd sizes are padded"
 

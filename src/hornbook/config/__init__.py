@@ -39,7 +39,7 @@ from hornbook.config.optimizers import (
     WarmupStableDecayConfig,
 )
 from hornbook.config.options import Problem, UnknownPart, choices, option, register
-from hornbook.config.parallel import ParallelConfig, Sizes, cut_dimension
+from hornbook.config.parallel import ParallelConfig, Sizes
 from hornbook.config.recipe import Change, Recipe, changed_keys, recipe_to_dict, recipe_to_toml
 from hornbook.config.recipe_files import bundled_recipes, find_recipe
 from hornbook.config.sections import DataConfig, EvaluationConfig, MemoryConfig, PrecisionConfig, TrainingConfig
@@ -89,7 +89,6 @@ __all__ = [
     "bundled_recipes",
     "changed_keys",
     "choices",
-    "cut_dimension",
     "find_recipe",
     "load_recipe",
     "option",

@@ -25,19 +25,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from hornbook.config.factorized import FactorizedGPTConfig
-from hornbook.config.parallel import KNOWN_MODELS, sees_slice
+from hornbook.config.description import Convolution, description_of
 from hornbook.config.pipeline import rounds_of
 from hornbook.config.rank_part import RankPart, shard_size
 from hornbook.config.recipe import Recipe
 
-PLANNED_MODELS: Final = (*KNOWN_MODELS, FactorizedGPTConfig)
-"""Models whose bytes can be counted from their ``shapes``."""
 _FP32: Final = 4
-_PAIR_ENDS: Final = ("attention.out.weight", "feed_forward.down.weight")
-"""The second layer of a pair that tensor parallelism splits."""
-_CONVOLUTION: Final = ".filter_weight"
-"""A layer that needs all tokens to compute its slice."""
 _NUMBERS_OF_A_LOSS: Final = 3 * _FP32
 """Bytes of the sums over ranks for each scored token if the vocabulary is split (`hornbook.ops.cross_entropy`)."""
 _NUMBERS_OF_A_HIT: Final = _FP32 + 8
@@ -77,7 +70,7 @@ def bytes_sent(recipe: Recipe, num_ranks: int, rank: int, load: Load) -> dict[st
         rank: from 0.
         load: the computation of the rank.
     """
-    if type(recipe.model) not in PLANNED_MODELS:
+    if description_of(recipe.model) is None:
         return {}
     part = _Part.of(recipe, num_ranks, rank)
     sent: Counter[str] = Counter()
@@ -132,9 +125,11 @@ class _Part(RankPart):
         slice_size = load.tokens / num_ranks * self.recipe.model.hidden_size
         numbers = slice_size * load.itemsize * load.num_micro_batches
         embedding = slice_size * _FP32 * load.num_micro_batches * (0 in self.own_stages)
-        convolutions = sum(name.endswith(_CONVOLUTION) for name in self.shapes)
+        parts = self.description.block.parts
+        convolutions = len(self.blocks) * sum(isinstance(part, Convolution) for part in parts)  # need all tokens
         gathers = 3 * self.num_pairs + convolutions + (self.num_stages - 1 in self.own_stages)
-        seen = sum(shard_size(shape, self.sizes.shard) for name, shape in self.shapes.items() if sees_slice(name))
+        sliced = [shape for name, shape in self.shapes.items() if self.description.sees_slice(name)]
+        seen = sum(shard_size(shape, self.sizes.shard) for shape in sliced)
         return {
             "all_gather": factor("all_gather", num_ranks) * (gathers * numbers + embedding),
             "reduce_scatter": factor("reduce_scatter", num_ranks)
@@ -145,7 +140,8 @@ class _Part(RankPart):
     @property
     def num_pairs(self) -> int:
         """The number of pairs of layers that tensor parallelism splits."""
-        return sum(name.endswith(_PAIR_ENDS) for name in self.shapes)
+        parts = self.description.block.parts
+        return len(self.blocks) * sum(not isinstance(part, Convolution) for part in parts)
 
     def stages(self, load: Load) -> dict[str, float]:
         """Return the bytes of pipelines: hidden states and their gradients, and the tied table with its gradient."""

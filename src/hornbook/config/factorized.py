@@ -12,9 +12,9 @@ This is the language model of Graphcore's ``dynamic_sparsity`` (docs/from-the-ol
 from dataclasses import dataclass
 from typing import Literal
 
+from hornbook.config.description import Description, Linear, Norm, Table
 from hornbook.config.models import Activation, TransformerConfig
 from hornbook.config.options import Problem, choice_of, option
-from hornbook.config.shapes import Shapes, blocks, linear, norm
 
 
 @choice_of("model")
@@ -53,26 +53,27 @@ class FactorizedGPTConfig(TransformerConfig):
         False, help="replace token ids beyond vocab_size by the last id, instead of raising an error"
     )
 
-    def shapes(self, vocab_size: int | None = None) -> Shapes:
-        """Yield the name and the logical shape of each parameter; the tied token table once."""
-        hidden, narrow, biases = self.hidden_size, self.embedding_size, (self.qkv_bias, self.projection_bias)
-        yield "embedding.tokens", (vocab_size or self.vocab_size or 0, narrow)
-        if self.positions == "learned":
-            yield "embedding.positions", (self.max_positions, narrow)
-        yield from norm("embedding.token_norm", narrow)
-        yield from norm("embedding.position_norm", narrow)
-        yield from norm("embedding.sum_norm", narrow)
-        yield from linear("embedding.projection", narrow, hidden)
-        yield from blocks(self.num_layers, self._two_norm_block_shapes(qkv_bias=biases[0], out_bias=biases[1]))
-        yield from norm("head.norm", hidden)
-        yield from linear("head.projection", hidden, narrow)
-        yield from norm("head.projection_norm", narrow)
-
-    def _num_embedding_weights(self) -> int:
-        return self.embedding_size * self.hidden_size
-
-    def _num_head_weights(self) -> int:
-        return ((self.vocab_size or 0) + self.hidden_size) * self.embedding_size
+    def description(self, vocab_size: int | None = None) -> Description:
+        """Return the description of the model; see ``Described``."""
+        hidden, narrow = self.hidden_size, self.embedding_size
+        attention = self._attention(is_causal=True, qkv_bias=self.qkv_bias, out_bias=self.projection_bias)
+        positions = (Table("embedding.positions", (self.max_positions, narrow)),) * (self.positions == "learned")
+        return Description(
+            embedding=(
+                self._tokens(vocab_size, narrow),
+                *positions,
+                *(Norm(f"embedding.{name}_norm", narrow) for name in ("token", "position", "sum")),
+                Linear("embedding.projection", narrow, hidden),
+            ),
+            block=self._two_norm_block(attention, norm_first=True),
+            num_layers=self.num_layers,
+            head=(
+                Norm("head.norm", hidden),
+                Linear("head.projection", hidden, narrow),
+                Norm("head.projection_norm", narrow),
+            ),
+            splits=False,
+        )
 
     def problems(self) -> list[Problem]:
         """List conflicting options."""

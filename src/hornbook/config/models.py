@@ -17,18 +17,29 @@ The defaults are those of the published models, except that GPT has no dropout, 
 """
 
 import math
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from hornbook.config.description import (
+    Attention,
+    Block,
+    Convolution,
+    Described,
+    Description,
+    FeedForward,
+    Layer,
+    Linear,
+    Norm,
+    Table,
+)
 from hornbook.config.options import Problem, choice_of, option
-from hornbook.config.shapes import Shapes, blocks, count, linear, norm
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu_squared", "silu"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig(ABC):
+class TransformerConfig(Described):
     """The options of every transformer: sizes, dropouts, initial weights."""
 
     family: str = option("", help="model family")
@@ -60,36 +71,6 @@ class TransformerConfig(ABC):
         """Inner size of the feed-forward, given or derived."""
         return self.feed_forward_size or 4 * self.hidden_size
 
-    @abstractmethod
-    def shapes(self, vocab_size: int | None = None) -> Shapes:
-        """Yield the name and the logical shape of each parameter, the tied token table once."""
-
-    def num_parameters(self, vocab_size: int | None = None) -> int:
-        """Return the number of parameters; the tied token table once, or not at all if the vocabulary is not known.
-
-        Since all blocks are alike, the count extrapolates from two blocks, so that 10 million layers take no longer.
-        """
-        one, two = (count(replace(self, num_layers=num).shapes(vocab_size)) for num in (1, 2))
-        return one + (self.num_layers - 1) * (two - one)
-
-    def flops_per_token(self, length: float, *, scored: float = 1.0) -> float:
-        """Return the floating-point operations of a training step per token: 6 N + 12 L D T.
-
-        N is the number of weights of all matrices that multiply a token: 2 operations each in the forward pass, 4 in
-        the backward pass. The token table counts as the matrix of the logits, times the share of scored tokens; other
-        tables, biases and norms do not count. L D T is blocks · total size of heads · ``length``: causal attention
-        counts as if every token attended to the whole sequence, and recomputation does not count (Chowdhery et al.
-        2022, PaLM, appendix B).
-
-        Args:
-            length: tokens of a sequence, or the mean over sequences.
-            scored: share of the tokens for which logits are computed.
-        """
-        width = self.num_heads * self.effective_head_size
-        weights = self.num_layers * self._num_block_weights() + scored * self._num_head_weights()
-        weights += self._num_embedding_weights()
-        return 6.0 * weights + 12.0 * self.num_layers * width * length
-
     def problems(self) -> list[Problem]:
         """List conflicting options."""
         if self.head_size is None and self.hidden_size % self.num_heads:
@@ -97,34 +78,34 @@ class TransformerConfig(ABC):
             return [Problem(("hidden_size", "num_heads"), message)]
         return []
 
-    def _attention_shapes(self, *, qkv_bias: bool = True, out_bias: bool = True) -> Shapes:
-        heads = self.num_heads * self.effective_head_size
-        yield "attention.qkv.weight", (3, heads, self.hidden_size)
-        if qkv_bias:
-            yield "attention.qkv.bias", (3, heads)
-        yield from linear("attention.out", heads, self.hidden_size, bias=out_bias)
+    def _attention(self, *, is_causal: bool, qkv_bias: bool = True, out_bias: bool = True) -> Attention:
+        """Return an attention with as many keys and values as queries, in one stacked layer."""
+        width = self.num_heads * self.effective_head_size
+        qkv = Linear("attention.qkv", self.hidden_size, 3 * width, bias=qkv_bias, num_parts=3, cut="outputs")
+        return Attention(
+            inputs=(qkv,),
+            out=Linear("attention.out", width, self.hidden_size, bias=out_bias, cut="inputs"),
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_heads,
+            head_size=self.effective_head_size,
+            is_causal=is_causal,
+            dropout=self.attention_dropout,
+        )
 
-    def _two_norm_block_shapes(self, *, qkv_bias: bool = True, out_bias: bool = True) -> Shapes:
-        """Yield the shapes of a block of attention and feed-forward, each with its norm."""
+    def _two_norm_block(self, attention: Attention, *, norm_first: bool) -> Block:
+        """Return a block of attention and feed-forward, each with a norm."""
         hidden, inner = self.hidden_size, self.effective_feed_forward_size
-        yield from norm("attention_norm", hidden)
-        yield from self._attention_shapes(qkv_bias=qkv_bias, out_bias=out_bias)
-        yield from norm("feed_forward_norm", hidden)
-        yield from linear("feed_forward.up", hidden, inner)
-        yield from linear("feed_forward.down", inner, hidden)
+        up = Linear("feed_forward.up", hidden, inner, cut="outputs")
+        down = Linear("feed_forward.down", inner, hidden, cut="inputs")
+        return Block(
+            norms=(Norm("attention_norm", hidden), Norm("feed_forward_norm", hidden)),
+            parts=(attention, FeedForward(inputs=(up,), out=down, activation=self.activation)),
+            norm_first=norm_first,
+            dropout=self.residual_dropout,
+        )
 
-    def _num_block_weights(self) -> int:
-        """Return the number of weights of a block's matrices, without biases and norms."""
-        heads = self.num_heads * self.effective_head_size
-        return 4 * heads * self.hidden_size + 2 * self.hidden_size * self.effective_feed_forward_size
-
-    def _num_embedding_weights(self) -> int:
-        """Return the number of weights of the matrices between the token table and the first block."""
-        return 0
-
-    def _num_head_weights(self) -> int:
-        """Return the number of weights of the matrices between the hidden states and the logits."""
-        return (self.vocab_size or 0) * self.hidden_size
+    def _tokens(self, vocab_size: int | None, width: int, *, cut: int | None = 0) -> Table:
+        return Table("embedding.tokens", (vocab_size or self.vocab_size or 0, width), cut)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,15 +123,21 @@ class GPTConfig(TunableConfig):
 
     family: str = "gpt"
 
-    def shapes(self, vocab_size: int | None = None) -> Shapes:
-        """Yield the name and the logical shape of each parameter, the tied token table once."""
+    def description(self, vocab_size: int | None = None) -> Description:
+        """Return the description of the model; see ``Described``."""
         hidden = self.hidden_size
-        yield "embedding.tokens", (vocab_size or self.vocab_size or 0, hidden)
-        yield "embedding.positions", (self.max_positions, hidden)
-        yield from blocks(self.num_layers, self._two_norm_block_shapes())
-        yield from norm("head.norm", hidden)
+        head: tuple[Layer, ...] = (Norm("head.norm", hidden),)
         if self.head == "classification":
-            yield "head.labels.weight", (self.num_labels or 0, hidden)
+            head += (Linear("head.labels", hidden, self.num_labels or 0, bias=False, is_scored=False),)
+        return Description(
+            embedding=(
+                self._tokens(vocab_size, hidden),
+                Table("embedding.positions", (self.max_positions, hidden)),
+            ),
+            block=self._two_norm_block(self._attention(is_causal=True), norm_first=True),
+            num_layers=self.num_layers,
+            head=head,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,37 +167,42 @@ class EncoderConfig(TunableConfig):
         """Activation of the head."""
         return self.activation
 
-    def shapes(self, vocab_size: int | None = None) -> Shapes:
-        """Yield the name and the logical shape of each parameter, the tied token table once."""
-        hidden, num_tokens = self.hidden_size, vocab_size or self.vocab_size or 0
-        yield "embedding.tokens", (num_tokens, hidden)
-        yield "embedding.positions", (self.first_position + self.max_positions, hidden)
-        yield "embedding.segments", (self.num_segments, hidden)
-        yield from norm("embedding.norm", hidden)
-        yield from blocks(self.num_layers, self._block_shapes())
-        yield from self._head_shapes(num_tokens)
+    def description(self, vocab_size: int | None = None) -> Description:
+        """Return the description of the model; see ``Described``."""
+        hidden = self.hidden_size
+        return Description(
+            embedding=(
+                self._tokens(vocab_size, hidden),
+                Table("embedding.positions", (self.first_position + self.max_positions, hidden)),
+                Table("embedding.segments", (self.num_segments, hidden)),
+                Norm("embedding.norm", hidden),
+            ),
+            block=self._block(),
+            num_layers=self.num_layers,
+            head=tuple(self._head_layers(vocab_size or self.vocab_size or 0)),
+        )
 
-    def _block_shapes(self) -> Shapes:
-        return self._two_norm_block_shapes(qkv_bias=self.qkv_bias, out_bias=self.projection_bias)
+    def _block(self) -> Block:
+        return self._two_norm_block(self._encoder_attention(), norm_first=False)
 
-    def _head_shapes(self, num_tokens: int) -> Shapes:
+    def _encoder_attention(self) -> Attention:
+        return self._attention(is_causal=False, qkv_bias=self.qkv_bias, out_bias=self.projection_bias)
+
+    def _head_layers(self, num_tokens: int) -> Iterator[Layer]:
         hidden, is_pretraining = self.hidden_size, self.head == "pretraining"
         if is_pretraining and self.prediction_bias:
-            yield "head.bias", (num_tokens,)
+            yield Table("head.bias", (num_tokens,))
         if is_pretraining and self.head_transform:
-            yield from linear("head.transform.dense", hidden, hidden)
-            yield from norm("head.transform.norm", hidden)
+            yield Linear("head.transform.dense", hidden, hidden)
+            yield Norm("head.transform.norm", hidden)
         if self.head == "classification" or (is_pretraining and self.has_pair_head):
-            yield from linear("head.pooler", hidden, hidden)
+            yield Linear("head.pooler", hidden, hidden, is_scored=False)
         if is_pretraining and self.has_pair_head:
-            yield from linear("head.classifier", hidden, 2)
+            yield Linear("head.classifier", hidden, 2, is_scored=False)
         elif self.head == "classification":
-            yield from linear("head.labels", hidden, self.num_labels or 0)
+            yield Linear("head.labels", hidden, self.num_labels or 0, is_scored=False)
         elif self.head == "span":
-            yield from linear("head.spans", hidden, 2)
-
-    def _num_head_weights(self) -> int:
-        return super()._num_head_weights() + (self.hidden_size**2 if self.head_transform else 0)
+            yield Linear("head.spans", hidden, 2, is_scored=False)
 
 
 @choice_of("model")
@@ -257,33 +249,38 @@ class GroupBertConfig(EncoderConfig):
     convolution_group_size: int = option(16, help="channels per group of the convolution", minimum=1)
     feed_forward_groups: int = option(4, help="groups of the second feed-forward projection", minimum=1)
 
-    def _block_shapes(self) -> Shapes:
-        hidden, inner = self.hidden_size, self.effective_feed_forward_size
-        for number in range(4):
-            yield from norm(f"norms.{number}", hidden)
-        yield "convolution.filter_weight", (hidden, self.convolution_group_size, self.convolution_kernel)
-        yield "convolution.filter_bias", (hidden,)
-        yield from linear("convolution.up", hidden, 2 * hidden)
-        yield from norm("convolution.norm", hidden)
-        yield from linear("convolution.down", hidden, hidden)
-        for name in ("first_feed_forward", "second_feed_forward"):
-            groups = self.feed_forward_groups
-            yield from linear(f"{name}.up", hidden, inner)
-            yield f"{name}.grouped.weight", (groups, hidden // groups, inner // groups)
-            yield f"{name}.grouped.bias", (hidden,)
-            yield from linear(f"{name}.down", hidden, hidden)
-        yield from self._attention_shapes(qkv_bias=self.qkv_bias, out_bias=self.projection_bias)
+    def _block(self) -> Block:
+        first, second = (self._feed_forward(name) for name in ("first_feed_forward", "second_feed_forward"))
+        convolution, attention = self._convolution(), self._encoder_attention()
+        parts = (convolution, first, attention, second)
+        norms = tuple(Norm(f"norms.{number}", self.hidden_size) for number in range(4))
+        order = (*(norm.name for norm in norms), *(part.name for part in (convolution, first, second, attention)))
+        return Block(norms=norms, parts=parts, norm_first=True, dropout=self.residual_dropout, order=order)
 
-    def _head_shapes(self, num_tokens: int) -> Shapes:
-        yield from norm("head.norm", self.hidden_size)
-        yield from super()._head_shapes(num_tokens)
+    def _convolution(self) -> Convolution:
+        hidden, kernel, size = self.hidden_size, self.convolution_kernel, self.convolution_group_size
+        return Convolution(
+            up=Linear("convolution.up", hidden, 2 * hidden),
+            filters=Table("convolution.filter_weight", (hidden, size, kernel), num_weights=hidden * size * kernel),
+            filter_bias=Table("convolution.filter_bias", (hidden,)),
+            norm=Norm("convolution.norm", hidden),
+            down=Linear("convolution.down", hidden, hidden),
+            kernel=kernel,
+        )
 
-    def _num_block_weights(self) -> int:
-        hidden, inner = self.hidden_size, self.effective_feed_forward_size
-        heads = self.num_heads * self.effective_head_size
-        convolution = hidden * (2 * hidden + self.convolution_kernel * self.convolution_group_size + hidden)
-        grouped = hidden * (inner + inner // self.feed_forward_groups + hidden)
-        return convolution + 2 * grouped + 4 * heads * hidden
+    def _feed_forward(self, name: str) -> FeedForward:
+        hidden, inner, groups = self.hidden_size, self.effective_feed_forward_size, self.feed_forward_groups
+        return FeedForward(
+            name=name,
+            inputs=(Linear(f"{name}.up", hidden, inner, cut="outputs"),),
+            middle=Linear(f"{name}.grouped", inner, hidden, num_groups=groups, cut="outputs"),
+            out=Linear(f"{name}.down", hidden, hidden, cut="inputs"),
+            activation=self.activation,
+        )
+
+    def _head_layers(self, num_tokens: int) -> Iterator[Layer]:
+        yield Norm("head.norm", self.hidden_size)
+        yield from super()._head_layers(num_tokens)
 
     def problems(self) -> list[Problem]:
         """List conflicting options."""

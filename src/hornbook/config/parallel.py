@@ -1,4 +1,4 @@
-"""The layout of a run's ranks, and the dimensions of weights that tensor parallelism splits.
+"""The layout of a run's ranks.
 
 ::
 
@@ -19,36 +19,14 @@ the number of ranks. The module does not import torch, so that plans can use it.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from functools import cache
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from hornbook.config.models import BertConfig, GPTConfig, GroupBertConfig, RobertaConfig, TransformerConfig
+from hornbook.config.description import description_of
+from hornbook.config.models import TransformerConfig
 from hornbook.config.options import Problem, option
 from hornbook.config.pipeline import PipelineSchedule, head_cost, split_layers
 from hornbook.errors import UserError
 from hornbook.wording import counted
-
-TENSOR_CUTS: Final = {
-    "embedding.tokens": 0,
-    "head.table": 0,
-    "blocks.*.attention.qkv.weight": 1,
-    "blocks.*.attention.qkv.bias": 1,
-    "blocks.*.attention.out.weight": 1,
-    "blocks.*feed_forward.up.weight": 0,
-    "blocks.*feed_forward.up.bias": 0,
-    "blocks.*feed_forward.grouped.weight": 0,
-    "blocks.*feed_forward.grouped.bias": 0,
-    "blocks.*feed_forward.down.weight": 1,
-}
-"""Pattern of parameter names -> the dimension that tensor parallelism splits. All other parameters are replicated:
-norms, position tables, GroupBERT's convolution, heads of labeled data.
-
-The first layer of a pair is split by its outputs and the second by its inputs (Shoeybi et al. 2019, section 3); the
-token table by its rows, query, key and value by heads, and GroupBERT's grouped layer by whole groups.
-"""
-KNOWN_MODELS: Final = (GPTConfig, BertConfig, RobertaConfig, GroupBertConfig)
-"""Models whose weights are named in ``TENSOR_CUTS`` and listed by ``shapes``."""
 
 
 class Sizes(NamedTuple):
@@ -184,28 +162,12 @@ class ParallelConfig:
         """Yield sizes of ``model`` that tensor parallelism does not divide; custom models do not support it."""
         if self.tensor_parallel == 1:
             return
-        if type(model) not in KNOWN_MODELS:
+        described = description_of(model)
+        if described is None or not described.splits:
             message = "this model family does not support tensor parallelism; set tensor_parallel to 1"
             yield Problem(("parallel.tensor_parallel", "model.family"), message)
             return
-        divided = {"num_heads": model.num_heads, "feed_forward_size": model.effective_feed_forward_size}
-        if isinstance(model, GroupBertConfig):
-            divided["feed_forward_groups"] = model.feed_forward_groups
-        for key, size in divided.items():
+        for key, size in described.divided().items():
             if size % self.tensor_parallel:
                 message = f"tensor_parallel must divide {key}, which is {size:,}; change one of them"
                 yield Problem(("parallel.tensor_parallel", f"model.{key}"), message)
-
-
-@cache
-def cut_dimension(name: str) -> int | None:
-    """Return the dimension of a parameter that tensor parallelism splits; None if it is replicated."""
-    return next((dimension for pattern, dimension in TENSOR_CUTS.items() if fnmatchcase(name, pattern)), None)
-
-
-def sees_slice(name: str) -> bool:
-    """Return whether sequence parallelism applies a parameter only to the tokens of its rank.
-
-    Its gradient is then summed over the tensor-parallel ranks. The head processes all tokens.
-    """
-    return name.startswith(("embedding.", "blocks.")) and cut_dimension(name) is None

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from hornbook.config.parallel import Sizes, cut_dimension
+from hornbook.config.description import Description, Parameter, description_of
+from hornbook.config.parallel import Sizes
 from hornbook.config.pipeline import rank_of
 from hornbook.config.recipe import Recipe
 from hornbook.config.shapes import padded_rows
@@ -22,6 +23,7 @@ class RankPart:
     """The part of a model that a rank holds and computes."""
 
     recipe: Recipe
+    description: Description
     sizes: Sizes
     shapes: dict[str, tuple[int, ...]]
     """Shapes of the parameters of its stages, split by tensor parallelism, padded as in memory."""
@@ -50,10 +52,20 @@ class RankPart:
         held = {f"blocks.{layer}." for layers in own.values() for layer in layers}
         held |= {"embedding."} if 0 in own else set()
         held |= {"head."} if len(stages) - 1 in own else set()
-        cut = {name: cut_shape(name, shape, sizes.tensor) for name, shape in model.shapes()}
+        described = description_of(model)
+        assert described is not None, "the caller has checked it"
+        cut = {parameter.name: cut_shape(parameter, sizes.tensor) for parameter in described.parameters()}
         shapes = {name: shape for name, shape in cut.items() if name.startswith(tuple(held))}
         table = cut["embedding.tokens"]
-        return cls(recipe=recipe, sizes=sizes, shapes=shapes, table=table, blocks_of_stage=own, num_stages=len(stages))
+        return cls(
+            recipe=recipe,
+            description=described,
+            sizes=sizes,
+            shapes=shapes,
+            table=table,
+            blocks_of_stage=own,
+            num_stages=len(stages),
+        )
 
     @property
     def own_stages(self) -> tuple[int, ...]:
@@ -102,11 +114,11 @@ class RankPart:
         return shard_size(self.table, self.sizes.shard) if is_apart else 0
 
 
-def cut_shape(name: str, shape: tuple[int, ...], num_parts: int) -> tuple[int, ...]:
+def cut_shape(parameter: Parameter, num_parts: int) -> tuple[int, ...]:
     """Return the shape of a rank's part of a parameter in memory, which tensor parallelism may split."""
-    if name == "embedding.tokens":
+    name, shape, dimension = parameter
+    if name in ("embedding.tokens", "head.table"):
         shape = (padded_rows(shape[0]), *shape[1:])
-    dimension = cut_dimension(name)
     if dimension is None:
         return shape
     return (*shape[:dimension], shape[dimension] // num_parts, *shape[dimension + 1 :])

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
+from hornbook.config.description import description_of
 from hornbook.config.models import (
     CausalLMConfig,
     ClassificationConfig,
@@ -109,15 +110,15 @@ class Recipe:
         """Return the bytes of the optimizer's state; 0 for custom models that do not list their parameters."""
         absent = self.sparsity.num_absent(self.model) if self.sparsity.is_sparse else {}
 
-        def of(model: TransformerConfig) -> int:
-            return sum(
-                size * math.prod(own) for name, shape in model.shapes() for own, size in self.states(name, shape)
-            )
+        def of(num_layers: int) -> int:
+            shapes = replace(described, num_layers=num_layers).shapes()
+            return sum(size * math.prod(own) for name, shape in shapes for own, size in self.states(name, shape))
 
-        if not hasattr(self.model, "shapes"):
+        described = description_of(self.model)
+        if described is None:
             return 0
-        one, two = (of(replace(self.model, num_layers=num)) for num in (1, 2))
-        whole = one + (self.model.num_layers - 1) * (two - one)
+        one, two = of(1), of(2)  # blocks are alike
+        whole = one + (described.num_layers - 1) * (two - one)
         return whole - sum(
             count * size for name, count in absent.items() for _, size in self.states(f"{name}.weight", (1, 1))
         )

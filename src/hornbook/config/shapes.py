@@ -1,13 +1,8 @@
-"""Shapes of parameters and block sizes of operators, shared by models and plans, without torch.
+"""Types of shapes, and block sizes of operators, shared by models and plans, without torch.
 
-::
-
-    blocks(2, linear("up", 4, 8))  ->  ("blocks.0.up.weight", (8, 4)), ("blocks.0.up.bias", (8,)), ("blocks.1.up...
-
-The configuration of each family lists its shapes (``GPTConfig.shapes``); a test compares them with the models.
+`hornbook.config.description` lists the parameters of a model.
 """
 
-import math
 from collections.abc import Iterator
 from typing import Final
 
@@ -35,30 +30,6 @@ BUCKET_ELEMENTS: Final = 1 << 22
 def padded_rows(vocab_size: int) -> int:
     """Return the rows of the token table in memory: a multiple of 64, which speeds up matrix products."""
     return -(-vocab_size // _ROW_MULTIPLE) * _ROW_MULTIPLE
-
-
-def linear(name: str, num_in: int, num_out: int, *, bias: bool = True) -> Shapes:
-    """Yield the shapes of a linear layer."""
-    yield f"{name}.weight", (num_out, num_in)
-    if bias:
-        yield f"{name}.bias", (num_out,)
-
-
-def norm(name: str, size: int) -> Shapes:
-    """Yield the shapes of a layer norm."""
-    yield f"{name}.weight", (size,)
-    yield f"{name}.bias", (size,)
-
-
-def blocks(num_layers: int, block: Shapes) -> Shapes:
-    """Yield the shapes of ``num_layers`` equal blocks."""
-    shapes = list(block)
-    return ((f"blocks.{layer}.{name}", shape) for layer in range(num_layers) for name, shape in shapes)
-
-
-def count(shapes: Shapes) -> int:
-    """Return the number of parameters of the shapes."""
-    return sum(math.prod(shape) for _, shape in shapes)
 
 
 def attention_blocks(

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from hornbook.checkpoint.contents import Shard
 from hornbook.config.optimizers import Role, role_of
-from hornbook.config.parallel import sees_slice
 from hornbook.errors import UserError
 from hornbook.model import LanguageModel
 from hornbook.optim.slots import Holders, Slot, norms_of, num_parts_of
@@ -128,7 +127,8 @@ class InMemory:
         summed.sort(key=lambda parameter: parameter is model.embedding.tokens)  # a tied table's gradient changes last
         has_sums = world.data.size > 1 and not world.is_sharded
         self._sums = GradientSums(summed, world.data) if has_sums else None
-        sliced = [held.parameter for held in self._held if sees_slice(held.name)]
+        described = model.description
+        sliced = [held.parameter for held in self._held if described and described.sees_slice(held.name)]
         self._sums_over_slices = GradientSums(sliced, world.sequence) if sliced and world.sequence.size > 1 else None
         self._sharded: list[Any] = [module for module in model.modules() if hasattr(module, "set_requires_all_reduce")]
 

@@ -3,7 +3,7 @@
 ::
 
     model on the meta device
-      1. tensor parallelism   weights become DTensors, split as `hornbook.config.parallel` says; a rank has some of the
+      1. tensor parallelism   weights become DTensors, split as the model's description says; a rank has some of the
                               heads and, with sequence parallelism, some of the tokens between layers
       2. compilation          each block's forward pass goes through torch.compile
          recomputation        layers keep fewer activations for the backward pass (`hornbook.engine.activations`)
@@ -24,7 +24,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from hornbook.config import MemoryConfig
-from hornbook.config.parallel import cut_dimension
 from hornbook.engine.activations import offload_layers, recompute_layers
 from hornbook.engine.executors.pipeline import Pipeline
 from hornbook.engine.sequence_parallel import slice_tokens
@@ -92,8 +91,9 @@ def _split_layers(model: LanguageModel, mesh: DeviceMesh) -> None:
     """Replace the weights of layers by this rank's parts, and limit attention to its heads."""
     from torch.distributed.tensor import Shard
 
+    assert model.description is not None, "the recipe was checked"
     for name, parameter in list(model.own_parameters()):
-        dimension = cut_dimension(name)
+        dimension = model.description.cut(name)
         if dimension is None:
             continue
         if parameter.shape[dimension] % mesh.size():

@@ -12,7 +12,7 @@ elements are dropped. GroupBERT's convolution needs neighboring tokens, so it ga
 The head gathers all tokens: it selects some of them, and its ranks share the vocabulary.
 
 The gradients of norms, biases and position tables come from a slice, so they are summed over the ranks
-(`hornbook.config.parallel.sees_slice`).
+(`hornbook.config.description.Description.sees_slice`).
 """
 
 from typing import Any

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from hornbook.config import BertConfig, FactorizedGPTConfig, GPTConfig, GroupBertConfig, Recipe, RobertaConfig
+from hornbook.config.description import description_of
 from hornbook.errors import UserError
 from hornbook.model.encoder import EncoderModel, build_bert, build_groupbert
 from hornbook.model.factorized import build_factorized_gpt
@@ -64,6 +65,7 @@ def model_of(recipe: Recipe, compute_dtype: torch.dtype) -> LanguageModel:
     Call it in the context of the meta device if the recipe is sparse. Arguments and errors as for ``build_model``.
     """
     model = build_model(recipe.model, compute_dtype)
+    model.description = description_of(recipe.model)
     if recipe.sparsity.linears:
         sparsify(model, recipe.sparsity, recipe.model)
     if recipe.sparsity.embedding_block_size is not None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.config import GPTConfig
+from hornbook.config.description import Description
 from hornbook.model.attention import Context, KeyValues
 from hornbook.model.block import PreNormBlock
 from hornbook.model.head import CausalHead, OutputHead
@@ -45,6 +46,7 @@ class LanguageModel(nn.Module):
         num_ids: number of accepted token ids; greater than ``vocab_size`` if the model clamps larger ids.
         compute_dtype: dtype of the activations, independent of that of the parameters.
         computes_on: the device that computes, if it is not that of the parameters.
+        description: of its layers; None for a custom model that gives none.
     """
 
     is_causal = True
@@ -61,6 +63,7 @@ class LanguageModel(nn.Module):
         self.vocab_size = self.num_ids = head.vocab_size
         self.compute_dtype = embedding.compute_dtype
         self.computes_on: torch.device | None = None
+        self.description: Description | None = None
         self.tie()
 
     @property

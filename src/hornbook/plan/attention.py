@@ -73,6 +73,7 @@ class Attention:
         is_causal: whether the attention is causal.
         dropout: of the attention weights.
         recomputes: whether the activations between the projections are recomputed in the backward pass.
+        is_stacked: whether query, key and value are one tensor, as native attention takes them.
     """
 
     name: str
@@ -81,11 +82,12 @@ class Attention:
     is_causal: bool
     dropout: float
     recomputes: bool = False
+    is_stacked: bool = True
 
     def form(self, layers: Layers, tokens: Tokens, group: Group) -> Form:
         """Return the form that computes a group."""
         compute, is_16_bit = layers.compute, layers.itemsize < FP32
-        if compute.is_native("attention") and not tokens.is_masked:
+        if self.is_stacked and compute.is_native("attention") and not tokens.is_masked:
             return "native"
         fits = is_blocked(compute.device, group.num * self.num_heads, group.length, is_causal=self.is_causal)
         if self.is_causal:

@@ -1,4 +1,4 @@
-"""Memory of the blocks of each model: `hornbook.model.block` and `hornbook.model.group_block`.
+"""Memory of the blocks of described models: `hornbook.model.block` and `hornbook.model.group_block`.
 
 ::
 
@@ -9,10 +9,13 @@ Tensor-parallel ranks compute some of the heads and some of the inner columns; s
 parallelism, a rank holds a slice of the tokens between the split layers, see ``own_tokens``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hornbook.config.models import EncoderConfig, GroupBertConfig, TransformerConfig
+from hornbook.config.description import Attention as AttentionPart
+from hornbook.config.description import Block as BlockDescription
+from hornbook.config.description import Convolution, FeedForward, Linear
 from hornbook.plan.attention import Attention, Tokens
 from hornbook.plan.layers import Layers
 
@@ -28,7 +31,7 @@ class Block(Protocol):
 
 
 def block_of(
-    model: TransformerConfig,
+    description: BlockDescription,
     index: int,
     tokens: Tokens,
     num_parts: int = 1,
@@ -39,16 +42,15 @@ def block_of(
     """Return a block of a model.
 
     Args:
-        model: determines the sizes.
+        description: of the blocks.
         index: of the block.
         tokens: of a micro-batch.
         num_parts: number of ranks over which it is split.
         num_slices: number of ranks over which its tokens are split between the split layers.
         mixes_again: whether attention is recomputed in the backward pass.
     """
-    is_encoder = isinstance(model, EncoderConfig)
-    kind = GroupBlock if isinstance(model, GroupBertConfig) else PostNorm if is_encoder else PreNorm
-    return kind(model, f"blocks.{index}", tokens, num_parts, num_slices, mixes_again)
+    kind = PreNorm if description.norm_first else PostNorm
+    return kind(description, f"blocks.{index}", tokens, num_parts, num_slices, mixes_again)
 
 
 def own_tokens(tokens: Tokens, num_slices: int) -> int:
@@ -68,7 +70,7 @@ def add_residual(layers: Layers, size: float) -> None:
 
 @dataclass(frozen=True)
 class _Block:
-    model: TransformerConfig
+    block: BlockDescription
     name: str
     tokens: Tokens
     num_parts: int
@@ -78,7 +80,7 @@ class _Block:
     @property
     def size(self) -> int:
         """D."""
-        return self.model.hidden_size
+        return self.block.norms[0].size
 
     @property
     def own(self) -> int:
@@ -97,264 +99,200 @@ class _Block:
         layers.scratch(result, self.own * self.size)
         layers.tape.free("slices")
 
-    def enter(self, layers: Layers, name: str, num_out: int, result: str) -> None:
+    def enter(self, layers: Layers, linear: Linear, result: str) -> None:
         """Compute ``result``, for all tokens, by a linear layer that is split by outputs."""
         if self.num_slices > 1:
             self.gather(layers, "all tokens")
-        layers.linear(name, self.tokens.num, self.size, num_out, result)
+        num_out = linear.num_out // self.num_parts
+        layers.linear(f"{self.name}.{linear.name}", self.tokens.num, self.size, num_out, result)
         layers.tape.free("all tokens")
 
-    def enter_backward(
-        self, layers: Layers, name: str, num_out: int, gradient: str, result: str, *frees: str, bias: bool = True
-    ) -> None:
+    def enter_backward(self, layers: Layers, linear: Linear, gradient: str, result: str, *frees: str) -> None:
         """Compute the gradient ``result`` of the input; with slices, the input is gathered once more."""
-        whole = result
+        whole, num_out = result, linear.num_out // self.num_parts
         if self.num_slices > 1:
             whole, numbers = "all tokens", self.tokens.num * self.size
             layers.scratch(result, numbers)
             self.scatter(layers, result)
             layers.tape.use(numbers * layers.itemsize)
-        layers.linear_backward(name, self.tokens.num, self.size, num_out, gradient, whole, *frees, bias=bias)
+        name = f"{self.name}.{linear.name}"
+        layers.linear_backward(name, self.tokens.num, self.size, num_out, gradient, whole, *frees, bias=linear.bias)
         layers.tape.free("all tokens")
 
-    def leave(self, layers: Layers, name: str, num_in: int, result: str) -> None:
+    def leave(self, layers: Layers, linear: Linear, result: str) -> None:
         """Compute ``result`` by a linear layer that is split by inputs."""
-        layers.linear(name, self.tokens.num, num_in, self.size, result)
+        num_in = linear.num_in // self.num_parts
+        layers.linear(f"{self.name}.{linear.name}", self.tokens.num, num_in, self.size, result)
         if self.num_slices > 1:
             self.scatter(layers, result)
 
-    def leave_backward(
-        self, layers: Layers, name: str, num_in: int, gradient: str, result: str, *frees: str, bias: bool = True
-    ) -> None:
+    def leave_backward(self, layers: Layers, linear: Linear, gradient: str, result: str, *frees: str) -> None:
         """Compute the gradient ``result`` of the input, and free ``gradient`` unless it is that of the residual."""
-        whole = gradient
+        whole, num_in = gradient, linear.num_in // self.num_parts
         if self.num_slices > 1:
             self.gather(layers, whole := "all gradients")
-        layers.linear_backward(name, self.tokens.num, num_in, self.size, whole, result, *frees, bias=bias)
+        name = f"{self.name}.{linear.name}"
+        layers.linear_backward(name, self.tokens.num, num_in, self.size, whole, result, *frees, bias=linear.bias)
         layers.tape.free("all gradients", *[gradient] * (gradient != "gradient"))
 
-    @property
-    def attention(self) -> Attention:
-        """The attention between the projections."""
-        heads = self.model.num_heads // self.num_parts
+    def compute(self, layers: Layers, number: int, result: str) -> None:
+        """Compute ``result`` by the block's part of this number."""
+        part = self.block.parts[number]
+        if isinstance(part, AttentionPart):
+            self.attend(layers, part, result)
+        elif isinstance(part, FeedForward):
+            self.feed(layers, part, result)
+        else:
+            self.convolve(layers, part, number, result)
+
+    def compute_backward(self, layers: Layers, number: int, gradient: str, result: str, *frees: str) -> None:
+        """Compute the gradient ``result`` of a part's input from ``gradient``."""
+        part = self.block.parts[number]
+        if isinstance(part, AttentionPart):
+            self.attend_backward(layers, part, gradient, result, *frees)
+        elif isinstance(part, FeedForward):
+            self.feed_backward(layers, part, gradient, result, *frees)
+        else:
+            self.convolve_backward(layers, part, gradient, result, *frees)
+
+    def _attention(self, part: AttentionPart) -> Attention:
+        """Return the attention between the projections."""
+        heads = part.num_heads // self.num_parts
         return Attention(
-            name=f"{self.name}.attention",
+            name=f"{self.name}.{part.name}",
             num_heads=heads,
-            width=heads * self.model.effective_head_size,
-            is_causal=not isinstance(self.model, EncoderConfig),
-            dropout=self.model.attention_dropout,
+            width=heads * part.head_size,
+            is_causal=part.is_causal,
+            dropout=part.dropout,
             recomputes=self.mixes_again,
+            is_stacked=len(part.inputs) == 1,
         )
 
-    def attend(self, layers: Layers, result: str) -> None:
-        """Compute ``result`` by attention with both projections."""
-        attention = self.attention
-        name, width = attention.name, attention.width
-        self.enter(layers, f"{name}.qkv", 3 * width, f"{name}/qkv")
+    def attend(self, layers: Layers, part: AttentionPart, result: str) -> None:
+        """Compute ``result`` by attention with its projections."""
+        attention = self._attention(part)
+        packed = f"{attention.name}/qkv"
+        if attention.is_stacked:
+            self.enter(layers, part.inputs[0], packed)
+        else:
+            projected = [f"{self.name}.{linear.name}/result" for linear in part.inputs]
+            for linear, name in zip(part.inputs, projected, strict=True):
+                self.enter(layers, linear, name)
+            layers.activation(packed, self.tokens.num * 3 * attention.width)  # turned, a key and value for each head
+            layers.tape.free(*projected)
         attention.forward(layers, self.tokens)
-        self.leave(layers, f"{name}.out", width, result)
+        self.leave(layers, part.out, result)
 
-    def attend_backward(self, layers: Layers, gradient: str, result: str, *frees: str) -> None:
+    def attend_backward(self, layers: Layers, part: AttentionPart, gradient: str, result: str, *frees: str) -> None:
         """Compute the gradient ``result`` of the input from ``gradient``."""
-        attention = self.attention
-        name, width = attention.name, attention.width
-        bias = getattr(self.model, "projection_bias", True)
-        merged = [f"{name}/y"] if layers.tape.holds(f"{name}/y") and not layers.compute.is_native("attention") else []
-        self.leave_backward(layers, f"{name}.out", width, gradient, "dy", *merged, bias=bias)
+        attention = self._attention(part)
+        name, is_native = attention.name, attention.is_stacked and layers.compute.is_native("attention")
+        merged = [f"{name}/y"] if layers.tape.holds(f"{name}/y") and not is_native else []
+        self.leave_backward(layers, part.out, gradient, "dy", *merged)
         attention.backward(layers, self.tokens, "dy", "dqkv")
-        bias = getattr(self.model, "qkv_bias", True)
-        self.enter_backward(layers, f"{name}.qkv", 3 * width, "dqkv", result, *frees, bias=bias)
+        if attention.is_stacked:
+            self.enter_backward(layers, part.inputs[0], "dqkv", result, *frees)
+        else:
+            self._separate_backward(layers, part.inputs, ["dqkv"], result, *frees)
         layers.tape.free("dqkv")
 
-    def feed(self, layers: Layers, result: str) -> None:
-        """Compute ``result`` by the feed-forward."""
-        name, inner, num = f"{self.name}.feed_forward", self._inner, self.tokens.num
-        self.enter(layers, f"{name}.up", inner, f"{name}/up")
-        layers.activation(f"{name}/hidden", num * inner)
-        self.leave(layers, f"{name}.down", inner, result)
+    def _separate_backward(
+        self, layers: Layers, linears: Sequence[Linear], sources: Sequence[str], result: str, *frees: str
+    ) -> None:
+        """Compute the gradient ``result`` of several layers' common input, and free the gradients ``sources``."""
+        names = [f"{self.name}.{linear.name}/dresult" for linear in linears]
+        for linear, name in zip(linears, names, strict=True):
+            layers.scratch(name, self.tokens.num * linear.num_out // self.num_parts)
+        layers.tape.free(*sources)
+        for number, (linear, name) in enumerate(zip(linears, names, strict=True)):
+            is_last = number == len(linears) - 1
+            part = result if number == 0 else f"{result} {number}"
+            self.enter_backward(layers, linear, name, part, *frees if is_last else ())
+            layers.tape.free(name, *[part] * (number > 0))
 
-    def feed_backward(self, layers: Layers, gradient: str, result: str, *frees: str) -> None:
+    def feed(self, layers: Layers, part: FeedForward, result: str) -> None:
+        """Compute ``result`` by the feed-forward."""
+        name, num = f"{self.name}.{part.name}", self.tokens.num
+        inner = part.inputs[0].num_out // self.num_parts
+        for number, linear in enumerate(part.inputs):
+            self.enter(layers, linear, f"{name}/up {number}")
+        if len(part.inputs) > 1:
+            layers.activation(f"{name}/gate", num * inner)
+        layers.activation(f"{name}/hidden", num * inner)
+        if part.middle is not None:
+            self._group(layers, name, part.middle)
+        self.leave(layers, part.out, result)
+
+    def feed_backward(self, layers: Layers, part: FeedForward, gradient: str, result: str, *frees: str) -> None:
         """Compute the gradient ``result`` of the input from ``gradient``."""
-        name, inner, num = f"{self.name}.feed_forward", self._inner, self.tokens.num
-        self.leave_backward(layers, f"{name}.down", inner, gradient, "dhidden", f"{name}/hidden")
+        name, num = f"{self.name}.{part.name}", self.tokens.num
+        inner = part.inputs[0].num_out // self.num_parts
+        ups = [f"{name}/up {number}" for number in range(len(part.inputs))]
+        if part.middle is None:
+            self.leave_backward(layers, part.out, gradient, "dhidden", f"{name}/hidden")
+        else:
+            self.leave_backward(layers, part.out, gradient, "dmiddle", f"{name}/middle")
+            self._group_backward(layers, name, part.middle)
+        if len(part.inputs) > 1:
+            layers.scratch("dgate", num * inner)
         layers.scratch("dup", num * inner)
-        layers.tape.free("dhidden", f"{name}/up")
-        self.enter_backward(layers, f"{name}.up", inner, "dup", result, *frees)
+        layers.tape.free("dhidden", f"{name}/gate", *ups)
+        if len(part.inputs) == 1:
+            self.enter_backward(layers, part.inputs[0], "dup", result, *frees)
+        else:
+            self._separate_backward(layers, part.inputs, ["dup", "dgate"], result, *frees)
         layers.tape.free("dup")
+
+    def _group(self, layers: Layers, name: str, middle: Linear) -> None:
+        """Compute a grouped layer of the feed-forward."""
+        num_out = middle.num_out // self.num_parts
+        if layers.compute.weights != layers.compute.dtype:
+            layers.activation(f"{self.name}.{middle.name}/cast", middle.num_weights // self.num_parts)
+        for what in ("parts", "joined"):
+            layers.scratch(what, self.tokens.num * num_out)
+        layers.activation(f"{name}/middle", self.tokens.num * num_out)
+        layers.tape.free("joined", "parts")
+
+    def _group_backward(self, layers: Layers, name: str, middle: Linear) -> None:
+        inner, numbers, tape = middle.num_in // self.num_parts, middle.num_weights // self.num_parts, layers.tape
+        layer = f"{self.name}.{middle.name}"
+        layers.scratch("dparts", self.tokens.num * inner)
+        used = f"{name}/hidden", f"{layer}/cast"
+        is_later = layers.postpones(layer, numbers + self.size, layers.itemsize, "dmiddle", *used)
+        if not is_later:
+            layers.scratch(f"{layer}/new", numbers + self.size)
+        tape.free(*used, "dmiddle")
+        layers.scratch("dhidden", self.tokens.num * inner)
+        tape.free("dparts")
+        if not is_later:
+            layers.arrived(layer, numbers + self.size)
 
     def drop(self, layers: Layers, name: str) -> None:
         """Drop elements before a residual addition."""
-        layers.dropout(self.own, self.size, name, probability=self.model.residual_dropout)
+        layers.dropout(self.own, self.size, name, probability=self.block.dropout)
 
     def drop_backward(self, layers: Layers) -> str:
         """Return the name of the gradient before the dropout."""
-        if self.model.residual_dropout == 0.0:
+        if self.block.dropout == 0.0:
             return "gradient"
-        layers.dropout(self.own, self.size, "dropped gradient", probability=self.model.residual_dropout)
+        layers.dropout(self.own, self.size, "dropped gradient", probability=self.block.dropout)
         return "dropped gradient"
 
-    @property
-    def _inner(self) -> int:
-        return self.model.effective_feed_forward_size // self.num_parts
-
-
-class PreNorm(_Block):
-    """GPT's block: ``x + attention(norm(x))``, then ``x + feed_forward(norm(x))``."""
-
-    def forward(self, layers: Layers, x: str, y: str) -> None:
-        """See ``Block``."""
-        name, num, size = self.name, self.own, self.size
-        for part, work, result in (
-            ("attention_norm", self.attend, f"{name}/middle"),
-            ("feed_forward_norm", self.feed, y),
-        ):
-            layers.norm(f"{name}.{part}", num, size, f"{name}.{part}/y")
-            work(layers, "change")
-            self.drop(layers, "change")
-            layers.activation(result, num * size)
-            layers.tape.free("change")
-
-    def backward(self, layers: Layers, x: str) -> None:
-        """See ``Block``."""
-        name, num, size = self.name, self.own, self.size
-        for part, work, source in (
-            ("feed_forward_norm", self.feed_backward, f"{name}/middle"),
-            ("attention_norm", self.attend_backward, x),
-        ):
-            work(layers, self.drop_backward(layers), "dnormed", f"{name}.{part}/y")
-            layers.norm_backward(f"{name}.{part}", num, size, "dnormed", "branch", source)
-            layers.tape.free("dnormed")
-            add_residual(layers, num * size)
-
-
-class PostNorm(_Block):
-    """BERT's block: ``norm(x + attention(x))``, then ``norm(x + feed_forward(x))``."""
-
-    def forward(self, layers: Layers, x: str, y: str) -> None:
-        """See ``Block``."""
-        name, num, size = self.name, self.own, self.size
-        for part, work, result in (
-            ("attention_norm", self.attend, f"{name}/middle"),
-            ("feed_forward_norm", self.feed, y),
-        ):
-            work(layers, "change")
-            self.drop(layers, "change")
-            layers.activation(f"{name}.{part}/x", num * size)
-            layers.tape.free("change")
-            layers.norm(f"{name}.{part}", num, size, result)
-
-    def backward(self, layers: Layers, x: str) -> None:
-        """See ``Block``."""
-        name, num, size = self.name, self.own, self.size
-        for part, work, source in (
-            ("feed_forward_norm", self.feed_backward, f"{name}/middle"),
-            ("attention_norm", self.attend_backward, x),
-        ):
-            layers.norm_backward(f"{name}.{part}", num, size, "gradient", "dsum", f"{name}.{part}/x")
-            layers.tape.free("gradient")
-            layers.scratch("gradient", num * size)
-            layers.tape.free("dsum")
-            work(layers, self.drop_backward(layers), "branch", source)
-            add_residual(layers, num * size)
-
-
-class GroupBlock(_Block):
-    """GroupBERT's block of four pre-norm modules: convolution, feed-forward, attention, feed-forward."""
-
-    @property
-    def _group(self) -> GroupBertConfig:
-        assert isinstance(self.model, GroupBertConfig), "no other model has this block"
-        return self.model
-
-    @property
-    def _rows(self) -> int:
-        """Number of rows of the column of all sequences, with gaps."""
-        gap = self._group.convolution_kernel // 2
-        return self.tokens.num_real + gap * (self.tokens.num_sequences + 1)
-
-    def forward(self, layers: Layers, x: str, y: str) -> None:
-        """See ``Block``."""
-        name, num, size = self.name, self.own, self.size
-        for number, work in enumerate((self.convolve, self._first, self.attend, self._second)):
-            layers.norm(f"{name}.norms.{number}", num, size, f"{name}.norms.{number}/y")
-            work(layers, "change")
-            self.drop(layers, "change")
-            layers.activation(y if number == 3 else f"{name}/x {number}", num * size)
-            layers.tape.free("change")
-
-    def backward(self, layers: Layers, x: str) -> None:
-        """See ``Block``."""
-        name, num, size = self.name, self.own, self.size
-        works = (self.convolve_backward, self._first_backward, self.attend_backward, self._second_backward)
-        for number in range(3, -1, -1):
-            norm = f"{name}.norms.{number}"
-            works[number](layers, self.drop_backward(layers), "dnormed", f"{norm}/y")
-            source = f"{name}/x {number - 1}" if number else x
-            layers.norm_backward(norm, num, size, "dnormed", "branch", source)
-            add_residual(layers, num * size)
-
-    def _first(self, layers: Layers, result: str) -> None:
-        self.feed_in_groups(layers, "first_feed_forward", result)
-
-    def _second(self, layers: Layers, result: str) -> None:
-        self.feed_in_groups(layers, "second_feed_forward", result)
-
-    def _first_backward(self, layers: Layers, gradient: str, result: str, *frees: str) -> None:
-        self.feed_in_groups_backward(layers, "first_feed_forward", gradient, result, *frees)
-
-    def _second_backward(self, layers: Layers, gradient: str, result: str, *frees: str) -> None:
-        self.feed_in_groups_backward(layers, "second_feed_forward", gradient, result, *frees)
-
-    def feed_in_groups(self, layers: Layers, part: str, result: str) -> None:
-        """Compute ``result`` by a feed-forward whose second layer is grouped."""
-        name, inner, num = f"{self.name}.{part}", self._inner, self.tokens.num
-        self.enter(layers, f"{name}.up", inner, f"{name}/up")
-        layers.activation(f"{name}/hidden", num * inner)
-        if layers.compute.weights != layers.compute.dtype:
-            layers.activation(f"{name}.grouped/cast", inner * self.size // self._group.feed_forward_groups)
-        for what in ("parts", "joined"):
-            layers.scratch(what, num * self._middle)
-        layers.activation(f"{name}/middle", num * self._middle)
-        layers.tape.free("joined", "parts")
-        self.leave(layers, f"{name}.down", self._middle, result)
-
-    def feed_in_groups_backward(self, layers: Layers, part: str, gradient: str, result: str, *frees: str) -> None:
-        """Compute the gradient ``result`` of the input from ``gradient``."""
-        name, inner, num, tape = f"{self.name}.{part}", self._inner, self.tokens.num, layers.tape
-        weights = inner * self.size // self._group.feed_forward_groups
-        self.leave_backward(layers, f"{name}.down", self._middle, gradient, "dmiddle", f"{name}/middle")
-        layers.scratch("dparts", num * inner)
-        used = f"{name}/hidden", f"{name}.grouped/cast"
-        is_later = layers.postpones(f"{name}.grouped", weights + self.size, layers.itemsize, "dmiddle", *used)
-        if not is_later:
-            layers.scratch(f"{name}.grouped/new", weights + self.size)
-        tape.free(*used, "dmiddle")
-        layers.scratch("dhidden", num * inner)
-        tape.free("dparts")
-        if not is_later:
-            layers.arrived(f"{name}.grouped", weights + self.size)
-        layers.scratch("dup", num * inner)
-        tape.free("dhidden", f"{name}/up")
-        self.enter_backward(layers, f"{name}.up", inner, "dup", result, *frees)
-        tape.free("dup")
-
-    @property
-    def _middle(self) -> int:
-        return self.size // self.num_parts
-
-    def convolve(self, layers: Layers, result: str) -> None:
+    def convolve(self, layers: Layers, part: Convolution, number: int, result: str) -> None:
         """Compute ``result`` by the gated convolution."""
-        name, num, size, tape, rows = f"{self.name}.convolution", self.tokens.num, self.size, layers.tape, self._rows
+        name, num, size, tape = f"{self.name}.{part.name}", self.tokens.num, self.size, layers.tape
+        rows, filters = self._rows(part), self._num_filters(part)
         if self.num_slices > 1:  # a convolution needs neighbors, so all tokens are gathered
-            layers.tape.rename(f"{self.name}.norms.0/y", "slice")
-            self.gather(layers, f"{self.name}.norms.0/y")
+            normed = f"{self.name}.{self.block.norms[number].name}/y"
+            layers.tape.rename(normed, "slice")
+            self.gather(layers, normed)
             layers.tape.free("slice")
         layers.linear(f"{name}.up", num, size, 2 * size, f"{name}/up")
         layers.activation(f"{name}/gate", num * size)
         layers.scratch("gated", num * size)
         layers.activation(f"{name}/column", rows * size)
         if layers.compute.weights != layers.compute.dtype:
-            layers.activation(f"{name}/cast", self._num_filters)
+            layers.activation(f"{name}/cast", filters)
         for what in ("copy", "mixed", "order"):
             layers.scratch(what, rows * size)
         tape.free("copy", "order", "gated")
@@ -364,9 +302,10 @@ class GroupBlock(_Block):
         layers.activation(f"{name}/silu", num * size)
         layers.linear(f"{name}.down", num, size, size, result)
 
-    def convolve_backward(self, layers: Layers, gradient: str, result: str, *frees: str) -> None:
+    def convolve_backward(self, layers: Layers, part: Convolution, gradient: str, result: str, *frees: str) -> None:
         """Compute the gradient ``result`` of the input from ``gradient``."""
-        name, num, size, tape, rows = f"{self.name}.convolution", self.tokens.num, self.size, layers.tape, self._rows
+        name, num, size, tape = f"{self.name}.{part.name}", self.tokens.num, self.size, layers.tape
+        rows, filters = self._rows(part), self._num_filters(part)
         layers.scratch("all gradients", num * size * (self.num_slices > 1))
         layers.linear_backward(f"{name}.down", num, size, size, gradient, "dsilu", f"{name}/silu")
         tape.free("all gradients", *[gradient] * (gradient != "gradient"))
@@ -378,12 +317,12 @@ class GroupBlock(_Block):
         for what in ("copy", "order", "dcolumn"):
             layers.scratch(what, rows * size)
         used = f"{name}/column", f"{name}/cast"
-        if layers.postpones(name, self._num_filters, layers.itemsize, "drows", *used):
+        if layers.postpones(name, filters, layers.itemsize, "drows", *used):
             tape.free("copy", "order")
         else:
-            layers.scratch(f"{name}/new", self._num_filters)
+            layers.scratch(f"{name}/new", filters)
             tape.free("copy", "order", "drows", *used)
-            layers.arrived(name, self._num_filters)
+            layers.arrived(name, filters)
         layers.scratch("dgated", num * size)
         tape.free("dcolumn")
         layers.scratch("dgate", 2 * num * size)
@@ -395,6 +334,63 @@ class GroupBlock(_Block):
         if self.num_slices > 1:
             self.scatter(layers, result)
 
-    @property
-    def _num_filters(self) -> int:
-        return self.size * self._group.convolution_group_size * self._group.convolution_kernel + self.size
+    @staticmethod
+    def _num_filters(part: Convolution) -> int:
+        return part.filters.num_weights + part.norm.size
+
+    def _rows(self, part: Convolution) -> int:
+        """Return the number of rows of the column of all sequences, with gaps."""
+        return self.tokens.num_real + part.kernel // 2 * (self.tokens.num_sequences + 1)
+
+
+class PreNorm(_Block):
+    """``x + part(norm(x))`` for each part."""
+
+    def forward(self, layers: Layers, x: str, y: str) -> None:
+        """See ``Block``."""
+        name, num, size = self.name, self.own, self.size
+        last = len(self.block.parts) - 1
+        for number, norm in enumerate(self.block.norms):
+            layers.norm(f"{name}.{norm.name}", num, size, f"{name}.{norm.name}/y", kind=norm.kind)
+            self.compute(layers, number, "change")
+            self.drop(layers, "change")
+            layers.activation(y if number == last else f"{name}/x {number}", num * size)
+            layers.tape.free("change")
+
+    def backward(self, layers: Layers, x: str) -> None:
+        """See ``Block``."""
+        name, num, size = self.name, self.own, self.size
+        for number, norm in reversed([*enumerate(self.block.norms)]):
+            layer, source = f"{name}.{norm.name}", f"{name}/x {number - 1}" if number else x
+            self.compute_backward(layers, number, self.drop_backward(layers), "dnormed", f"{layer}/y")
+            layers.norm_backward(layer, num, size, "dnormed", "branch", source, kind=norm.kind)
+            layers.tape.free("dnormed")
+            add_residual(layers, num * size)
+
+
+class PostNorm(_Block):
+    """``norm(x + part(x))`` for each part."""
+
+    def forward(self, layers: Layers, x: str, y: str) -> None:
+        """See ``Block``."""
+        name, num, size = self.name, self.own, self.size
+        last = len(self.block.parts) - 1
+        for number, norm in enumerate(self.block.norms):
+            self.compute(layers, number, "change")
+            self.drop(layers, "change")
+            layers.activation(f"{name}.{norm.name}/x", num * size)
+            layers.tape.free("change")
+            result = y if number == last else f"{name}/x {number}"
+            layers.norm(f"{name}.{norm.name}", num, size, result, kind=norm.kind)
+
+    def backward(self, layers: Layers, x: str) -> None:
+        """See ``Block``."""
+        name, num, size = self.name, self.own, self.size
+        for number, norm in reversed([*enumerate(self.block.norms)]):
+            layer, source = f"{name}.{norm.name}", f"{name}/x {number - 1}" if number else x
+            layers.norm_backward(layer, num, size, "gradient", "dsum", f"{layer}/x", kind=norm.kind)
+            layers.tape.free("gradient")
+            layers.scratch("gradient", num * size)
+            layers.tape.free("dsum")
+            self.compute_backward(layers, number, self.drop_backward(layers), "branch", source)
+            add_residual(layers, num * size)

@@ -9,11 +9,10 @@
 ``tests/plan`` compares each with the counts of PyTorch's allocator.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-from hornbook.config.parallel import cut_dimension
 from hornbook.config.sections import DTYPE_BYTES, Dtype
 from hornbook.plan.tape import Kind, Tape
 
@@ -22,6 +21,7 @@ TABLE = "embedding.tokens"
 """The name of the token table, which a tied head shares."""
 Operator = Literal["linear", "attention", "layer_norm", "cross_entropy"]
 """A native operator whose memory differs from that of PyTorch's."""
+NormKind = Literal["layer", "rms"]
 ALL_NATIVE = frozenset[Operator](get_args(Operator))
 SUMMED = "/gradient that is summed"
 """How the name of a whole gradient ends until ranks that hold shards have summed it."""
@@ -71,7 +71,7 @@ class Layers:
         compute: determines which tensors are kept.
         num_shards: number of ranks over which gradients are sharded.
         blocks: number of weights of block-sparse layers and of a sparse token table by name, which are not copied.
-        num_parts: number of tensor-parallel ranks.
+        cut: the dimension of a parameter that tensor parallelism splits, by its name; None if no rank splits any.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class Layers:
         compute: Compute,
         num_shards: int = 1,
         blocks: Mapping[str, int] | None = None,
-        num_parts: int = 1,
+        cut: Callable[[str], int | None] | None = None,
     ) -> None:
-        self._num_shards, self._blocks, self._num_parts = num_shards, blocks or {}, num_parts
+        self._num_shards, self._blocks, self._cut = num_shards, blocks or {}, cut
         self.tape, self.compute, self.itemsize = tape, compute, compute.itemsize
         self.postponed: list[Postponed] | None = None
         """In backward passes that compute only the gradients of inputs, the postponed gradients of weights."""
@@ -97,7 +97,7 @@ class Layers:
 
     def is_cut(self, weight: str) -> bool:
         """Return whether a weight is split over tensor-parallel ranks."""
-        return self._num_parts > 1 and cut_dimension(weight) is not None
+        return self._cut is not None and self._cut(weight) is not None
 
     @property
     def table_weights(self) -> int | None:
@@ -224,20 +224,23 @@ class Layers:
         if not self.tape.holds(kept):
             self.tape.hold("gradients", kept, size * itemsize / self._num_shards)
 
-    def norm(self, name: str, num_rows: float, size: int, result: str) -> None:
-        """Compute ``result`` ``[rows, size]`` and keep two statistics of each row; the caller keeps the input."""
+    def norm(self, name: str, num_rows: float, size: int, result: str, *, kind: NormKind = "layer") -> None:
+        """Compute ``result`` ``[rows, size]`` and keep each row's mean, if any, and deviation; the caller keeps x."""
         self.activation(result, num_rows * size)
-        self.activation(f"{name}/statistics", 2 * num_rows, FP32)
+        self.activation(f"{name}/statistics", (2 if kind == "layer" else 1) * num_rows, FP32)
 
-    def norm_backward(self, name: str, num_rows: float, size: int, gradient: str, result: str, *frees: str) -> None:
+    def norm_backward(
+        self, name: str, num_rows: float, size: int, gradient: str, result: str, *frees: str, kind: NormKind = "layer"
+    ) -> None:
         """Compute the gradient ``result`` of the input from that of the output, then free tensors."""
+        numbers = (2 if kind == "layer" else 1) * size
         self.scratch(result, num_rows * size)
         is_mixed = self.compute.device == "cpu" and self.itemsize < FP32 and not self.compute.is_native("layer_norm")
         if is_mixed:
             self.tape.use(num_rows * size * self.itemsize)
-        if self.postpones(name, 2 * size, FP32, gradient, f"{name}/statistics", *frees):
+        if self.postpones(name, numbers, FP32, gradient, f"{name}/statistics", *frees):
             return
-        self.add_gradient(name, 2 * size, FP32)
+        self.add_gradient(name, numbers, FP32)
         self.tape.free(*frees, f"{name}/statistics")
 
     def dropout(self, num_rows: float, size: int, name: str, *, probability: float) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from hornbook.config.communication import PLANNED_MODELS
+from hornbook.config.description import description_of
 from hornbook.config.recipe import Recipe
 from hornbook.config.sections import DTYPE_BYTES, Dtype
 from hornbook.errors import UserError
@@ -135,7 +135,7 @@ def refuse_unplannable(recipe: Recipe, num_ranks: int) -> None:
     Raises:
         UserError: the model is a custom one, or the global batch size is not divisible.
     """
-    if type(recipe.model) not in PLANNED_MODELS:
+    if description_of(recipe.model) is None:
         raise UserError(
             f"there are no formulas for the memory of {type(recipe.model).__name__}: plan a recipe of a gpt, "
             "factorized_gpt, bert, roberta or groupbert, or measure with `hornbook bench step`"

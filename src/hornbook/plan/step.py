@@ -53,7 +53,8 @@ class Step:
         self.recipe, self.part, self.tokens, self.tape = recipe, part, tokens, tape
         keeps_whole = recipe.parallel.sum_gradients == "step"
         shards = 1 if keeps_whole else part.sizes.shard
-        self.layers = Layers(tape, compute, num_shards=shards, blocks=_blocks_of(recipe), num_parts=part.sizes.tensor)
+        cut = part.description.cut if part.sizes.tensor > 1 else None
+        self.layers = Layers(tape, compute, num_shards=shards, blocks=_blocks_of(recipe), cut=cut)
         self.num_slices = part.sizes.tensor if recipe.parallel.sequence_parallel else 1
         self._own = replace(tokens, num=own_tokens(tokens, self.num_slices))
         self.num_micro_batches = num_micro_batches
@@ -226,7 +227,7 @@ class Step:
 
     def _block(self, layer: int, *, mixes_again: bool = False) -> Block:
         sizes = self.part.sizes.tensor, self.num_slices
-        return block_of(self.recipe.model, layer, self.tokens, *sizes, mixes_again=mixes_again)
+        return block_of(self.part.description.block, layer, self.tokens, *sizes, mixes_again=mixes_again)
 
     def _recomputing(self) -> set[int]:
         """Return the blocks that recompute activations according to ``memory.recompute``."""

@@ -6,7 +6,7 @@ from typing import cast
 import torch
 
 from hornbook.config import Recipe
-from hornbook.config.communication import PLANNED_MODELS
+from hornbook.config.description import description_of
 from hornbook.config.sections import Dtype
 from hornbook.ops.native.choice import choose
 from hornbook.ops.native.operands import SUFFIXES
@@ -87,7 +87,7 @@ def scarce_memory(recipe: Recipe, num_ranks: int, device: torch.device) -> str |
     Raises:
         UserError: see `hornbook.plan.planner.make_plan`.
     """
-    if type(recipe.model) not in PLANNED_MODELS or recipe.model.vocab_size is None:
+    if description_of(recipe.model) is None or recipe.model.vocab_size is None:
         return None
     on_gpu = device.type == "cuda"
     available = torch.cuda.mem_get_info(device)[0] if on_gpu else available_memory_bytes()

@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 
 from hornbook.config import CausalLMConfig, Recipe
+from hornbook.config.description import description_of
 from hornbook.config.optimizers import ScheduleConfig
 from hornbook.config.sections import DTYPE_BYTES
 from hornbook.engine.build_training import num_steps
@@ -78,8 +79,8 @@ def bytes_of_training(recipe: Recipe) -> int:
     gradient and the gradient of a micro-batch.
     """
     if recipe.memory.execution == "phased":
-        shapes = recipe.model.shapes() if hasattr(recipe.model, "shapes") else ()
-        largest = max((math.prod(shape) for _, shape in shapes), default=0)
+        described = description_of(recipe.model)
+        largest = max((math.prod(shape) for _, shape in described.shapes()), default=0) if described else 0
         return (recipe.precision.bytes_per_parameter + DTYPE_BYTES[recipe.precision.gradients]) * largest
     states = 0 if recipe.memory.offload_optimizer else recipe.bytes_of_states()
     return recipe.precision.bytes_per_parameter * recipe.num_parameters() + states
