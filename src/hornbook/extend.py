@@ -31,9 +31,10 @@ from hornbook.model.initialize import Draw
 from hornbook.model.layers import Dropout, Embedding, LayerNorm, Linear, MakeLinear
 from hornbook.objective import Objective, build_objective
 from hornbook.ops.attention import WeightDropout, causal_attention, head_keys
+from hornbook.optim.adam import adamw
 from hornbook.optim.schedules import Schedule, build_schedule
 from hornbook.optim.slots import Slot
-from hornbook.optim.updates import Update, adamw, build_update
+from hornbook.optim.updates import Update, build_update
 from hornbook.samples.batches import Batch, HeldOutWindows, evaluation_batches
 from hornbook.samples.windows import NOT_SCORED, EvaluationWindows
 from hornbook.track.trackers.tracker import Ended, Histogram, TrackedRun, Tracker, register_tracker

@@ -47,7 +47,7 @@ def test_every_command_is_run_by_a_test_below() -> None:
         "regularized.py",
         "accuracy.py",
         "llama.py",
-        "muon.py",
+        "lion.py",
         "json_tracker.py",
     }
     with_script = [command for script in scripts() for command in commands(script)]
@@ -67,7 +67,7 @@ def test_the_scripts_are_short() -> None:
 
 def test_the_examples_are_shown_as_they_are() -> None:
     shown = {block.file: block.body for block in blocks_of(PAGE) if block.file}
-    for name in ("llama.py", "llama.toml", "muon.py", "muon.toml"):
+    for name in ("llama.py", "llama.toml", "lion.py", "lion.toml"):
         assert shown[name] == (EXAMPLES / name).read_text(encoding="utf-8")
 
 
@@ -126,30 +126,30 @@ def test_a_llama_like_family(shell: Shell) -> None:
 
 
 @pytest.mark.slow
-def test_muon_and_a_run_without_its_optimizer_and_objective(shell: Shell, capsys, caplog, monkeypatch) -> None:
+def test_lion_and_a_run_without_its_optimizer_and_objective(shell: Shell, capsys, caplog, monkeypatch) -> None:
     """Both parts are registered by the script that trains; then the plain hornbook uses the run."""
     make_corpus(shell.folder, "corpora/mine")
-    (train,) = commands("muon.py")
+    (train,) = commands("lion.py")
     main_lines = 'if __name__ == "__main__":\n    raise SystemExit(extend.main())\n'
-    (shell.folder / "both.py").write_text(f"import muon, regularized\nfrom hornbook import extend\n{main_lines}")
-    shell.run(f"{train.replace('muon.py', 'both.py')} {SMALL} --objective.name regularized --schedule.warmup-steps 2")
-    losses = [row["loss"] for row in rows_of(shell.folder / "runs" / "muon", "train")]
+    (shell.folder / "both.py").write_text(f"import lion, regularized\nfrom hornbook import extend\n{main_lines}")
+    shell.run(f"{train.replace('lion.py', 'both.py')} {SMALL} --objective.name regularized --schedule.warmup-steps 2")
+    losses = [row["loss"] for row in rows_of(shell.folder / "runs" / "lion", "train")]
     assert losses[-1] < losses[0] - 0.5
     monkeypatch.chdir(shell.folder)
     for command in (
         plain_command(),
-        "hornbook evaluate runs/muon",
-        "hornbook checkpoint verify runs/muon",
-        "hornbook checkpoint export runs/muon --output exported",
+        "hornbook evaluate runs/lion",
+        "hornbook checkpoint verify runs/lion",
+        "hornbook checkpoint export runs/lion --output exported",
         "hornbook runs list",
-        "hornbook runs report runs/muon",
+        "hornbook runs report runs/lion",
     ):
         caplog.clear()
         assert main(shlex.split(command)[1:]) == 0, command
         warned = 'trained with the objective "regularized", which is not registered here' in caplog.text
         assert warned == ("generate" in command or "evaluate" in command), command
-    assert main(["train", "demo", "--data.train", "corpora/mine", "--output", "runs/muon"]) == 2
-    told = 'runs/muon has a model made with the objective "regularized", which hornbook does not have'
+    assert main(["train", "demo", "--data.train", "corpora/mine", "--output", "runs/lion"]) == 2
+    told = 'runs/lion has a model made with the objective "regularized", which hornbook does not have'
     assert told in capsys.readouterr().err
 
 

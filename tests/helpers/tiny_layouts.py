@@ -62,6 +62,7 @@ MODELS = {
 OPTIMIZERS = {
     "adamw": "optimizer.name=adamw optimizer.learning_rate=1e-3",
     "lamb": "optimizer.name=lamb optimizer.learning_rate=1e-3",
+    "muon": "optimizer.name=muon optimizer.learning_rate=1e-3 optimizer.products=fp32 optimizer.row_moments=true",
 }
 LAYOUTS = {
     "one process": "",

@@ -73,7 +73,7 @@ def test_several_steps_equal_the_formula(config):
 @pytest.mark.parametrize("config", [config for config in CONFIGS if build_update(config).clips], ids=repr)
 def test_native_updates_equal_the_formula(config, monkeypatch):
     native = all_native()
-    monkeypatch.setattr("hornbook.optim.updates.torch_adam", None)
+    monkeypatch.setattr("hornbook.optim.adam.torch_adam", None)
     with using(native):
         test_several_steps_equal_the_formula(config)
 

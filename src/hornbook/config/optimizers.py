@@ -17,6 +17,7 @@ from hornbook.config.options import Mistake, Problem, choice_of, option, show
 
 ClipScope = Literal["global", "per_tensor"]
 Role = Literal["matrix", "norm", "bias"]
+MuonKind = Literal["hidden", "table", "head", "vector"]
 Shape = tuple[int, ...]
 
 
@@ -221,6 +222,65 @@ class MomentumConfig(SGDConfig):
     def states(self, name: str, shape: Shape) -> Mapping[str, Shape]:
         """Return the momentum; see ``OptimizerConfig``."""
         return {"momentum": shape}
+
+
+@choice_of("optimizer")
+@dataclass(frozen=True, kw_only=True)
+class MuonConfig(MomentsConfig):
+    """Muon (Jordan et al. 2024) for the matrices of blocks; AdamW for tables, the head, vectors and scalars.
+
+    ``learning_rate`` is that of Muon. AdamW's rates follow the same schedule; its betas and epsilon are those of
+    nanochat.
+    """
+
+    name: str = "muon"
+    learning_rate: float = 0.02
+    momentum: float = option(0.95, help="decay rate of Muon's momentum", minimum=0, below=1)
+    nesterov: bool = option(True, help="use Nesterov momentum")
+    polynomials: Literal["polar_express", "newton_schulz"] = option(
+        "polar_express", help="polynomials that orthogonalize the momentum: Amsel et al. 2025, or Jordan et al. 2024"
+    )
+    products: Literal["auto", "fp32", "bf16"] = option(
+        "auto",
+        help="dtype of the products that orthogonalize; auto: bf16 if the device supports it natively, else fp32",
+    )
+    scale: Literal["spectral", "rms"] = option(
+        "spectral",
+        help=(
+            "factor of the learning rate of a matrix; spectral: sqrt(max(1, rows / columns)); rms: "
+            "0.2 sqrt(max(rows, columns)), for learning rates of AdamW (Liu et al. 2025)"
+        ),
+    )
+    row_moments: bool = option(
+        False, help="divide each row of an update by its root mean square over time (NorMuon, Li et al. 2025)"
+    )
+    row_beta: float = option(0.95, help="decay rate of the rows' mean squares", minimum=0, below=1)
+    cautious_decay: bool = option(False, help="decay only weights that the update moves towards zero")
+    vector_learning_rate: float = option(3e-3, help="peak learning rate of norms, biases and scalars", above=0)
+    table_learning_rate: float = option(3e-3, help="peak learning rate of the embeddings' tables", above=0)
+    head_learning_rate: float = option(3e-3, help="peak learning rate of the head's matrices", above=0)
+    beta1: float = 0.8
+    beta2: float = 0.95
+    table_beta1: float | None = option(None, help="beta1 of tables; none: beta1", minimum=0, below=1)
+    table_beta2: float | None = option(None, help="beta2 of tables; none: beta2", minimum=0, below=1)
+    head_beta1: float | None = option(None, help="beta1 of the head's matrices; none: beta1", minimum=0, below=1)
+    head_beta2: float | None = option(None, help="beta2 of the head's matrices; none: beta2", minimum=0, below=1)
+    epsilon: float = 1e-10
+
+    def kind_of(self, name: str, shape: Sequence[int]) -> MuonKind:
+        """Return how a parameter is updated: ``hidden`` by orthogonalized momentum, the others by AdamW."""
+        place = name.partition(".")[0]
+        if role_of(name, shape) != "matrix":
+            return "vector"
+        if place == "blocks":  # a filter's channels are not the rows of a matrix
+            return "vector" if name.endswith("filter_weight") else "hidden"
+        return "table" if place == "embedding" else "head"
+
+    def states(self, name: str, shape: Shape) -> Mapping[str, Shape]:
+        """Return the states of Muon or AdamW; see ``OptimizerConfig``."""
+        if self.kind_of(name, shape) != "hidden":
+            return super().states(name, shape)
+        return {"momentum": shape} | ({"row_square": (*shape[:-1], 1)} if self.row_moments else {})
 
 
 @dataclass(frozen=True, kw_only=True)

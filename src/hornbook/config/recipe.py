@@ -33,6 +33,7 @@ from hornbook.config.optimizers import (
     AdamWConfig,
     ByStepConfig,
     CosineConfig,
+    MuonConfig,
     OptimizerConfig,
     ScheduleConfig,
     Shape,
@@ -181,6 +182,11 @@ class Recipe:
         if self.training.compile == "blocks" and self.memory.recompute == "attention":
             message = 'compiled blocks cannot recompute only attention; set recompute = "all"'
             yield Problem(("training.compile", "memory.recompute"), message)
+        if isinstance(self.optimizer, MuonConfig) and self.sparsity.is_sparse:
+            message = (
+                "Muon orthogonalizes whole matrices, which block-sparse layers do not have; choose another optimizer"
+            )
+            yield Problem(("optimizer.name", "sparsity.linears"), message)
         if is_synthetic and model.vocab_size is None:
             message = "synthetic data needs a vocabulary size; set model.vocab_size"
             yield Problem(("data.synthetic", "model.vocab_size"), message)

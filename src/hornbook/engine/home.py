@@ -27,6 +27,7 @@ from hornbook.optim.slots import Holders, Slot, norms_of, num_parts_of
 from hornbook.optim.updates import Update
 from hornbook.parallel.gradient_sums import GradientSums
 from hornbook.parallel.ranks import box_of, cut_axes, local
+from hornbook.parallel.whole_tensors import Box, Parts
 from hornbook.parallel.world import World
 
 Shards = dict[str, dict[str, Shard]]
@@ -92,6 +93,7 @@ class Held(NamedTuple):
     role: Role
     num_parts: int
     holders: Holders | None
+    parts: Parts | None
 
 
 class InMemory:
@@ -111,6 +113,9 @@ class InMemory:
 
     def __init__(self, model: LanguageModel, moments: dict[str, dict[str, Tensor]], world: World) -> None:
         self.model, self.moments, self._world = model, moments, world
+        own = [(name, parameter) for name, parameter in model.own_parameters() if not parameter.is_meta]
+        boxes = {name: Box(*map(tuple, box_of(parameter))) for name, parameter in own}
+        parts = Parts(world.updaters, boxes) if world.updaters.size > 1 else None
         self._order = {name: number for number, (name, _) in enumerate(model.own_parameters())}
         self._held = [
             Held(
@@ -119,9 +124,9 @@ class InMemory:
                 role_of(name, parameter.shape),
                 num_parts_of(name),
                 None if world.mesh is None else Holders(world.holders, world.num_copies(cut_axes(parameter))),
+                parts,
             )
-            for name, parameter in model.own_parameters()
-            if not parameter.is_meta
+            for name, parameter in own
         ]
         summed = [held.parameter for held in reversed(self._held)]
         summed.sort(key=lambda parameter: parameter is model.embedding.tokens)  # a tied table's gradient changes last
@@ -192,6 +197,7 @@ class InMemory:
                 role=held.role,
                 num_parts=held.num_parts,
                 holders=held.holders,
+                parts=held.parts,
             )
             for held, gradient in self._gradients(part)
         ]
@@ -237,14 +243,15 @@ class InMemory:
 
     def _shard(self, name: str, whole: Tensor, values: Tensor) -> Shard:
         """Return the local ``values`` of a parameter, or of its moment, as a part of the tensor without padding."""
-        shape = self.model.logical_shape(name, whole)
-        if values.shape != local(whole).shape:  # a state with dimensions of 1
-            shape = tuple(map(min, shape, values.shape))
-        begin = tuple(map(min, box_of(whole)[0], shape))
+        begin, extent = box_of(whole)
+        kept = [dim for dim, size in enumerate(extent) if values.shape[dim] == size]  # a state may have dimensions of 1
+        logical = self.model.logical_shape(name, whole)
+        shape = tuple(size if dim in kept else values.shape[dim] for dim, size in enumerate(logical))
+        begin = tuple(min(first, shape[dim]) if dim in kept else 0 for dim, first in enumerate(begin))
         if values.is_meta:  # another pipeline rank holds it
             return Shard(values=values.new_empty((0, *values.shape[1:])), begin=begin, shape=shape, is_copy=True)
         held = values[: shape[0] - begin[0]] if shape else values
-        return Shard(values=held, begin=begin, shape=shape, is_copy=not self._world.holds_first(cut_axes(whole)))
+        return Shard(values=held, begin=begin, shape=shape, is_copy=not self._world.holds_first(cut_axes(whole, kept)))
 
 
 def zeros(
@@ -264,12 +271,14 @@ def zeros(
         options: of `torch.empty_like`.
 
     Raises:
-        UserError: ranks hold parts of a dimension that a state does not have.
+        UserError: ranks hold parts of a dimension that a state does not have, and the update does not assemble them.
     """
     part = local(parameter.detach())
     states = {}
     for key, shape in update.states(name, tuple(part.shape)).items():
-        if any(own != whole and size == 1 for own, whole, size in zip(part.shape, parameter.shape, shape, strict=True)):
+        if not update.assembles and any(
+            own != whole and size == 1 for own, whole, size in zip(part.shape, parameter.shape, shape, strict=True)
+        ):
             raise UserError(f"the optimizer's {key} of {name} cannot be computed from a part: change [parallel]")
         like = part if shape == tuple(part.shape) else part.new_empty(shape)
         states[key] = torch.zeros_like(like, dtype=dtype_of(key), **options)

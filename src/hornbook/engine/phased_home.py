@@ -205,6 +205,7 @@ class PhasedHome(NarrowHome):
                 role=held.role,
                 num_parts=held.num_parts,
                 holders=held.holders,
+                parts=held.parts,
             )
         ]
         self.writer.behind(partial(self._save, {part: stored}, list(stored)))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hornbook.config.optimizers import ClipScope, Role
 from hornbook.parallel.ranks import Ranks
+from hornbook.parallel.whole_tensors import Parts
 
 
 class Holders(NamedTuple):
@@ -54,6 +55,8 @@ class Slot:
     """Integers ``[..., n]`` for blocks ``[..., n, b, b]``: the update after which each grew, 0 for initial ones."""
     holders: Holders | None = None
     """Holders of its parts; None if the parameter is not split. Either all slots of a model have holders or none."""
+    parts: Parts | None = None
+    """Parts of the model's parameters by rank, for updates that need whole tensors; None for a single rank."""
 
     @property
     def decay(self) -> bool:

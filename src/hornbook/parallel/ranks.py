@@ -11,7 +11,7 @@ tensors. A plain tensor is treated as its own local part. PyTorch's DTensor pack
 since the import takes half a second.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -75,6 +75,34 @@ class Ranks:
             with explained(self._watch):
                 dist.broadcast_object_list(values, group=self._host, group_src=source)
         return values[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every rank's ``value``, in their order; tensors in it must be in host memory."""
+        values = [value] * self.size
+        if self.size > 1:
+            with explained(self._watch):
+                dist.all_gather_object(values, value, group=self._host)
+        return values
+
+    def exchange(self, values: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Return what all ranks send to this one, in their order.
+
+        Args:
+            values: ``[sum(sent)]``, of any dtype: what is sent to each rank, in their order.
+            sent: number of elements that are sent to each rank.
+            received: number of elements that each rank sends to this one.
+        """
+        width = values.element_size()
+        result = values.new_empty(sum(received))
+        with explained(self._watch):
+            dist.all_to_all_single(
+                result.view(torch.uint8),
+                values.view(torch.uint8),
+                [width * number for number in received],
+                [width * number for number in sent],
+                group=self.tensors,
+            )
+        return result
 
     def start_sum(self, tensor: Tensor) -> dist.Work:
         """Start summing ``tensor`` over two or more ranks, in place; do not use it before ``end_sum``."""
@@ -162,10 +190,11 @@ def box_of(tensor: Tensor) -> tuple[Sequence[int], Sequence[int]]:
     return tuple(begin), tuple(shape)
 
 
-def cut_axes(tensor: Tensor) -> set[str]:
-    """Return the names of the axes over which a tensor is split."""
+def cut_axes(tensor: Tensor, dimensions: Collection[int] | None = None) -> set[str]:
+    """Return the names of the axes over which a tensor is split, on any of its ``dimensions``; None: on any at all."""
     if not is_cut(tensor):
         return set()
     cut: Any = tensor
     placements = zip(cut.device_mesh.mesh_dim_names, cut.placements, strict=True)
-    return {name for name, placement in placements if not placement.is_replicate()}
+    split = ((name, placement.dim) for name, placement in placements if not placement.is_replicate())
+    return {name for name, dimension in split if dimensions is None or dimension in dimensions}

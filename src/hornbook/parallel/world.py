@@ -3,8 +3,8 @@
 The ranks of a run are arranged along axes (`hornbook.config.parallel`). Data-parallel ranks (``world.data``) take
 shares of every global batch and sum counts and gradients. Tensor-parallel ranks (``world.tensor``) compute the same
 batch with a part of each layer, pipeline ranks (``world.pipeline``) with some of the layers. ``world.holders`` together
-hold one copy of the weights, or of those of a stage. Losses are divided by *global* counts before the backward pass, so
-gradients are summed without a factor::
+hold one copy of the weights, or of those of a stage; ``world.updaters`` are all ranks that hold any of these. Losses
+are divided by *global* counts before the backward pass, so gradients are summed without a factor::
 
     counts --data.sum--> divide --> backward --> gradients --data.sum--> the same update on every rank
 
@@ -51,6 +51,8 @@ class Axes:
     """Ranks that compute the same batch with some of the layers."""
     holders: Ranks = field(default_factory=Ranks)
     """Ranks that together hold one copy of the weights, or of those of a stage."""
+    updaters: Ranks = field(default_factory=Ranks)
+    """Ranks that update the same weights: all, or all of a stage."""
     mesh: DeviceMesh | None = None
     """PyTorch's mesh of all ranks, by the fields of ``Sizes``; None if no weight is split."""
 
@@ -86,9 +88,9 @@ class World:
         self.everyone = everyone or Ranks()
         self.rank, self.size = self.everyone.rank, self.everyone.size
         self.is_first = self.rank == 0
-        axes = axes or Axes(data=self.everyone)
+        axes = axes or Axes(data=self.everyone, updaters=self.everyone)
         self.data, self.tensor, self.pipeline = axes.data, axes.tensor, axes.pipeline
-        self.sequence, self.holders, self.mesh = axes.sequence, axes.holders, axes.mesh
+        self.sequence, self.holders, self.updaters, self.mesh = axes.sequence, axes.holders, axes.updaters, axes.mesh
         self.device = device or torch.device("cpu")
         self._waiting, self._watch = waiting, watch
         self._agreed: HornbookError | None = None
@@ -260,15 +262,16 @@ def axes_of(parallel: ParallelConfig, everyone: Ranks, device: torch.device, wat
     """Return the axes of a run; ranks are numbered in the row-major order of ``Sizes``."""
     sizes = parallel.sizes(everyone.size)
     if everyone.size == sizes.replicate:
-        return Axes(data=everyone)
+        return Axes(data=everyone, updaters=everyone)
     grid = torch.arange(everyone.size).view(sizes)
     axes = {"data": grid.permute(0, 3, 1, 2).flatten(2).flatten(0, 1)}
     is_cut = sizes.shard * sizes.tensor > 1
     if is_cut:
         axes |= {"tensor": grid.flatten(0, 2), "holders": grid.flatten(2).flatten(0, 1)}
     if sizes.pipeline > 1:
-        axes["pipeline"] = grid.flatten(1).t()
+        axes |= {"pipeline": grid.flatten(1).t(), "updaters": grid.flatten(1)}
     ranks = {name: _ranks_along(groups.tolist(), everyone.rank, device, watch) for name, groups in axes.items()}
+    ranks.setdefault("updaters", everyone)
     mesh = init_device_mesh(device.type, sizes, mesh_dim_names=Sizes._fields) if is_cut else None
     if parallel.sequence_parallel:
         ranks["sequence"] = ranks["tensor"]

@@ -1,0 +1,116 @@
+"""AdamW and Adam, by PyTorch's fused kernel or a native one, and with an age for each block of a sparse layer."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam as torch_adam
+
+from hornbook.config.optimizers import MomentsConfig
+from hornbook.ops.native.adamw import Numbers, form_for
+from hornbook.ops.native.adamw import adamw as native_adamw
+from hornbook.ops.native.kernels import FORMS
+from hornbook.optim.slots import Slot, by_group
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def adamw(
+    slots: Sequence[Slot], config: MomentsConfig, *, learning_rate: float, count: int, decoupled: bool = True
+) -> None:
+    """Update ``slots`` in place by AdamW (Loshchilov & Hutter 2019, algorithm 2): Adam after ``w -= lr · decay · w``.
+
+    ::
+
+        m = β₁ m + (1-β₁) g;   v = β₂ v + (1-β₂) g²
+        m̂ = m / (1-β₁ᵗ);       v̂ = v / (1-β₂ᵗ)             without bias correction: m̂ = m, v̂ = v
+        w -= lr · m̂ / (√v̂ + ε)
+
+    ``epsilon_before_correction`` uses the form at the end of section 2 of Kingma & Ba, as TensorFlow does:
+    ``w -= lr · √(1-β₂ᵗ) / (1-β₁ᵗ) · m / (√v + ε)``, which equals the above with ``ε / √(1-β₂ᵗ)`` instead of ε.
+
+    PyTorch's fused kernel or a native one computes the update in one pass.
+
+    Args:
+        slots: fp32 tensors with states ``exp_avg`` and ``exp_avg_sq``.
+        config: betas, epsilon and decay; slots with ``decay`` false are not decayed.
+        learning_rate: of this update.
+        count: t, the number of this update, from 1.
+        decoupled: False adds the decay to the gradient, as ``adam`` does.
+    """
+    epsilon = config.epsilon
+    if config.epsilon_before_correction and config.bias_correction:
+        epsilon /= math.sqrt(1.0 - config.beta2**count)
+    t = count if config.bias_correction else math.inf  # after infinitely many updates, 1 - βᵗ is 1
+    young = [slot for slot in slots if config.bias_correction and slot.grown_at is not None and slot.grown_at.any()]
+    for slot in young:
+        _of_ages(slot, config, learning_rate=learning_rate, count=count, decoupled=decoupled)
+    for decay, scale, group in by_group([slot for slot in slots if slot not in young] if young else slots):
+        weight_decay = config.weight_decay if decay else 0.0
+        numbers = Numbers(learning_rate * scale, weight_decay, config.beta1, config.beta2, epsilon, t, decoupled)
+        weights, gradients = [slot.parameter for slot in group], [slot.gradient for slot in group]
+        means, squares = ([slot.state[name] for slot in group] for name in _MOMENTS)
+        if FORMS and (form := form_for([*weights, *gradients, *means, *squares])) is not None:
+            for slot, mean, square in zip(group, means, squares, strict=True):
+                native_adamw(form, slot.parameter, slot.gradient, mean, square, numbers, slot.clip)
+            continue
+        if any(slot.clip != 1.0 for slot in group):
+            torch._foreach_mul_(gradients, [slot.clip for slot in group])
+        torch_adam(
+            weights,
+            gradients,
+            means,
+            squares,
+            [],
+            [torch.full((), float(t - 1), device=weight.device) for weight in weights],
+            fused=True,
+            amsgrad=False,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            lr=numbers.learning_rate,
+            weight_decay=weight_decay,
+            eps=epsilon,
+            maximize=False,
+            decoupled_weight_decay=decoupled,
+        )
+
+
+def _of_ages(slot: Slot, config: MomentsConfig, *, learning_rate: float, count: int, decoupled: bool) -> None:
+    """Update blocks of different ages in place, with t counted from the update after which each block grew.
+
+    With a common t, a new block would first move by ``lr · √((1 - β₂ᵗ) / (1 - β₂)) (1 - β₁) / (1 - β₁ᵗ)``, several
+    times the learning rate.
+    """
+    assert slot.grown_at is not None, "only blocks have ages"
+    age = (count - slot.grown_at)[..., None, None].double()
+    first, second = ((1.0 - beta**age).to(slot.parameter.dtype) for beta in (config.beta1, config.beta2))
+    weight, gradient, rate = slot.parameter, slot.gradient * slot.clip, learning_rate * slot.rate_scale
+    decay = config.weight_decay if slot.decay else 0.0
+    if decoupled:
+        weight.mul_(1.0 - rate * decay)
+    elif decay:
+        gradient = gradient.add(weight, alpha=decay)
+    mean, square = slot.state["exp_avg"], slot.state["exp_avg_sq"]
+    mean.lerp_(gradient, 1.0 - config.beta1)
+    square.mul_(config.beta2).addcmul_(gradient, gradient, value=1.0 - config.beta2)
+    epsilon = config.epsilon / second.sqrt() if config.epsilon_before_correction else config.epsilon
+    weight.addcdiv_(mean / first, (square / second).sqrt_().add_(epsilon), value=-rate)
+
+
+def adam(slots: Sequence[Slot], config: MomentsConfig, *, learning_rate: float, count: int) -> None:
+    """Update ``slots`` in place by Adam (Kingma & Ba 2015), after ``g += decay · w``; arguments as for ``adamw``."""
+    adamw(slots, config, learning_rate=learning_rate, count=count, decoupled=False)
+
+
+def adam_directions(slots: Sequence[Slot], config: MomentsConfig, count: int) -> list[Tensor]:
+    """Update the moments of ``slots`` in place and return ``-m̂ / (√v̂ + ε)``, new tensors of the parameters' shapes.
+
+    They are the result of the fused Adam update of zeros with a learning rate of 1 and no decay.
+    """
+    zeros = [
+        replace(slot, parameter=torch.zeros_like(slot.parameter), is_exempt=True, rate_scale=1.0) for slot in slots
+    ]
+    adam(zeros, config, learning_rate=1.0, count=count)
+    return [slot.parameter for slot in zeros]

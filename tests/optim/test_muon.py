@@ -1,0 +1,138 @@
+"""Muon against PyTorch's optimizer and, for what PyTorch lacks, the formulas in float64."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hornbook.config import MuonConfig
+from hornbook.config.optimizers import role_of
+from hornbook.optim.muon import muon
+from hornbook.optim.orthogonalize import orthogonalize
+from hornbook.optim.slots import Slot, num_parts_of
+
+SHAPES = {
+    "embedding.tokens": (20, 12),
+    "blocks.0.attention.qkv.weight": (3, 8, 12),
+    "blocks.0.attention.qkv.bias": (24,),
+    "blocks.0.attention.out.weight": (12, 8),
+    "blocks.0.feed_forward.up.weight": (24, 12),
+    "blocks.0.feed_forward_norm.weight": (12,),
+    "head.table": (20, 12),
+}
+KINDS = {
+    "embedding.tokens": "table",
+    "blocks.0.attention.qkv.bias": "vector",
+    "blocks.0.feed_forward_norm.weight": "vector",
+    "head.table": "head",
+}
+
+
+def drawn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def make_slots() -> list[Slot]:
+    slots = []
+    for number, (name, shape) in enumerate(SHAPES.items()):
+        weight = drawn(*shape, seed=number)
+        role = role_of(name, shape)
+        state = {key: torch.zeros(size) for key, size in MuonConfig(row_moments=True).states(name, shape).items()}
+        gradient = torch.zeros(shape)
+        slots.append(
+            Slot(name=name, parameter=weight, gradient=gradient, state=state, role=role, num_parts=num_parts_of(name))
+        )
+    return slots
+
+
+def give_gradients(slots: list[Slot], step: int) -> None:
+    for number, slot in enumerate(slots):
+        slot.gradient.copy_(drawn(*slot.gradient.shape, seed=100 * step + number))
+
+
+def matrices_of(slot: Slot, tensor: Tensor) -> list[Tensor]:
+    return list(tensor) if tensor.dim() == 3 else [tensor]
+
+
+def test_kinds_follow_place_and_shape() -> None:
+    found = {name: MuonConfig().kind_of(name, shape) for name, shape in SHAPES.items()}
+    assert found == {name: KINDS.get(name, "hidden") for name in SHAPES}
+    assert MuonConfig().kind_of("blocks.1.convolution.filter_weight", (8, 4, 3)) == "vector"
+
+
+@pytest.mark.parametrize("scale", ["spectral", "rms"])
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_pytorchs_muon_and_adamw_make_the_same_updates(scale, nesterov) -> None:
+    config = MuonConfig(
+        learning_rate=0.05,
+        weight_decay=0.1,
+        momentum=0.9,
+        nesterov=nesterov,
+        polynomials="newton_schulz",
+        products="bf16",
+        scale=scale,
+        vector_learning_rate=0.01,
+        table_learning_rate=0.02,
+        head_learning_rate=0.004,
+        table_beta1=0.7,
+        head_beta2=0.99,
+    )
+    slots = make_slots()
+    twins = {slot.name: [nn.Parameter(part.clone()) for part in matrices_of(slot, slot.parameter)] for slot in slots}
+    hidden = [part for name, parts in twins.items() if name not in KINDS for part in parts]
+    adjust = {"spectral": "original", "rms": "match_rms_adamw"}[scale]
+    own = torch.optim.Muon(hidden, lr=0.05, weight_decay=0.1, momentum=0.9, nesterov=nesterov, adjust_lr_fn=adjust)
+    rates = {"vector": (0.01, 0.8, 0.95), "table": (0.02, 0.7, 0.95), "head": (0.004, 0.8, 0.99)}
+    groups = []
+    for name, kind in KINDS.items():
+        rate, *betas = rates[kind]
+        decay = 0.1 if kind != "vector" else 0.0
+        groups.append({"params": twins[name], "lr": rate, "betas": tuple(betas), "weight_decay": decay, "eps": 1e-10})
+    others = torch.optim.AdamW(groups)
+    for count in (1, 2, 3):
+        give_gradients(slots, count)
+        for slot in slots:
+            for twin, gradient in zip(twins[slot.name], matrices_of(slot, slot.gradient), strict=True):
+                twin.grad = gradient.clone()
+        muon(slots, config, learning_rate=0.05, count=count)
+        own.step()
+        others.step()
+    for slot in slots:
+        for twin, weight in zip(twins[slot.name], matrices_of(slot, slot.parameter), strict=True):
+            # bf16 rounds the batched and the single products of the iteration differently
+            tolerance = 5e-6 if slot.name in KINDS else 3 * 0.05 * 0.02
+            torch.testing.assert_close(weight, twin.detach(), rtol=0, atol=tolerance)
+
+
+def test_row_moments_and_cautious_decay_follow_their_formulas() -> None:
+    config = MuonConfig(
+        learning_rate=0.1, weight_decay=0.5, row_moments=True, row_beta=0.8, cautious_decay=True, products="fp32"
+    )
+    slots = [slot for slot in make_slots() if slot.name.endswith("up.weight")]
+    weight, momentum = slots[0].parameter.double(), torch.zeros(24, 12, dtype=torch.float64)
+    rows = torch.zeros(24, 1, dtype=torch.float64)
+    for count in (1, 2, 3):
+        give_gradients(slots, count)
+        gradient = slots[0].gradient.double()
+        momentum = 0.95 * momentum + 0.05 * gradient
+        (move,) = orthogonalize([0.05 * gradient + 0.95 * momentum], "polar_express")
+        rows = 0.8 * rows + 0.2 * move.square().mean(-1, keepdim=True)
+        even = move / rows.sqrt()
+        even = even * move.norm() / even.norm()
+        weight = weight - 0.1 * 0.5 * weight * (weight * even > 0) - 0.1 * 2**0.5 * even
+        muon(slots, config, learning_rate=0.1, count=count)
+    torch.testing.assert_close(slots[0].parameter.double(), weight, rtol=0, atol=1e-5)
+
+
+def test_the_schedule_scales_all_rates_alike() -> None:
+    config = MuonConfig(learning_rate=0.02, weight_decay=0.0, products="fp32")
+    whole, half = make_slots(), make_slots()
+    starts = [slot.parameter.clone() for slot in whole]
+    for slots, rate in ((whole, 0.02), (half, 0.01)):
+        give_gradients(slots, 1)
+        muon(slots, config, learning_rate=rate, count=1)
+    for start, one, other in zip(starts, whole, half, strict=True):
+        torch.testing.assert_close((one.parameter - start) / 2, other.parameter - start, rtol=1e-3, atol=1e-6)
+
+
+def test_no_slots_are_no_work() -> None:
+    muon([], MuonConfig(), learning_rate=0.1, count=1)
