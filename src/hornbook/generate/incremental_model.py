@@ -18,8 +18,8 @@ from hornbook.model import LanguageModel
 from hornbook.model.attention import CausalSelfAttention
 from hornbook.model.block import FeedForward, PreNormBlock
 from hornbook.model.head import CausalHead
-from hornbook.model.incremental import CastLinear, for_generation, is_incremental, is_unmodified, with_parameters
-from hornbook.model.layers import LayerNorm
+from hornbook.model.incremental import CastLinear, for_generation, is_incremental, with_parameters
+from hornbook.model.layers import LayerNorm, is_unmodified
 from hornbook.ops.layers import for_few_rows
 from hornbook.ops.native.choice import form_for_tokens
 from hornbook.ops.native.token_block import TokenBlock, TokenHead, TokenModel

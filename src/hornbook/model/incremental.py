@@ -23,18 +23,11 @@ from hornbook.ops.layers import for_few_rows
 
 _Module = TypeVar("_Module", bound=nn.Module)
 _COMPUTING = ("forward", "mix")
-_METHODS = (*_COMPUTING, "split")
 
 
 def is_incremental(module: nn.Module) -> bool:
     """Return whether ``module`` computes new tokens from these alone and from the cache in its context."""
     return _decides(module, "is_incremental") and bool(getattr(module, "is_incremental", False))
-
-
-def is_unmodified(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Return whether ``module`` computes what its class ``kind`` does: no subclass, no hooks, no replaced methods."""
-    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-    return type(module) is kind and not any(hooks) and vars(module).keys().isdisjoint(_METHODS)
 
 
 def for_generation(module: _Module, dtype: torch.dtype, made: dict[int, nn.Module] | None = None) -> _Module:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hornbook.config.shapes import padded_rows
-from hornbook.model.incremental import CastLinear, is_unmodified, with_parameters
+from hornbook.model.incremental import CastLinear, with_parameters
 from hornbook.model.initialize import Draw
 from hornbook.ops.layers import (
     ACTIVATIONS,
@@ -29,11 +29,12 @@ from hornbook.ops.layers import (
     linear,
     sinusoidal,
 )
-from hornbook.ops.native.kernels import FORMS
 from hornbook.ops.tensor_parallel import cut_rows
 from hornbook.parallel.ranks import is_cut
 
 Positions = Literal["learned", "sinusoidal", "none"]
+_METHODS = ("forward", "mix", "split")
+"""What a module computes by, besides its hooks."""
 
 
 class MakeLinear(Protocol):
@@ -104,6 +105,12 @@ def feed_forward_of(up: nn.Module, down: nn.Module, x: Tensor, activation: str) 
     return y
 
 
+def is_unmodified(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Return whether ``module`` computes what its class ``kind`` does: no subclass, no hooks, no replaced methods."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return type(module) is kind and not any(hooks) and vars(module).keys().isdisjoint(_METHODS)
+
+
 class LayerNorm(nn.Module):
     """Layer normalization (Ba et al. 2016) over the last dimension, in the dtype of its input, statistics in fp32.
 
@@ -130,7 +137,7 @@ class LayerNorm(nn.Module):
 
     def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``x`` and ``norm(x)``, for ``x + f(norm(x))``; native operators add both gradients in one pass."""
-        return layer_norm_beside(x, self.weight, self.bias, self.epsilon) if FORMS else (x, self(x))
+        return layer_norm_beside(x, self.weight, self.bias, self.epsilon) or (x, self(x))
 
     def for_generation(self, dtype: torch.dtype) -> nn.Module:
         """Return the norm with weight and bias cast once."""

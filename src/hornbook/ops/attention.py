@@ -30,6 +30,8 @@ from torch.nn import functional
 from hornbook.config.shapes import QUERIES, attention_blocks, is_blocked
 from hornbook.ops.dropout import dropout as drop
 from hornbook.ops.dropout import keep_mask
+from hornbook.ops.native.kernels import FORMS, form_of
+from hornbook.ops.native.library import Form
 
 
 class WeightDropout(NamedTuple):
@@ -141,6 +143,22 @@ def cached_attention(
         enable_gqa=q_BHTK.shape[1] != keys_BGSK.shape[1],
     )
     return y_BHTK.to(q_BHTK.dtype)
+
+
+def sequence_form(packed: Tensor) -> Form | None:
+    """Return the form of native attention for stacked query, key and value like ``packed``; None for PyTorch's."""
+    return form_of("attention", packed) if FORMS else None
+
+
+def document_context(documents_BT: Tensor) -> dict[str, Tensor]:
+    """Return the context entries of windows whose documents do not attend to each other, given their numbers.
+
+    These are ``mask`` and, for native attention, ``firsts`` and ``lengths`` of contiguous documents.
+    """
+    context = {"mask": document_mask(documents_BT)}
+    if FORMS and (found := documents_of_windows(documents_BT)) is not None:
+        context["firsts"], context["lengths"] = found
+    return context
 
 
 def causal_mask(num_tokens: int, device: torch.device) -> Tensor:
