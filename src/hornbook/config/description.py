@@ -144,7 +144,7 @@ class FeedForward:
     @property
     def layers(self) -> tuple[Layer, ...]:
         """All layers in order."""
-        return (*self.inputs, *[self.middle] * (self.middle is not None), self.out)  # type: ignore[return-value]
+        return (*self.inputs, self.out) if self.middle is None else (*self.inputs, self.middle, self.out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,8 +363,7 @@ class Described(ABC):
 
 def description_of(model: object) -> Description | None:
     """Return the description of the model of a ``[model]`` section; None for a custom family that gives none."""
-    is_described = isinstance(model, Described) and callable(model.description)
-    return _described(model) if is_described else None  # type: ignore[arg-type]
+    return _described(model) if isinstance(model, Described) and callable(model.description) else None
 
 
 @lru_cache(maxsize=64)

@@ -22,9 +22,9 @@ from hornbook.ops.attention import (
     cached_attention,
     causal_attention,
     head_keys,
-    sequence_form,
 )
 from hornbook.ops.native.attention import attention as native_attention
+from hornbook.ops.native.attention import sequence_form
 from hornbook.ops.native.library import Form
 from hornbook.ops.sequence_groups import SequenceGroups, SpacedSequences, take
 

@@ -46,6 +46,7 @@ def for_generation(module: _Module, dtype: torch.dtype, made: dict[int, nn.Modul
             name: child if child is None else for_generation(child, dtype, made)
             for name, child in twin._modules.items()
         }
+        vars(twin).update(twin._modules | twin._parameters)  # found at once, without ``nn.Module.__getattr__``
     result: _Module = made[id(module)]  # type: ignore[assignment]
     return result
 
@@ -55,6 +56,7 @@ def with_parameters(module: _Module, parameters: Mapping[str, Tensor]) -> _Modul
     twin = copy.copy(module)
     changed = {name: nn.Parameter(tensor.detach(), requires_grad=False) for name, tensor in parameters.items()}
     twin._parameters = {**module._parameters, **changed}
+    vars(twin).update(changed)
     return twin
 
 

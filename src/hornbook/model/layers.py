@@ -9,7 +9,7 @@ The cast moves 6 bytes per parameter and micro-batch. In return, no second copy 
 are summed in fp32.
 """
 
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from hornbook.ops.layers import (
 from hornbook.ops.tensor_parallel import cut_rows
 from hornbook.parallel.ranks import is_cut
 
+_Kind = TypeVar("_Kind", bound=nn.Module)
 Positions = Literal["learned", "sinusoidal", "none"]
 _METHODS = ("forward", "mix", "split")
 """What a module computes by, besides its hooks."""
@@ -105,7 +106,7 @@ def feed_forward_of(up: nn.Module, down: nn.Module, x: Tensor, activation: str) 
     return y
 
 
-def is_unmodified(module: nn.Module, kind: type[nn.Module]) -> bool:
+def is_unmodified(module: Any, kind: type[_Kind]) -> TypeGuard[_Kind]:
     """Return whether ``module`` computes what its class ``kind`` does: no subclass, no hooks, no replaced methods."""
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
     return type(module) is kind and not any(hooks) and vars(module).keys().isdisjoint(_METHODS)

@@ -30,8 +30,7 @@ from torch.nn import functional
 from hornbook.config.shapes import QUERIES, attention_blocks, is_blocked
 from hornbook.ops.dropout import dropout as drop
 from hornbook.ops.dropout import keep_mask
-from hornbook.ops.native.kernels import FORMS, form_of
-from hornbook.ops.native.library import Form
+from hornbook.ops.native.kernels import FORMS
 
 
 class WeightDropout(NamedTuple):
@@ -143,11 +142,6 @@ def cached_attention(
         enable_gqa=q_BHTK.shape[1] != keys_BGSK.shape[1],
     )
     return y_BHTK.to(q_BHTK.dtype)
-
-
-def sequence_form(packed: Tensor) -> Form | None:
-    """Return the form of native attention for stacked query, key and value like ``packed``; None for PyTorch's."""
-    return form_of("attention", packed) if FORMS else None
 
 
 def document_context(documents_BT: Tensor) -> dict[str, Tensor]:
