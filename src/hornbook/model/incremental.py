@@ -76,6 +76,8 @@ class CastLinear(nn.Module):
         """Map ``[B, T, num_in]`` to ``[B, T, num_out]``."""
         return functional.linear(x, self._weight_for_one_token if x.shape[1] == 1 else self.weight, self.bias)
 
+    __call__ = forward  # nobody hooks it; a third of the time of a call for one token
+
     @cached_property
     def _weight_for_one_token(self) -> Tensor:
         """A copy in fp32; where native operators compute single tokens, nobody asks for it."""

@@ -195,6 +195,22 @@ class Dropout(nn.Module):
             return dropout_add(x, keys, self.site, self.probability, residual)
         return x if residual is None else residual + x
 
+    def for_generation(self, dtype: torch.dtype) -> nn.Module:
+        """Return a layer that only adds the residual."""
+        return NoDropout()
+
+
+class NoDropout(nn.Module):
+    """A dropout that drops nothing, for generation."""
+
+    drops = False
+
+    def forward(self, x: Tensor, keys: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return ``x``, plus ``residual`` if given."""
+        return x if residual is None else residual + x
+
+    __call__ = forward
+
 
 class Embedding(nn.Module):
     """The sum of token, position and segment embeddings, then an optional norm, then dropout.
