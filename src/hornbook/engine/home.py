@@ -238,8 +238,9 @@ class InMemory:
     def _shard(self, name: str, whole: Tensor, values: Tensor) -> Shard:
         """Return the local ``values`` of a parameter, or of its moment, as a part of the tensor without padding."""
         shape = self.model.logical_shape(name, whole)
-        if values.shape != local(whole).shape:  # a state with dimensions of 1
-            shape = tuple(map(min, shape, values.shape))
+        if values.shape != (part := local(whole).shape):  # a state with dimensions of 1
+            sizes = zip(shape, part, values.shape, strict=True)
+            shape = tuple(1 if size < own else every for every, own, size in sizes)
         begin = tuple(map(min, box_of(whole)[0], shape))
         if values.is_meta:  # another pipeline rank holds it
             return Shard(values=values.new_empty((0, *values.shape[1:])), begin=begin, shape=shape, is_copy=True)
@@ -266,10 +267,11 @@ def zeros(
     Raises:
         UserError: ranks hold parts of a dimension that a state does not have.
     """
-    part = local(parameter.detach())
+    part, whole = local(parameter.detach()), update.states(name, tuple(parameter.shape))
     states = {}
     for key, shape in update.states(name, tuple(part.shape)).items():
-        if any(own != whole and size == 1 for own, whole, size in zip(part.shape, parameter.shape, shape, strict=True)):
+        sizes = zip(part.shape, parameter.shape, whole[key], strict=True)
+        if any(own < all_of_it and size < all_of_it for own, all_of_it, size in sizes):
             raise UserError(f"the optimizer's {key} of {name} cannot be computed from a part: change [parallel]")
         like = part if shape == tuple(part.shape) else part.new_empty(shape)
         states[key] = torch.zeros_like(like, dtype=dtype_of(key), **options)
