@@ -19,8 +19,8 @@ from hornbook import extend
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlamaConfig:
-    """The options of ``[model]``."""
+class LlamaConfig(extend.Described):
+    """The options of ``[model]``, and the description from which plans, tensor parallelism and MFU follow."""
 
     family: str = extend.option("llama", help="model family")
     num_layers: int = extend.option(4, help="number of blocks", minimum=1)
@@ -34,6 +34,36 @@ class LlamaConfig:
     initializer_std: float = extend.option(0.02, help="standard deviation of initial weights", above=0)
     vocab_size: int | None = extend.option(None, help="size of the vocabulary; none: that of the tokenizer", minimum=1)
     max_positions: int = extend.option(256, help="longest sequence", minimum=1)
+
+    def description(self, vocab_size: int | None = None) -> extend.Description:
+        """Return the layers, by the names of their modules; tensor parallelism splits heads and inner columns."""
+        size, inner, head_size = self.hidden_size, self.feed_forward_size, self.hidden_size // self.num_heads
+        table = (vocab_size or self.vocab_size or 0, size)
+        linear = partial(extend.LinearLayer, bias=False)
+        sizes = {"query": size, "key": self.num_kv_heads * head_size, "value": self.num_kv_heads * head_size}
+        attention = extend.AttentionPart(
+            inputs=tuple(linear(name, size, num_out, cut="outputs") for name, num_out in sizes.items()),
+            out=linear("out", size, size, cut="inputs"),
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_size=head_size,
+            is_causal=True,
+        )
+        feed_forward = extend.FeedForwardPart(
+            inputs=tuple(linear(name, size, inner, cut="outputs") for name in ("gate", "up")),
+            out=linear("down", inner, size, cut="inputs"),
+            activation="silu",
+        )
+        norms = [extend.NormLayer(name, size, "rms") for name in ("attention_norm", "feed_forward_norm", "head.norm")]
+        return extend.Description(
+            embedding=(extend.TableLayer("embedding.tokens", table, cut=0),),
+            block=extend.BlockDescription(
+                norms=tuple(norms[:2]), parts=(attention, feed_forward), norm_first=True, dropout=self.residual_dropout
+            ),
+            num_layers=self.num_layers,
+            head=(extend.TableLayer("head.table", table, cut=0), norms[2]),
+            embedding_dropout=self.residual_dropout,
+        )
 
     def problems(self) -> list[extend.Problem]:
         """Return a problem for each size that another one does not divide."""

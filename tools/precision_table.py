@@ -21,6 +21,7 @@ from typing import Any
 
 from hornbook.cli.main import main as hornbook
 from hornbook.config import PrecisionConfig
+from hornbook.config.sections import DTYPE_BYTES
 
 MODEL = (
     "--model.vocab-size none --model.num-layers 1 --model.hidden-size 64 --model.num-heads 4 --model.max-positions 32 "
@@ -61,7 +62,10 @@ def main() -> None:
             losses = [
                 train(folder, f"{number}-{seed}", options, seed, arguments.steps) for seed in range(arguments.seeds)
             ]
-            num_bytes = PrecisionConfig(**options).bytes_per_parameter(STATES)  # type: ignore[arg-type]
+            precision = PrecisionConfig(**options)  # type: ignore[arg-type]
+            num_bytes = precision.bytes_per_parameter + sum(
+                DTYPE_BYTES[precision.dtype_of_state(key)] for key in STATES
+            )
             baseline = baseline or losses
             above = [loss - exact for loss, exact in zip(losses, baseline, strict=True)]
             told, differences = (

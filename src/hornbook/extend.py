@@ -18,6 +18,13 @@ command cannot.
 
 from hornbook.__main__ import main
 from hornbook.config import AdamWConfig, Problem, option, register
+from hornbook.config.description import Attention as AttentionPart
+from hornbook.config.description import Block as BlockDescription
+from hornbook.config.description import Described, Description
+from hornbook.config.description import FeedForward as FeedForwardPart
+from hornbook.config.description import Linear as LinearLayer
+from hornbook.config.description import Norm as NormLayer
+from hornbook.config.description import Table as TableLayer
 from hornbook.config.optimizers import OptimizerConfig, role_of
 from hornbook.corpora.store import TokenStore, open_store
 from hornbook.evaluate import Row, TaskInput, register_task
@@ -42,16 +49,21 @@ from hornbook.track.trackers.tracker import Ended, Histogram, TrackedRun, Tracke
 __all__ = [
     "NOT_SCORED",
     "AdamWConfig",
+    "AttentionPart",
     "Batch",
+    "BlockDescription",
     "CausalHead",
     "CausalSelfAttention",
     "Context",
+    "Described",
+    "Description",
     "Draw",
     "Dropout",
     "Embedding",
     "Ended",
     "EvaluationWindows",
     "FeedForward",
+    "FeedForwardPart",
     "Forward",
     "HeldOutWindows",
     "Histogram",
@@ -59,8 +71,10 @@ __all__ = [
     "LanguageModel",
     "LayerNorm",
     "Linear",
+    "LinearLayer",
     "LoadedModel",
     "MakeLinear",
+    "NormLayer",
     "Objective",
     "OptimizerConfig",
     "OutputHead",
@@ -69,6 +83,7 @@ __all__ = [
     "Row",
     "Schedule",
     "Slot",
+    "TableLayer",
     "TaskInput",
     "TokenStore",
     "TrackedRun",

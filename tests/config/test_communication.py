@@ -49,6 +49,6 @@ def test_stages_send_hidden_states_and_a_table():
 
 def test_the_formula_knows_no_model_of_ones_own():
     recipe = load_recipe("gpt2-small", GPT2, require_data=False).recipe
-    own = type("Own", (type(recipe.model),), {})
+    own = type("Own", (type(recipe.model),), {"description": None})
     object.__setattr__(recipe, "model", own())
     assert bytes_sent(recipe, 2, 0, Load(num_micro_batches=1, tokens=1, scored=1, itemsize=4)) == {}

@@ -12,8 +12,11 @@ from tiny import hidden_states, randomize
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hornbook import extend
+from hornbook.config import ParallelConfig, Recipe
 from hornbook.generate.decoder import CachedDecoder, PlainDecoder, make_decoder
-from hornbook.model import LanguageModel, initialize
+from hornbook.model import LanguageModel, initialize, model_of
+from hornbook.plan.layers import Compute
+from hornbook.plan.memory import memory_of
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "llama.py"
 SIZES = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "feed_forward_size": 48}
@@ -131,3 +134,34 @@ def test_sizes_that_do_not_divide_are_told(example, tmp_path: Path, capsys: pyte
     assert extend.main(["train", str(SCRIPT.with_suffix(".toml")), *words]) == 2
     told = capsys.readouterr().err
     assert "the size of a head must be even" in told and "num_heads must be divisible by num_kv_heads" in told
+
+
+def test_the_description_is_that_of_the_model(example) -> None:
+    """Plan, FLOPs and the shapes of every parameter; ``model_of`` compares the latter, as a run does."""
+    config = example("llama").LlamaConfig(**SIZES, vocab_size=70, max_positions=24)
+    recipe = Recipe(model=config)
+    with torch.device("meta"):
+        model = model_of(recipe, torch.float32)
+    assert recipe.num_parameters() == model.num_parameters == 2 * 70 * 32 + 32 + 2 * (32 * (64 + 32 + 3 * 48) + 64)
+    in_matrices = 70 * 32 + 2 * 32 * (64 + 32 + 3 * 48)
+    assert recipe.flops_per_token(24) == 6 * in_matrices + 12 * 2 * 32 * 24
+    memory = memory_of(recipe, compute=Compute())
+    assert memory.moments == 2 * memory.weights, "AdamW keeps two numbers a parameter"
+    cuts = {
+        name: config.description().cut(f"blocks.1.{name}.weight") for name in ("query", "value", "out", "gate", "down")
+    }
+    assert cuts == {"query": 0, "value": 0, "out": 1, "gate": 0, "down": 1}
+    (problem,) = ParallelConfig(tensor_parallel=4).conflicts(config)
+    assert "num_kv_heads, which is 2" in problem.message
+
+
+@pytest.mark.slow
+def test_two_ranks_share_its_layers(tmp_path: Path) -> None:
+    """Tensor parallelism as the description says: the losses of one rank."""
+    losses = {}
+    for name, layout in {"one": "", "two": "--processes 2 --parallel.tensor-parallel 2"}.items():
+        command = f"{sys.executable} {SCRIPT} train {SCRIPT.with_suffix('.toml')} {TRAINING} {layout} --device cpu"
+        subprocess.run([*command.split(), "--output", str(tmp_path / name)], check=True, capture_output=True)
+        rows = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+        losses[name] = [row["loss"] for row in rows if row["kind"] == "train"]
+    assert losses["two"] == pytest.approx(losses["one"], rel=1e-5)

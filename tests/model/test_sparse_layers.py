@@ -1,7 +1,7 @@
 """Block-sparse linear maps in models: sizes, initial values, and the dense model that they stand for."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -181,12 +181,28 @@ def test_the_patterns_of_layers_and_of_query_key_and_value_differ() -> None:
 
 def test_a_model_of_ones_own_is_asked_for_its_linear_maps() -> None:
     class OwnConfig(type(CONFIGS["gpt"])):
-        pass
+        description = None
 
     recipe = replace(sparse_recipe(), model=OwnConfig(**vars(CONFIGS["gpt"])))
     assert not [*recipe.sparsity.conflicts(recipe.model, recipe.parallel)]
     with pytest.raises(UserError, match="no linear layer; layers have names such as"):
         sparse_model(replace(recipe, sparsity=SparsityConfig(linears=("nothing.*",), block_size=4)))
+
+
+def test_a_description_that_is_not_the_models_is_refused() -> None:
+    """As one gets by inheriting the options of another family."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class OwnConfig(type(CONFIGS["gpt"])):
+        pass
+
+    @build_model.register
+    def _(config: OwnConfig, compute_dtype: torch.dtype) -> LanguageModel:
+        return build_model(replace(CONFIGS["gpt"], feed_forward_size=12), compute_dtype)
+
+    recipe = replace(sparse_recipe(), model=OwnConfig(**vars(CONFIGS["gpt"])), sparsity=SparsityConfig())
+    with torch.device("meta"), pytest.raises(UserError, match=r"blocks.0.feed_forward.up.weight is \[12, .*OwnConfig"):
+        model_of(recipe, torch.float32)
 
 
 def test_a_picture_has_a_digit_a_place() -> None:

@@ -107,8 +107,8 @@ def test_what_cannot_be_planned_is_refused():
     recipe = recipe_of("gpt2-small")
     with pytest.raises(UserError, match="not a multiple of 3 data-parallel ranks"):
         make_plan(recipe, Machine(device=DEVICES["h100"], num_ranks=3))
-    own = type("OwnConfig", (type(recipe.model),), {})
-    with pytest.raises(UserError, match="no formulas for the memory of OwnConfig"):
+    own = type("OwnConfig", (type(recipe.model),), {"description": None})
+    with pytest.raises(UserError, match="OwnConfig does not describe its layers"):
         make_plan(replace(recipe, model=own(vocab_size=100)), Machine(device=DEVICES["h100"]))
 
 

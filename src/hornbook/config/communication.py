@@ -89,7 +89,7 @@ class _Part(RankPart):
             own = _FP32 * sum(math.prod(shape) for shape in self.shapes.values())
             return {"all_reduce": factor("all_reduce", sizes.replicate) * own}
         parts = list(self.shapes.values())
-        if self.num_stages - 1 in self.own_stages:
+        if self.has_head and self.description.is_tied:
             parts.append(self.table)  # the head has a copy
         own = _FP32 * sum(shard_size(shape, sizes.shard) for shape in parts)
         gathers, cuts, sums = 2 * load.num_micro_batches, load.num_micro_batches, 1
@@ -152,5 +152,5 @@ class _Part(RankPart):
         hidden = wires * load.num_micro_batches * load.tokens * self.recipe.model.hidden_size * load.itemsize
         if self.recipe.parallel.sequence_parallel:
             hidden /= self.sizes.tensor
-        has_one_end = (0 in self.own_stages) != (self.num_stages - 1 in self.own_stages)
+        has_one_end = self.description.is_tied and (0 in self.own_stages) != (self.num_stages - 1 in self.own_stages)
         return {"send": hidden + has_one_end * _FP32 * shard_size(self.table, self.sizes.shard)}

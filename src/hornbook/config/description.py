@@ -144,7 +144,7 @@ class FeedForward:
     @property
     def layers(self) -> tuple[Layer, ...]:
         """All layers in order."""
-        return (*self.inputs, *[self.middle] * (self.middle is not None), self.out)  # type: ignore[return-value]
+        return (*self.inputs, self.out) if self.middle is None else (*self.inputs, self.middle, self.out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,8 +203,7 @@ class Description:
     block: Block
     num_layers: int
     head: tuple[Layer, ...]
-    is_tied: bool = True
-    """Whether the head's table is the embedding's; if not, ``head`` contains ``head.table``."""
+    embedding_dropout: float = 0.0
     splits: bool = True
     """Whether its modules compute with weights that tensor parallelism has split."""
 
@@ -241,6 +240,36 @@ class Description:
                 yield layer.name, layer
 
     @property
+    def is_tied(self) -> bool:
+        """Whether the head's table is the embedding's."""
+        return all(layer.name != "head.table" for layer in self.head)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether tokens see only earlier ones."""
+        return all(attention.is_causal for attention in self.block.attentions)
+
+    @property
+    def hidden_size(self) -> int:
+        """Columns of the hidden states."""
+        return self.block.norms[0].size
+
+    @property
+    def feed_forward_size(self) -> int:
+        """Inner columns of the widest feed-forward; the hidden states' if there is none."""
+        inner = [part.inputs[0].num_out for part in self.block.parts if isinstance(part, FeedForward)]
+        return max(inner, default=self.hidden_size)
+
+    @property
+    def width(self) -> int:
+        """Total size of the query heads of a block."""
+        return sum(attention.num_heads * attention.head_size for attention in self.block.attentions)
+
+    def layer(self, name: str) -> Layer | None:
+        """Return the layer of the embedding or the head with this name; None if there is none."""
+        return next((layer for layer in (*self.embedding, *self.head) if layer.name == name), None)
+
+    @property
     def table(self) -> Table:
         """The token table."""
         return next(layer for layer in self.embedding if isinstance(layer, Table) and layer.name == "embedding.tokens")
@@ -258,13 +287,12 @@ class Description:
             length: tokens of a sequence, or the mean over sequences.
             scored: share of the tokens for which logits are computed.
         """
-        width = sum(attention.num_heads * attention.head_size for attention in self.block.attentions)
         in_block = sum(layer.num_weights for layer in self.block.layers)
         in_head = sum(layer.num_weights for layer in self.head if isinstance(layer, Linear) and layer.is_scored)
         in_head += math.prod(self.table.shape)
         weights = self.num_layers * in_block + scored * in_head
         weights += sum(layer.num_weights for layer in self.embedding if isinstance(layer, Linear))
-        return 6.0 * weights + 12.0 * self.num_layers * width * length
+        return 6.0 * weights + 12.0 * self.num_layers * self.width * length
 
     def cut(self, name: str) -> int | None:
         """Return the dimension of a parameter that tensor parallelism splits; None if it is replicated.
@@ -310,7 +338,11 @@ class Description:
 
 
 class Described(ABC):
-    """A model's options that describe the model; a registered family that does so is planned, split and counted."""
+    """A model's options that describe the model; a registered family that does so is planned, split and counted.
+
+    A family that inherits the options of another one but builds other layers overrides ``description``, or sets it to
+    None.
+    """
 
     @abstractmethod
     def description(self, vocab_size: int | None = None) -> Description:
@@ -331,7 +363,7 @@ class Described(ABC):
 
 def description_of(model: object) -> Description | None:
     """Return the description of the model of a ``[model]`` section; None for a custom family that gives none."""
-    return _described(model) if isinstance(model, Described) else None
+    return _described(model) if isinstance(model, Described) and callable(model.description) else None
 
 
 @lru_cache(maxsize=64)

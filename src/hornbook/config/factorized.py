@@ -67,6 +67,7 @@ class FactorizedGPTConfig(TransformerConfig):
             ),
             block=self._two_norm_block(attention, norm_first=True),
             num_layers=self.num_layers,
+            embedding_dropout=self.embedding_dropout,
             head=(
                 Norm("head.norm", hidden),
                 Linear("head.projection", hidden, narrow),

@@ -136,6 +136,7 @@ class GPTConfig(TunableConfig):
             ),
             block=self._two_norm_block(self._attention(is_causal=True), norm_first=True),
             num_layers=self.num_layers,
+            embedding_dropout=self.embedding_dropout,
             head=head,
         )
 
@@ -179,6 +180,7 @@ class EncoderConfig(TunableConfig):
             ),
             block=self._block(),
             num_layers=self.num_layers,
+            embedding_dropout=self.embedding_dropout,
             head=tuple(self._head_layers(vocab_size or self.vocab_size or 0)),
         )
 

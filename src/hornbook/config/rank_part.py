@@ -110,7 +110,7 @@ class RankPart:
     @property
     def num_copied(self) -> int:
         """The number of elements of the head's copy of the table, if it cannot share the embedding's."""
-        is_apart = self.has_head and (self.sizes.shard > 1 or not self.has_embedding)
+        is_apart = self.description.is_tied and self.has_head and (self.sizes.shard > 1 or not self.has_embedding)
         return shard_size(self.table, self.sizes.shard) if is_apart else 0
 
 

@@ -111,13 +111,14 @@ class Recipe:
         """Return the bytes of the optimizer's state; 0 for custom models that do not list their parameters."""
         absent = self.sparsity.num_absent(self.model) if self.sparsity.is_sparse else {}
 
+        described = description_of(self.model)
+        if described is None:
+            return 0
+
         def of(num_layers: int) -> int:
             shapes = replace(described, num_layers=num_layers).shapes()
             return sum(size * math.prod(own) for name, shape in shapes for own, size in self.states(name, shape))
 
-        described = description_of(self.model)
-        if described is None:
-            return 0
         one, two = of(1), of(2)  # blocks are alike
         whole = one + (described.num_layers - 1) * (two - one)
         return whole - sum(

@@ -273,12 +273,11 @@ def zeros(
     Raises:
         UserError: ranks hold parts of a dimension that a state does not have, and the update does not assemble them.
     """
-    part = local(parameter.detach())
+    part, whole = local(parameter.detach()), update.states(name, tuple(parameter.shape))
     states = {}
     for key, shape in update.states(name, tuple(part.shape)).items():
-        if not update.assembles and any(
-            own != whole and size == 1 for own, whole, size in zip(part.shape, parameter.shape, shape, strict=True)
-        ):
+        sizes = zip(part.shape, parameter.shape, whole[key], strict=True)
+        if not update.assembles and any(own < every and size < every for own, every, size in sizes):
             raise UserError(f"the optimizer's {key} of {name} cannot be computed from a part: change [parallel]")
         like = part if shape == tuple(part.shape) else part.new_empty(shape)
         states[key] = torch.zeros_like(like, dtype=dtype_of(key), **options)

@@ -48,7 +48,8 @@ class Cache:
         self._most_rows, self._dtype = len(lengths), dtype
         self.starts = [self.end - length for length in lengths]
         self._columns_C = torch.arange(capacity, device=device)
-        self._in_use: dict[nn.Module, Tensor] = {}
+        self.in_use: dict[nn.Module, Tensor] = {}
+        """The rows of these tensors that are left."""
         self._arrange()
 
     def append(self, restarts: Mapping[int, int]) -> None:
@@ -72,7 +73,7 @@ class Cache:
         """Keep only these rows, in this order; they move to the front."""
         for owner, tensor in self.tensors.items():
             tensor[: len(rows)] = tensor[list(rows)]
-            self._in_use[owner] = tensor[: len(rows)]
+            self.in_use[owner] = tensor[: len(rows)]
         self.starts = [self.starts[row] for row in rows]
         self._arrange()
 
@@ -96,12 +97,12 @@ class Cache:
             shape = (self._most_rows, 2, num_heads, self.capacity, head_size)
             with torch.inference_mode(False):  # it is changed outside of the forward pass, too
                 self.tensors[owner] = torch.zeros(shape, dtype=self._dtype, device=self._columns_C.device)
-            self._in_use[owner] = self.tensors[owner][: len(self.starts)]
-        return self._in_use[owner]
+            self.in_use[owner] = self.tensors[owner][: len(self.starts)]
+        return self.in_use[owner]
 
     def _move_left(self, distance: int) -> None:
         assert distance > 0, "a full cache with more columns than positions has an unused first column"
-        for tensor in self._in_use.values():
+        for tensor in self.in_use.values():
             tensor[:, :, :, : self.end - distance] = tensor[:, :, :, distance : self.end].clone()
         self.end -= distance
         self.starts = [start - distance for start in self.starts]
@@ -137,3 +138,8 @@ class Columns:
         if self.row is not None:
             tensor = tensor[self.row : self.row + 1]
         return tensor.narrow(3, self.first, self.cache.end - self.first)
+
+    def of_all(self) -> list[Tensor]:
+        """Return the keys and values in all rows of each module that has attended, in their order."""
+        length = self.cache.end - self.first
+        return [tensor.narrow(3, self.first, length) for tensor in self.cache.in_use.values()]

@@ -8,7 +8,7 @@ On a CPU, native operators compute one new token per text in a single call, from
 support all blocks (`hornbook.ops.native.token_block`).
 """
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,9 @@ from hornbook.generate.cache import Columns
 from hornbook.model import LanguageModel
 from hornbook.model.attention import CausalSelfAttention
 from hornbook.model.block import FeedForward, PreNormBlock
-from hornbook.model.head import CausalHead
-from hornbook.model.incremental import CastLinear, for_generation, is_incremental, is_unmodified, with_parameters
-from hornbook.model.layers import LayerNorm
+from hornbook.model.head import CausalHead, OutputHead
+from hornbook.model.incremental import CastLinear, for_generation, is_incremental, with_parameters
+from hornbook.model.layers import LayerNorm, is_unmodified
 from hornbook.ops.layers import for_few_rows
 from hornbook.ops.native.choice import form_for_tokens
 from hornbook.ops.native.token_block import TokenBlock, TokenHead, TokenModel
@@ -48,9 +48,12 @@ class IncrementalModel:
         head = _token_head(self._model.head, table) if form is not None else None
         self._logits = None if form is None or head is None else TokenModel(form, [], head)
         if head is None:
-            self._model.head = _with_table(self._model.head, for_few_rows(table))
+            vars(self._model)["head"] = self._model._modules["head"] = _with_table(
+                self._model.head, for_few_rows(table)
+            )
         blocks = [_token_block(block) for block in self._model.blocks]
         known = [block for block in blocks if block is not None]
+        self._attentions: list[Any] = [getattr(block, "attention", None) for block in self._model.blocks]
         self._token = None if form is None or len(known) < len(blocks) else TokenModel(form, known, head)
 
     @torch.inference_mode()
@@ -64,7 +67,10 @@ class IncrementalModel:
         """
         if self._token is not None and tokens_BT.shape[1] == 1:
             x_BTD = self._model.embedding(tokens_BT, positions_BT, tokens_BT)  # no dropout, so no keys
-            y_BD = self._token(x_BTD[:, 0], _caches(self._model.blocks, cache), cache.mask)
+            if not cache.cache.tensors:  # the first token of all texts
+                for attention in self._attentions:
+                    cache.of(attention, attention.num_heads, attention.head_size)
+            y_BD = self._token(x_BTD[:, 0], cache.of_all(), cache.mask)
             return y_BD if self._token.head is not None else self._model.head.logits(y_BD)
         batch = {"tokens": tokens_BT, "positions": positions_BT, "keys": tokens_BT}
         logits = self._logits
@@ -74,14 +80,7 @@ class IncrementalModel:
         return y_BV
 
 
-def _caches(blocks: nn.ModuleList, cache: Columns) -> Sequence[Tensor]:
-    return [
-        cache.of(block.attention, block.attention.num_heads, block.attention.head_size)  # type: ignore[union-attr,arg-type]
-        for block in blocks
-    ]
-
-
-def _with_table(head: nn.Module, table: Tensor) -> nn.Module:
+def _with_table(head: OutputHead, table: Tensor) -> OutputHead:
     """Return a copy of a head with another output table, which no hook replaces."""
     twin = with_parameters(head, {"table": table})
     twin._forward_pre_hooks, twin._forward_hooks = type(head._forward_pre_hooks)(), type(head._forward_hooks)()
@@ -95,8 +94,8 @@ def _token_block(block: nn.Module) -> TokenBlock | None:
     attention, feed_forward = block.attention, block.feed_forward
     if not (is_unmodified(attention, CausalSelfAttention) and is_unmodified(feed_forward, FeedForward)):
         return None
-    norms = [block.attention_norm, block.feed_forward_norm]
-    linears = [attention.qkv, attention.out, feed_forward.up, feed_forward.down]
+    norms: list[Any] = [block.attention_norm, block.feed_forward_norm]
+    linears: list[Any] = [attention.qkv, attention.out, feed_forward.up, feed_forward.down]
     if not all(isinstance(linear, CastLinear) for linear in linears) or not all(
         is_unmodified(norm, LayerNorm) for norm in norms
     ):

@@ -24,7 +24,7 @@ from hornbook.ops.attention import (
     head_keys,
 )
 from hornbook.ops.native.attention import attention as native_attention
-from hornbook.ops.native.kernels import FORMS, form_of
+from hornbook.ops.native.attention import sequence_form
 from hornbook.ops.native.library import Form
 from hornbook.ops.sequence_groups import SequenceGroups, SpacedSequences, take
 
@@ -174,7 +174,7 @@ class SelfAttention(nn.Module, ABC):
 
     def native_form(self, packed_BTE: Tensor) -> Form | None:
         """Return the form for ``attend_sequences``; None if PyTorch computes, or a subclass overrides ``split``."""
-        return form_of("attention", packed_BTE) if type(self).split is SelfAttention.split else None
+        return sequence_form(packed_BTE) if type(self).split is SelfAttention.split else None
 
     def attend_sequences(
         self,
@@ -219,7 +219,7 @@ class CausalSelfAttention(SelfAttention):
 
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
         """Return the attention to earlier tokens; see ``SelfAttention``."""
-        may_be_native = FORMS and "cache" not in context and ("mask" not in context or "firsts" in context)
+        may_be_native = "cache" not in context and ("mask" not in context or "firsts" in context)
         if may_be_native and (form := self.native_form(packed_BTE)) is not None:
             batch, length = packed_BTE.shape[:2]
             firsts_S, lengths_S = torch.arange(batch) * length, torch.full((batch,), length)
@@ -271,7 +271,7 @@ class EncoderSelfAttention(SelfAttention):
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
         """Return the attention within each sequence; ``context`` has the entries of ``SequenceGroups``."""
         packed_NE = packed_BTE.flatten(0, 1)
-        if FORMS and (form := self.native_form(packed_NE)) is not None:
+        if (form := self.native_form(packed_NE)) is not None:
             sequences = (context["firsts"], context["lengths"], context["keys"].flatten())
             y_NC = self.attend_sequences(form, packed_NE, *sequences, is_causal=False)
         elif "gather_index" in context:

@@ -10,8 +10,6 @@ from hornbook.config import EncoderConfig, TransformerConfig
 from hornbook.model.attention import CausalSelfAttention, Context, EncoderSelfAttention, SelfAttention
 from hornbook.model.incremental import is_incremental
 from hornbook.model.layers import Dropout, LayerNorm, Linear, MakeLinear, activated, feed_forward_of
-from hornbook.ops.layers import ACTIVATIONS
-from hornbook.ops.native.kernels import FORMS
 
 _SITES_PER_BLOCK = 3
 MakeNorm = Callable[[int], LayerNorm]
@@ -49,10 +47,7 @@ class FeedForward(nn.Module):
         if self.dropout is not None and self.dropout.drops:
             dropped: Tensor = self.down(self.dropout(activated(self.up, x_BTD, self.activation), keys_BT))
             return dropped
-        if FORMS:
-            return feed_forward_of(self.up, self.down, x_BTD, self.activation)
-        y_BTD: Tensor = self.down(ACTIVATIONS[self.activation](self.up(x_BTD)))
-        return y_BTD
+        return feed_forward_of(self.up, self.down, x_BTD, self.activation)
 
 
 class _Block(nn.Module):

@@ -23,8 +23,7 @@ from hornbook.model.block import PreNormBlock
 from hornbook.model.head import CausalHead, OutputHead
 from hornbook.model.label_heads import LastTokenClassifier
 from hornbook.model.layers import Embedding, LayerNorm
-from hornbook.ops.attention import document_mask, documents_of_windows
-from hornbook.ops.native.kernels import FORMS
+from hornbook.ops.attention import document_context
 from hornbook.parallel.ranks import is_cut
 from hornbook.samples.batches import Batch
 
@@ -106,9 +105,7 @@ class LanguageModel(nn.Module):
         """Return the tensors that blocks need besides the hidden states, computed once per micro-batch."""
         context: Context = {"keys": batch["keys"], "positions": batch["positions"]}
         if "documents" in batch:
-            context["mask"] = document_mask(batch["documents"])
-            if FORMS and (found := documents_of_windows(batch["documents"])) is not None:
-                context["firsts"], context["lengths"] = found
+            context.update(document_context(batch["documents"]))  # type: ignore[typeddict-item]
         return context
 
     def allocate(self, device: torch.device, parts: Iterable[nn.Module] | None = None) -> None:

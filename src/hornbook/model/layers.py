@@ -9,14 +9,14 @@ The cast moves 6 bytes per parameter and micro-batch. In return, no second copy 
 are summed in fp32.
 """
 
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hornbook.config.shapes import padded_rows
-from hornbook.model.incremental import CastLinear, is_unmodified, with_parameters
+from hornbook.model.incremental import CastLinear, with_parameters
 from hornbook.model.initialize import Draw
 from hornbook.ops.layers import (
     ACTIVATIONS,
@@ -29,11 +29,13 @@ from hornbook.ops.layers import (
     linear,
     sinusoidal,
 )
-from hornbook.ops.native.kernels import FORMS
 from hornbook.ops.tensor_parallel import cut_rows
 from hornbook.parallel.ranks import is_cut
 
+_Kind = TypeVar("_Kind", bound=nn.Module)
 Positions = Literal["learned", "sinusoidal", "none"]
+_METHODS = ("forward", "mix", "split")
+"""What a module computes by, besides its hooks."""
 
 
 class MakeLinear(Protocol):
@@ -104,6 +106,12 @@ def feed_forward_of(up: nn.Module, down: nn.Module, x: Tensor, activation: str) 
     return y
 
 
+def is_unmodified(module: Any, kind: type[_Kind]) -> TypeGuard[_Kind]:
+    """Return whether ``module`` computes what its class ``kind`` does: no subclass, no hooks, no replaced methods."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return type(module) is kind and not any(hooks) and vars(module).keys().isdisjoint(_METHODS)
+
+
 class LayerNorm(nn.Module):
     """Layer normalization (Ba et al. 2016) over the last dimension, in the dtype of its input, statistics in fp32.
 
@@ -130,7 +138,7 @@ class LayerNorm(nn.Module):
 
     def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``x`` and ``norm(x)``, for ``x + f(norm(x))``; native operators add both gradients in one pass."""
-        return layer_norm_beside(x, self.weight, self.bias, self.epsilon) if FORMS else (x, self(x))
+        return layer_norm_beside(x, self.weight, self.bias, self.epsilon) or (x, self(x))
 
     def for_generation(self, dtype: torch.dtype) -> nn.Module:
         """Return the norm with weight and bias cast once."""
@@ -186,6 +194,22 @@ class Dropout(nn.Module):
         if self.drops:
             return dropout_add(x, keys, self.site, self.probability, residual)
         return x if residual is None else residual + x
+
+    def for_generation(self, dtype: torch.dtype) -> nn.Module:
+        """Return a layer that only adds the residual."""
+        return NoDropout()
+
+
+class NoDropout(nn.Module):
+    """A dropout that drops nothing, for generation."""
+
+    drops = False
+
+    def forward(self, x: Tensor, keys: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return ``x``, plus ``residual`` if given."""
+        return x if residual is None else residual + x
+
+    __call__ = forward
 
 
 class Embedding(nn.Module):

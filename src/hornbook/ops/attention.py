@@ -30,6 +30,7 @@ from torch.nn import functional
 from hornbook.config.shapes import QUERIES, attention_blocks, is_blocked
 from hornbook.ops.dropout import dropout as drop
 from hornbook.ops.dropout import keep_mask
+from hornbook.ops.native.kernels import FORMS
 
 
 class WeightDropout(NamedTuple):
@@ -141,6 +142,17 @@ def cached_attention(
         enable_gqa=q_BHTK.shape[1] != keys_BGSK.shape[1],
     )
     return y_BHTK.to(q_BHTK.dtype)
+
+
+def document_context(documents_BT: Tensor) -> dict[str, Tensor]:
+    """Return the context entries of windows whose documents do not attend to each other, given their numbers.
+
+    These are ``mask`` and, for native attention, ``firsts`` and ``lengths`` of contiguous documents.
+    """
+    context = {"mask": document_mask(documents_BT)}
+    if FORMS and (found := documents_of_windows(documents_BT)) is not None:
+        context["firsts"], context["lengths"] = found
+    return context
 
 
 def causal_mask(num_tokens: int, device: torch.device) -> Tensor:

@@ -31,9 +31,8 @@ from hornbook.errors import UserError
 from hornbook.ops.block_pattern import Pattern, from_dense, to_dense
 from hornbook.ops.native import block_sparse as native
 from hornbook.ops.native.kernels import form_of
-from hornbook.ops.native.library import Form
+from hornbook.ops.native.library import SUFFIXES, Form
 from hornbook.ops.native.linear import linear_weight_gradient
-from hornbook.ops.native.operands import SUFFIXES
 from hornbook.ops.operators import operator, shapes_of
 from hornbook.parallel.device import dtype_name
 from hornbook.storage.system import cpu_flags

@@ -60,7 +60,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def activated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     """Return ``f(x Wᵀ + b)`` with f from ``ACTIVATIONS``; other arguments as for ``linear``."""
-    if (form := _native_linear_form(x, weight)) is None:
+    if not FORMS or (form := _native_linear_form(x, weight)) is None:
         return ACTIVATIONS[activation](linear(x, weight, bias))
     h: Tensor = linear_activation(x, weight, bias, activation, form.isa)[0]
     return h
@@ -75,11 +75,11 @@ def feed_forward(x: Tensor, up: Parameters, down: Parameters, activation: str) -
         down: ``W₂`` and ``b₂``.
         activation: the name of f.
     """
-    forms = _native_linear_form(x, up[0]), _native_linear_form(x, down[0])
-    if forms[0] is None or forms[1] is None:
+    first, second = (_native_linear_form(x, of[0]) if FORMS else None for of in (up, down))
+    if first is None or second is None:
         return linear(activated_linear(x, *up, activation), *down)
-    h, u = linear_activation(x, *up, activation, forms[0].isa)
-    y: Tensor = native_linear(h.detach(), *down, forms[1].isa, u, activation)
+    h, u = linear_activation(x, *up, activation, first.isa)
+    y: Tensor = native_linear(h.detach(), *down, second.isa, u, activation)
     return y
 
 
@@ -155,11 +155,14 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> T
     return functional.layer_norm(x, weight_D.shape, weight_D, bias_D, epsilon)
 
 
-def layer_norm_beside(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return ``x`` and its norm as outputs of one native operator, which adds their gradients; see ``layer_norm``."""
-    if weight_D.dtype == torch.float32 and (form := form_of("layer_norm", x)) is not None:
+def layer_norm_beside(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor] | None:
+    """Return ``x`` and its norm as outputs of one native operator, which adds their gradients; see ``layer_norm``.
+
+    None if PyTorch computes norms.
+    """
+    if FORMS and weight_D.dtype == torch.float32 and (form := form_of("layer_norm", x)) is not None:
         return native_norm.layer_norm_beside(x, weight_D, bias_D, epsilon, form.isa)
-    return x, layer_norm(x, weight_D, bias_D, epsilon)
+    return None
 
 
 def affine_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:

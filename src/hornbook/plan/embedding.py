@@ -1,4 +1,4 @@
-"""Memory of embeddings: `hornbook.model.layers`, `hornbook.model.factorized` and BERT's.
+"""Memory of embeddings: `hornbook.model.layers` and `hornbook.model.factorized`.
 
 ::
 
@@ -6,16 +6,16 @@
     norm(tokens) + norm(positions) -> dropout -> norm -> projection -> y [tokens, D]     a table of E columns
 """
 
-from hornbook.config.factorized import FactorizedGPTConfig
-from hornbook.config.models import EncoderConfig, TransformerConfig
+from hornbook.config.description import Description, Linear, Norm, Table
 from hornbook.plan.attention import Tokens
 from hornbook.plan.layers import FP32, Layers
 
 
-def embed(layers: Layers, model: TransformerConfig, tokens: Tokens, num_rows: int, y: str) -> None:
+def embed(layers: Layers, model: Description, tokens: Tokens, num_rows: int, y: str) -> None:
     """Compute the hidden states ``y``; tables are looked up in fp32, the token table has ``num_rows`` rows."""
-    if isinstance(model, FactorizedGPTConfig):
-        _embed_narrow(layers, model, tokens, num_rows, y)
+    projection = model.layer("embedding.projection")
+    if isinstance(projection, Linear):
+        _embed_narrow(layers, model, projection, tokens, num_rows, y)
         return
     num, size, tape = tokens.num, model.hidden_size, layers.tape
     if layers.compute.weights != "fp32":
@@ -24,37 +24,37 @@ def embed(layers: Layers, model: TransformerConfig, tokens: Tokens, num_rows: in
     if layers.table_weights is not None:  # rows of blocks are put into zeros
         tape.use(num * size * FP32)
     tape.free("table")
-    tables = 1 + (isinstance(model, EncoderConfig) and model.num_segments > 1)
-    for _ in range(tables):
+    positions, segments = (rows_of(model, name) for name in ("positions", "segments"))
+    for _ in range((positions > 0) + (segments > 1)):
         layers.scratch("looked up", num * size, FP32)
         layers.scratch("embedded", num * size, FP32)
         tape.free("looked up")
-    if isinstance(model, EncoderConfig) and model.num_segments == 1:
+    if segments == 1:
         layers.scratch("embedded", num * size, FP32)
-    is_encoder = isinstance(model, EncoderConfig)
-    layers.activation("embedding/x" if is_encoder else y, num * size)
+    norm = model.layer("embedding.norm")
+    layers.activation(y if norm is None else "embedding/x", num * size)
     tape.free("embedded")
-    if is_encoder:
-        layers.norm("embedding.norm", num, size, y)
+    if isinstance(norm, Norm):
+        layers.norm(norm.name, num, size, y, kind=norm.kind)
     layers.dropout(num, size, y, probability=model.embedding_dropout)
 
 
-def embed_backward(layers: Layers, model: TransformerConfig, tokens: Tokens, num_rows: int) -> None:
+def embed_backward(layers: Layers, model: Description, tokens: Tokens, num_rows: int) -> None:
     """Compute the gradients of the tables from ``gradient``; the token table has ``num_rows`` rows."""
     num, size, tape = tokens.num, model.hidden_size, layers.tape
-    if isinstance(model, FactorizedGPTConfig):
-        size = _embed_narrow_backward(layers, model, tokens)
+    projection, norm = model.layer("embedding.projection"), model.layer("embedding.norm")
+    if isinstance(projection, Linear):
+        size = _embed_narrow_backward(layers, model, projection, tokens)
     else:
         layers.dropout(num, size, "gradient", probability=model.embedding_dropout)
-    if isinstance(model, EncoderConfig):
-        layers.norm_backward("embedding.norm", num, size, "gradient", "dx", "embedding/x", "gradient")
+    if isinstance(norm, Norm):
+        layers.norm_backward(norm.name, num, size, "gradient", "dx", "embedding/x", "gradient", kind=norm.kind)
         layers.scratch("gradient", num * size)
         tape.free("dx")
     if layers.itemsize < FP32:
         layers.scratch("gradient", num * size, FP32)
-    rows = model.max_positions + getattr(model, "first_position", 0)
-    rows *= getattr(model, "positions", "learned") == "learned"
-    for name, count in (("segments", getattr(model, "num_segments", 0)), ("positions", rows), ("tokens", num_rows)):
+    rows = {name: rows_of(model, name) for name in ("segments", "positions")}
+    for name, count in (*rows.items(), ("tokens", num_rows)):
         if count:
             numbers = layers.table_weights if name == "tokens" and layers.table_weights is not None else count * size
             layers.scratch(f"embedding.{name}/new", numbers, FP32)
@@ -62,15 +62,23 @@ def embed_backward(layers: Layers, model: TransformerConfig, tokens: Tokens, num
     tape.free("gradient")
 
 
-def _embed_narrow(layers: Layers, model: FactorizedGPTConfig, tokens: Tokens, num_rows: int, y: str) -> None:
+def rows_of(model: Description, name: str) -> int:
+    """Return the rows of a table of the embedding; 0 if there is none."""
+    table = model.layer(f"embedding.{name}")
+    return table.shape[0] if isinstance(table, Table) else 0
+
+
+def _embed_narrow(
+    layers: Layers, model: Description, projection: Linear, tokens: Tokens, num_rows: int, y: str
+) -> None:
     """Compute ``y`` from tables of E columns, by three norms and a projection."""
-    num, size, tape = tokens.num, model.embedding_size, layers.tape
+    num, size, tape = tokens.num, projection.num_in, layers.tape
     if layers.compute.weights != "fp32":
         layers.scratch("table", num_rows * size, FP32)
     for table in ("tokens", "positions"):
         layers.scratch("looked up", num * size, FP32)
         tape.free("table")
-        if table == "positions" and model.positions == "sinusoidal":
+        if not rows_of(model, table) and table == "positions":
             tape.use(num * size * FP32)
         layers.activation(f"embedding/{table}", num * size)
         tape.free("looked up")
@@ -80,15 +88,13 @@ def _embed_narrow(layers: Layers, model: FactorizedGPTConfig, tokens: Tokens, nu
     tape.free("embedding/normed tokens", "embedding/normed positions")
     layers.dropout(num, size, "embedding/x", probability=model.embedding_dropout)
     layers.norm("embedding.sum_norm", num, size, "embedding/normed")
-    layers.linear("embedding.projection", num, size, model.hidden_size, y)
+    layers.linear(projection.name, num, size, projection.num_out, y)
 
 
-def _embed_narrow_backward(layers: Layers, model: FactorizedGPTConfig, tokens: Tokens) -> int:
+def _embed_narrow_backward(layers: Layers, model: Description, projection: Linear, tokens: Tokens) -> int:
     """Replace ``gradient`` by that of the looked-up tokens, and return its number of columns."""
-    num, size, tape = tokens.num, model.embedding_size, layers.tape
-    layers.linear_backward(
-        "embedding.projection", num, size, model.hidden_size, "gradient", "dnorm", "embedding/normed"
-    )
+    num, size, tape = tokens.num, projection.num_in, layers.tape
+    layers.linear_backward(projection.name, num, size, projection.num_out, "gradient", "dnorm", "embedding/normed")
     tape.free("gradient")
     layers.norm_backward("embedding.sum_norm", num, size, "dnorm", "gradient", "embedding/x", "dnorm")
     layers.dropout(num, size, "gradient", probability=model.embedding_dropout)

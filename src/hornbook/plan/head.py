@@ -7,8 +7,8 @@
 
 from dataclasses import dataclass
 
-from hornbook.config.factorized import FactorizedGPTConfig
-from hornbook.config.models import EncoderConfig, GroupBertConfig, LabelledConfig, TransformerConfig
+from hornbook.config.description import Description, Norm, description_of
+from hornbook.config.models import LabelledConfig
 from hornbook.config.recipe import Recipe
 from hornbook.config.shapes import HEAD_TOKENS
 from hornbook.plan.attention import Tokens
@@ -29,7 +29,7 @@ class Head:
         chunks: number of vocabulary chunks.
     """
 
-    model: TransformerConfig
+    model: Description
     objective: object
     tokens: Tokens
     num_rows: int
@@ -38,8 +38,9 @@ class Head:
     @classmethod
     def of(cls, recipe: Recipe, tokens: Tokens, num_rows: int) -> "Head":
         """Return the head of a recipe's model."""
-        chunks = recipe.memory.vocabulary_chunks
-        return cls(model=recipe.model, objective=recipe.objective, tokens=tokens, num_rows=num_rows, chunks=chunks)
+        chunks, model = recipe.memory.vocabulary_chunks, description_of(recipe.model)
+        assert model is not None, "the caller has checked it"
+        return cls(model=model, objective=recipe.objective, tokens=tokens, num_rows=num_rows, chunks=chunks)
 
     @property
     def size(self) -> int:
@@ -49,7 +50,28 @@ class Head:
     @property
     def width(self) -> int:
         """Number of columns of the token table: D, or E for a factorized embedding."""
-        return self.model.embedding_size if isinstance(self.model, FactorizedGPTConfig) else self.size
+        return self.model.table.shape[1]
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether the model reads masked tokens or first tokens of sequences."""
+        return not self.model.is_causal
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the head projects tokens to the columns of a factorized table."""
+        return self.model.layer("head.projection") is not None
+
+    def has(self, name: str) -> bool:
+        """Return whether the head has a layer or a parameter of this name."""
+        return self.model.layer(f"head.{name}") is not None
+
+    @property
+    def norm(self) -> Norm:
+        """The final norm of a pre-norm model."""
+        norm = self.model.layer("head.norm")
+        assert isinstance(norm, Norm), "the caller knows that there is one"
+        return norm
 
     @property
     def has_loss_of_tokens(self) -> bool:
@@ -59,7 +81,7 @@ class Head:
     @property
     def has_pairs(self) -> bool:
         """Whether the head pools the first tokens of sequences."""
-        return isinstance(self.model, EncoderConfig) and getattr(self.objective, "name", "") in (
+        return self.is_encoder and getattr(self.objective, "name", "") in (
             "mlm_nsp",
             "classification",
         )
@@ -67,7 +89,7 @@ class Head:
     @property
     def is_causal_classifier(self) -> bool:
         """Whether the head classifies the last tokens of sequences."""
-        return not isinstance(self.model, EncoderConfig) and not self.has_loss_of_tokens
+        return not self.is_encoder and not self.has_loss_of_tokens
 
     def forward(self, layers: Layers, x: str) -> None:
         """Compute the loss of the hidden states ``x``, and gradients of the table."""
@@ -80,17 +102,17 @@ class Head:
         if self.is_causal_classifier:
             layers.activation("head/last tokens", self.tokens.num_sequences * size)
             layers.norm("head.norm", self.tokens.num_sequences, size, "head/normed")
-        elif not isinstance(self.model, EncoderConfig):
-            is_narrow = isinstance(self.model, FactorizedGPTConfig)
-            layers.norm("head.norm", num, size, "head/wide" if is_narrow else "head/normed")
-            if is_narrow:
+        elif not self.is_encoder:
+            normed = "head/wide" if self.is_narrow else "head/normed"
+            layers.norm("head.norm", num, size, normed, kind=self.norm.kind)
+            if self.is_narrow:
                 self._narrow(layers)
         elif self.has_loss_of_tokens:
             self._transform(layers)
         if self.has_loss_of_tokens:
             self._cross_entropy(layers)
         tape.free("head/normed", "head.table/dense")
-        if self.is_causal_classifier or isinstance(self.model, EncoderConfig):
+        if self.is_causal_classifier or self.is_encoder:
             tape.free(x)
 
     def backward(self, layers: Layers, x: str) -> None:
@@ -115,10 +137,10 @@ class Head:
             layers.scratch("gradient", self.tokens.num * size)
             tape.free("branch")
             return
-        if not isinstance(self.model, EncoderConfig):
-            if isinstance(self.model, FactorizedGPTConfig):
+        if not self.is_encoder:
+            if self.is_narrow:
                 self._narrow_backward(layers)
-            layers.norm_backward("head.norm", num, size, "gradient", "branch", x)
+            layers.norm_backward("head.norm", num, size, "gradient", "branch", x, kind=self.norm.kind)
             layers.scratch("gradient", num * size)
             tape.free("branch")
             return
@@ -139,7 +161,7 @@ class Head:
         tokens, has_more = min(num, HEAD_TOKENS), num > HEAD_TOKENS
         layers.activation("head/dx", num * size)
         layers.activation("head/dtable", rows * size, FP32)
-        has_bias = getattr(self.model, "prediction_bias", False)
+        has_bias = self.has("bias")
         if has_bias:
             layers.activation("head/dbias", rows, FP32)
         if self.chunks > 1:
@@ -197,10 +219,10 @@ class Head:
         num, size = self.tokens.num_scored, self.size
         layers.activation("head/places", num * size)
         last = "head/places"
-        if isinstance(self.model, GroupBertConfig):
+        if self.has("norm"):
             layers.norm("head.norm", num, size, "head/first")
             last = "head/first"
-        if getattr(self.model, "head_transform", False):
+        if self.has("transform.dense"):
             layers.linear("head.transform.dense", num, size, size, "head/dense")
             layers.activation("head/active", num * size)
             layers.norm("head.transform.norm", num, size, "head/normed")
@@ -209,13 +231,13 @@ class Head:
 
     def _transform_backward(self, layers: Layers) -> None:
         num, size, tape = self.tokens.num_scored, self.size, layers.tape
-        if getattr(self.model, "head_transform", False):
+        if self.has("transform.dense"):
             layers.norm_backward("head.transform.norm", num, size, "gradient", "dnorm", "head/active")
             layers.scratch("dactive", num * size)
             tape.free("dnorm", "head/dense")
             layers.linear_backward("head.transform.dense", num, size, size, "dactive", "gradient", "head/first")
             tape.free("dactive")
-        if isinstance(self.model, GroupBertConfig):
+        if self.has("norm"):
             layers.norm_backward("head.norm", num, size, "gradient", "dnorm", "head/places")
             layers.scratch("gradient", num * size)
             tape.free("dnorm")

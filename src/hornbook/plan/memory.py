@@ -25,7 +25,7 @@ from hornbook.plan.step import Step
 from hornbook.plan.tape import Tape
 
 _BYTES_OF_ID = 8
-_IDS = {"gpt": 4}
+_IDS = 4
 _IDS_OF_ENCODER = 5
 """Number of id tensors with an entry per token: tokens, positions, keys, targets; for encoders, segments."""
 _CUBLAS_WORKSPACE = 2 * (32 << 20)
@@ -103,7 +103,7 @@ def memory_of(
     is_offloaded = recipe.memory.offload_optimizer
     transfer = transfer_of(recipe, part, tokens.num * num_micro_batches, compute.itemsize) if is_phased else None
     by_kind, by_layer = _split(tape)
-    num_ids = _IDS.get(recipe.model.family, _IDS_OF_ENCODER) * tokens.num * num_micro_batches
+    num_ids = (_IDS if part.description.is_causal else _IDS_OF_ENCODER) * tokens.num * num_micro_batches
     host = float(_STEPS_AHEAD * _BYTES_OF_ID * num_ids)
     if transfer is not None and compute.device == "cuda" and recipe.memory.scratch is None:
         host += transfer.size

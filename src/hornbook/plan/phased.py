@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from hornbook.config.description import description_of
 from hornbook.config.models import LabelledConfig
 from hornbook.config.optimizers import LambConfig
 from hornbook.config.rank_part import RankPart, shard_size
@@ -95,8 +96,9 @@ def _states(recipe: Recipe, part: RankPart, name: str) -> list[tuple[int, int]]:
 
 
 def _is_tied(recipe: Recipe) -> bool:
-    """Return whether the head multiplies by the token table."""
-    return not isinstance(recipe.objective, LabelledConfig)
+    """Return whether the head multiplies by the embedding's token table."""
+    described = description_of(recipe.model)
+    return not isinstance(recipe.objective, LabelledConfig) and described is not None and described.is_tied
 
 
 def _aligned(size: float) -> float:
@@ -149,8 +151,8 @@ class PhasedStep:
             self._head.forward(layers, "x")
             self._head.backward(layers, "x")
         elif name == "embedding":
-            embed(layers, self.recipe.model, self.tokens, self.part.table[0], "y")
-            embed_backward(layers, self.recipe.model, self.tokens, self.part.table[0])
+            embed(layers, self.part.description, self.tokens, self.part.table[0], "y")
+            embed_backward(layers, self.part.description, self.tokens, self.part.table[0])
         else:
             self._blocks[name].forward(layers, "x", "y")
             self._blocks[name].backward(layers, "x")

@@ -137,8 +137,8 @@ def refuse_unplannable(recipe: Recipe, num_ranks: int) -> None:
     """
     if description_of(recipe.model) is None:
         raise UserError(
-            f"there are no formulas for the memory of {type(recipe.model).__name__}: plan a recipe of a gpt, "
-            "factorized_gpt, bert, roberta or groupbert, or measure with `hornbook bench step`"
+            f"{type(recipe.model).__name__} does not describe its layers, so its memory cannot be predicted: give it a "
+            "description (docs/extend.md), or measure with `hornbook bench step`"
         )
     sizes, training = recipe.parallel.sizes(num_ranks), recipe.training
     ranks = sizes.replicate * sizes.shard

@@ -15,7 +15,7 @@ def shrunk(recipe: Recipe, num_ranks: int = 1) -> Recipe:
     """Return a recipe with narrow layers, as few as its pipeline needs, and short sequences.
 
     Args:
-        recipe: of one of hornbook's models.
+        recipe: of a described model.
         num_ranks: of the run; with one rank, the layout is that of a single process.
     """
     parallel = recipe.parallel if num_ranks > 1 else ParallelConfig()
@@ -24,10 +24,12 @@ def shrunk(recipe: Recipe, num_ranks: int = 1) -> Recipe:
     layers = 2 * parallel.num_stages
     narrow: dict[str, Any] = {
         "num_heads": heads,
+        "num_kv_heads": heads,
         "hidden_size": 32 * heads,
         "head_size": None,
-        "feed_forward_size": None,
+        "feed_forward_size": 128 * heads,
     }
+    narrow = {key: size for key, size in narrow.items() if hasattr(recipe.model, key)}
     model = replace(recipe.model, num_layers=layers, vocab_size=_VOCABULARY, max_positions=length, **narrow)
     sizes = parallel.sizes(num_ranks)
     micro_batches = 2 * sizes.pipeline * sizes.replicate * sizes.shard

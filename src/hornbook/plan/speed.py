@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hornbook.config.communication import Load, bytes_sent
+from hornbook.config.description import description_of
 from hornbook.config.pipeline import rounds_of
 from hornbook.config.recipe import Recipe
 from hornbook.plan.attention import Tokens
@@ -145,8 +146,9 @@ def _recomputed(recipe: Recipe) -> float:
     if memory.recompute == "all":
         return share
     length, flops = recipe.sequence_length, recipe.flops_per_token(recipe.sequence_length) or 1.0
-    width = model.num_heads * model.effective_head_size
-    return share * 12.0 * model.num_layers * width * length / flops
+    described = description_of(model)
+    assert described is not None, "only described models are planned"
+    return share * 12.0 * model.num_layers * described.width * length / flops
 
 
 def _bubble(recipe: Recipe, num_ranks: int, num_micro_batches: int) -> float:

@@ -128,7 +128,7 @@ class Step:
         part, tape, x = self.part, self.tape, _input(stage)
         if stage == 0:
             self._look_up()
-            embed(self.layers, self.recipe.model, self._own, part.table[0], x)
+            embed(self.layers, self.part.description, self._own, part.table[0], x)
         else:
             self.layers.activation(x, 0)
         for layer in part.blocks_of_stage[stage]:
@@ -167,7 +167,7 @@ class Step:
         if stage == 0:
             self._gather("embedding.")
             self._look_up()
-            embed_backward(self.layers, self.recipe.model, self._own, part.table[0])
+            embed_backward(self.layers, self.part.description, self._own, part.table[0])
             self._scatter("embedding.")
         else:
             self._send("gradient", stage, stage - 1, number)

@@ -9,7 +9,7 @@ from hornbook.config import Recipe
 from hornbook.config.description import description_of
 from hornbook.config.sections import Dtype
 from hornbook.ops.native.choice import choose
-from hornbook.ops.native.operands import SUFFIXES
+from hornbook.ops.native.library import SUFFIXES
 from hornbook.parallel.device import DTYPES, compute_dtype, dtype_name
 from hornbook.plan.devices import DEVICES, Device
 from hornbook.plan.layers import ALL_NATIVE, Compute

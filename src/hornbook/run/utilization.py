@@ -14,10 +14,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import Any
 
 import torch
 
 from hornbook.config import Recipe
+from hornbook.config.description import description_of
 from hornbook.parallel.device import dtype_name, synchronize
 from hornbook.parallel.world import World
 from hornbook.samples.batches import Samples
@@ -97,7 +99,8 @@ class Product:
     @classmethod
     def of(cls, recipe: Recipe, tokens: float, dtype: torch.dtype, device: torch.device) -> "Product":
         """Return the product for a micro-batch of ``tokens`` tokens; on a CPU, of part of them if it is large."""
-        hidden, inner = recipe.model.hidden_size, recipe.model.effective_feed_forward_size
+        described: Any = description_of(recipe.model) or recipe.model
+        hidden, inner = described.hidden_size, described.feed_forward_size
         rows, repeats = max(1, round(tokens)), 10
         if device.type == "cpu":
             hidden, inner = min(hidden, _LONGEST_SIDE), min(inner, _LONGEST_SIDE)

@@ -80,11 +80,12 @@ _SETTLED: Final[dict[str, object]] = {
 
 _TABLES: Final = {"tokens": "word_embeddings", "positions": "position_embeddings", "segments": "token_type_embeddings"}
 _BLOCK: Final = {
-    "attention.out": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "feed_forward.up": "intermediate.dense",
-    "feed_forward.down": "output.dense",
-    "feed_forward_norm": "output.LayerNorm",
+    "attention.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
+    "attention.out": ("attention.output.dense",),
+    "attention_norm": ("attention.output.LayerNorm",),
+    "feed_forward.up": ("intermediate.dense",),
+    "feed_forward.down": ("output.dense",),
+    "feed_forward_norm": ("output.LayerNorm",),
 }
 _BUFFERS: Final = ("embeddings.position_ids", "embeddings.token_type_ids")
 _OLD_NAMES: Final = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
@@ -205,23 +206,22 @@ class EncoderFamily:
     def layout(self, config: EncoderConfig, prefix: str) -> Iterator[Weight]:
         """Yield every parameter of the model that ``config`` describes, with the tied table once."""
         assert config.vocab_size is not None, "a model with weights has a vocabulary"
-        hidden, embeddings = config.hidden_size, f"{prefix}embeddings."
-        rows = {"tokens": config.vocab_size, "positions": config.max_positions, "segments": config.num_segments}
-        rows["positions"] += self.first_position
-        for ours, theirs in _TABLES.items():
-            yield Weight(f"embedding.{ours}", (f"{embeddings}{theirs}.weight",), (rows[ours], hidden))
-        yield from _layer("embedding.norm", f"{embeddings}LayerNorm", (hidden,))
-        for index in range(config.num_layers):
-            yield from _block(config, f"blocks.{index}.", f"{prefix}encoder.layer.{index}.")
-        shapes = {"head.transform.norm": (hidden,), "head.classifier": (2, hidden), "head.spans": (2, hidden)}
-        shapes["head.labels"] = (config.num_labels or 0, hidden)
-        for ours, (theirs, part) in self.heads[config.head].items():
-            if not config.head_transform and ours.startswith("head.transform."):
-                continue
-            theirs = theirs.replace("{trunk}", prefix)
-            yield from _layer(ours, theirs, shapes.get(ours, (hidden, hidden)), part)
-        if config.head == "pretraining" and config.prediction_bias:
-            yield Weight("head.bias", (self.bias,), (config.vocab_size,), "masked tokens")
+        for ours, shape, _ in config.description().parameters():
+            layer, _, kind = ours.rpartition(".")
+            where, _, rest = layer.partition(".")
+            part = ""
+            if where == "blocks":
+                index, _, name = rest.partition(".")
+                theirs = tuple(f"{prefix}encoder.layer.{index}.{their}.{kind}" for their in _BLOCK[name])
+            elif where == "embedding":
+                their = f"LayerNorm.{kind}" if rest else f"{_TABLES[kind]}.weight"
+                theirs = (f"{prefix}embeddings.{their}",)
+            elif rest:
+                their, part = self.heads[config.head][layer]
+                theirs = (f"{their.replace('{trunk}', prefix)}.{kind}",)
+            else:
+                theirs, part = (self.bias,), "masked tokens"
+            yield Weight(ours, theirs, shape, part)
 
     def read(self, tensors: Mapping[str, Tensor], config: EncoderConfig, *, tied: bool, what: str) -> Imported:
         """Return the weights of a file; missing parts of the head are drawn from a fixed seed.
@@ -303,31 +303,6 @@ class EncoderFamily:
 
 def _with_biases(config: EncoderConfig) -> EncoderConfig:
     return replace(config, qkv_bias=True, projection_bias=True, prediction_bias=True)
-
-
-def _layer(
-    ours: str, theirs: str, shape: tuple[int, ...], part: str = "", *, has_bias: bool = True
-) -> Iterator[Weight]:
-    yield Weight(f"{ours}.weight", (f"{theirs}.weight",), shape, part)
-    if has_bias:
-        yield Weight(f"{ours}.bias", (f"{theirs}.bias",), shape[:1], part)
-
-
-def _block(config: EncoderConfig, ours: str, theirs: str) -> Iterator[Weight]:
-    hidden, inner = config.hidden_size, config.effective_feed_forward_size
-    heads = config.num_heads * config.effective_head_size
-    stacked = {"weight": (3, heads, hidden), "bias": (3, heads)}
-    for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
-        parts = tuple(f"{theirs}attention.self.{part}.{kind}" for part in ("query", "key", "value"))
-        yield Weight(f"{ours}attention.qkv.{kind}", parts, stacked[kind])
-    shapes = {
-        "attention.out": (hidden, heads),
-        "feed_forward.up": (inner, hidden),
-        "feed_forward.down": (hidden, inner),
-    }
-    for layer, name in _BLOCK.items():
-        has_bias = config.projection_bias or layer != "attention.out"
-        yield from _layer(ours + layer, theirs + name, shapes.get(layer, (hidden,)), has_bias=has_bias)
 
 
 def _new_name(name: str) -> str:

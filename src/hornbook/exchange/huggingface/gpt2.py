@@ -70,6 +70,11 @@ _BLOCK: Final = {
 _PREFIX: Final = "transformer."
 _HEAD: Final = "lm_head.weight"
 _SCORE: Final = "score.weight"
+_OUTSIDE: Final = {
+    "embedding.tokens": "wte.weight",
+    "embedding.positions": "wpe.weight",
+    "head.labels.weight": _SCORE,
+}
 _BUFFERS: Final = (".attn.bias", ".attn.masked_bias")
 """Old files have the causal mask as tensors."""
 
@@ -99,34 +104,16 @@ class Weight(NamedTuple):
 def layout(config: GPTConfig) -> Iterator[Weight]:
     """Yield every parameter of the model that ``config`` describes, with the tied table once."""
     assert config.vocab_size is not None, "a model with weights has a vocabulary"
-    hidden = config.hidden_size
-    tables = {"tokens": ("wte", (config.vocab_size, hidden)), "positions": ("wpe", (config.max_positions, hidden))}
-    for ours, (theirs, table) in tables.items():
-        yield Weight(f"embedding.{ours}", f"{theirs}.weight", table, table)
-    for index in range(config.num_layers):
-        yield from _block(config, index)
-    for kind in ("weight", "bias"):
-        yield Weight(f"head.norm.{kind}", f"ln_f.{kind}", (hidden,), (hidden,))
-    if config.head == "classification":
-        yield Weight("head.labels.weight", _SCORE, (config.num_labels or 0, hidden), (config.num_labels or 0, hidden))
-
-
-def _block(config: GPTConfig, index: int) -> Iterator[Weight]:
-    hidden, inner = config.hidden_size, config.effective_feed_forward_size
-    heads = config.num_heads * config.effective_head_size
-    matrices = {
-        "attention.qkv": (3, heads, hidden),
-        "attention.out": (hidden, heads),
-        "feed_forward.up": (inner, hidden),
-        "feed_forward.down": (hidden, inner),
-    }
-    for ours, theirs in _BLOCK.items():
-        weight, is_matrix = matrices.get(ours, (hidden,)), ours in matrices
-        bias = weight[:-1] if is_matrix else weight
-        transposed = (weight[-1], math.prod(bias)) if is_matrix else weight
-        ours, theirs = f"blocks.{index}.{ours}.", f"h.{index}.{theirs}."
-        yield Weight(f"{ours}weight", f"{theirs}weight", weight, transposed, is_matrix)
-        yield Weight(f"{ours}bias", f"{theirs}bias", bias, (math.prod(bias),))
+    for ours, shape, _ in config.description().parameters():
+        layer, _, kind = ours.rpartition(".")
+        where, _, rest = layer.partition(".")
+        if where == "blocks":
+            index, _, name = rest.partition(".")
+            is_matrix, columns = len(shape) > 1 and kind == "weight", shape[-1]
+            theirs = (columns, math.prod(shape) // columns) if is_matrix else (math.prod(shape),)
+            yield Weight(ours, f"h.{index}.{_BLOCK[name]}.{kind}", shape, theirs, is_matrix)
+        else:
+            yield Weight(ours, _OUTSIDE.get(ours, f"ln_f.{kind}"), shape, shape)
 
 
 def to_section(config: Mapping[str, Any], what: str) -> dict[str, Any]:

@@ -14,9 +14,14 @@ from torch import Tensor
 from hornbook.ops.attention import attention as torch_attention
 from hornbook.ops.attention import causal_attention
 from hornbook.ops.dropout import keep_mask
-from hornbook.ops.native.library import Form, Kernel
-from hornbook.ops.native.operands import SUFFIXES
+from hornbook.ops.native.kernels import FORMS, form_of
+from hornbook.ops.native.library import SUFFIXES, Form, Kernel
 from hornbook.ops.operators import operator, shapes_of
+
+
+def sequence_form(packed: Tensor) -> Form | None:
+    """Return the form for stacked query, key and value like ``packed``; None if PyTorch computes attention."""
+    return form_of("attention", packed) if FORMS else None
 
 
 @operator(has_gradient=True)

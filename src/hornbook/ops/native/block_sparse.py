@@ -24,8 +24,7 @@ from torch import Tensor
 from hornbook.ops.block_pattern import Pattern, from_dense, to_dense
 from hornbook.ops.native.build import TILES, BuildError
 from hornbook.ops.native.kernels import BLOCKS, in_use
-from hornbook.ops.native.library import PYTORCH, Form, Kernel, is_right, load, seconds
-from hornbook.ops.native.operands import SUFFIXES, rows
+from hornbook.ops.native.library import PYTORCH, SUFFIXES, Form, Kernel, is_right, load, rows, seconds
 
 BLOCK_SIZES = (4, 8, 16, 32, 64)
 _SIZES_FOR_TILES = BLOCK_SIZES[2:]

@@ -35,8 +35,7 @@ from hornbook.ops.native import (
 )
 from hornbook.ops.native.build import HALVES, BuildError
 from hornbook.ops.native.kernels import BLOCKS, NOT_CHOSEN, Kernels, form_of, in_use
-from hornbook.ops.native.library import PYTORCH, Form, Kernel, instruction_sets, is_right, load, seconds
-from hornbook.ops.native.operands import SUFFIXES
+from hornbook.ops.native.library import PYTORCH, SUFFIXES, Form, Kernel, instruction_sets, is_right, load, seconds
 
 _logger = logging.getLogger("hornbook.ops")
 KERNELS: tuple[Kernel, ...] = (

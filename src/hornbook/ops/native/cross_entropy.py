@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.ops.native.library import Form, Kernel
-from hornbook.ops.native.operands import SUFFIXES
+from hornbook.ops.native.library import SUFFIXES, Form, Kernel
 from hornbook.ops.operators import operator, shapes_of
 
 

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from hornbook.ops.dropout import dropout as pytorch_dropout
 from hornbook.ops.dropout import keep_mask
-from hornbook.ops.native.library import Form, Kernel
-from hornbook.ops.native.operands import SUFFIXES
+from hornbook.ops.native.library import SUFFIXES, Form, Kernel
 from hornbook.ops.operators import operator, shapes_of
 
 

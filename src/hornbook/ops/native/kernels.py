@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from hornbook.ops.native.library import Form
-from hornbook.ops.native.operands import SUFFIXES
+from hornbook.ops.native.library import SUFFIXES, Form
 
 BLOCKS = "block_sparse_f32"
 """Name of the kernel of block-sparse products."""

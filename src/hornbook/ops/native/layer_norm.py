@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hornbook.ops.mixed_layer_norm import mixed_layer_norm
-from hornbook.ops.native.library import Form, Kernel
-from hornbook.ops.native.operands import SUFFIXES, rows
+from hornbook.ops.native.library import SUFFIXES, Form, Kernel, rows
 from hornbook.ops.operators import operator, shapes_of
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ from hornbook.storage.files import make_directory, replace_file
 from hornbook.storage.json_files import dump_json, read_json
 from hornbook.track.environment import cpu_model
 
+SUFFIXES: Final[Mapping[torch.dtype, str]] = {torch.float32: "f32", torch.bfloat16: "bf16"}
+"""Suffixes of C functions by the dtype of the activations."""
 PYTORCH = "torch"
 """Represents PyTorch's operators among the names of instruction sets."""
 _ROUNDS = 7
@@ -231,3 +233,9 @@ def _word(argument: "int | Tensor | None") -> ctypes.c_int64 | ctypes.c_void_p:
     if argument is None:
         return ctypes.c_void_p(None)
     return ctypes.c_int64(argument.data_ptr() if isinstance(argument, Tensor) else argument)
+
+
+def rows(x: Tensor) -> Tensor:
+    """Return ``x`` ``[..., columns]`` as ``[rows, columns]`` with contiguous rows, a view if possible."""
+    x = x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from hornbook.ops.native import kernels
-from hornbook.ops.native.library import Form
-from hornbook.ops.native.operands import rows
+from hornbook.ops.native.library import Form, rows
 from hornbook.ops.native.products import activation_gradient, add_weight_gradient, panels_of, product
 from hornbook.ops.operators import operator, shapes_of
 

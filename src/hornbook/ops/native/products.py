@@ -19,8 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hornbook.ops.native import kernels
 from hornbook.ops.native.build import HALVES, TILES
-from hornbook.ops.native.library import Form, Kernel
-from hornbook.ops.native.operands import SUFFIXES, rows
+from hornbook.ops.native.library import SUFFIXES, Form, Kernel, rows
 
 ACTIVATIONS: Final = ("none", "gelu", "gelu_tanh", "relu", "relu_squared", "silu")
 """In the order of ``Activation`` in csrc/activations.h."""
