@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Final
 
 from hornbook.errors import StorageError
-from hornbook.storage.files import fsync_directory, make_directory, remove_tree, rename, sha256_file, write_file
+from hornbook.storage.files import fsync_directory, make_directory, rename, sha256_file, write_file
+from hornbook.storage.removal import remove_tree
 from hornbook.storage.system import flush_to_disk, open_own, storage_errors
 
 LIBRARY: Final = "libhornbook.so"
