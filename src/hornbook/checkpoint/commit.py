@@ -97,8 +97,8 @@ def save(
     storage.make_directory(folder)
     require_space(folder, sum(file.size for file in files.values()) + _SLACK_BYTES)
     temporary = temporary_of(folder, contents.step, os.getpid())
-    storage.make_directory(temporary, exist_ok=False)
     try:
+        storage.make_directory(temporary, exist_ok=False)
         with others(temporary) if others else nullcontext():
             entries = _write(temporary, files)
         if others is not None:
@@ -110,7 +110,8 @@ def save(
         storage.commit_directory(temporary, final)
     except BaseException:
         with suppress(StorageError):
-            storage.remove_tree(temporary)
+            if has_only_files(temporary):
+                storage.remove_tree(temporary)
         raise
     if aside:
         with suppress(StorageError):

@@ -71,12 +71,15 @@ def remove_locked_folder(folder: Path) -> None:
 
 
 def is_own(path: Path, is_kind: Callable[[int], bool]) -> bool:
-    """Return whether a path, not the target of a link, belongs to this user and has a mode of a kind: ``S_ISDIR``."""
+    """Return whether a path, not the target of a link, belongs to this user and has a mode of a kind: ``S_ISDIR``.
+
+    The owner of the folder it is in counts as this user: some network file systems give all files to one owner.
+    """
     try:
         status = path.lstat()
+        return status.st_uid in (os.geteuid(), path.parent.stat().st_uid) and is_kind(status.st_mode)
     except OSError:
         return False
-    return status.st_uid == os.geteuid() and is_kind(status.st_mode)
 
 
 def has_only_files(folder: Path, is_expected: Callable[[str], bool] = bool) -> bool:
