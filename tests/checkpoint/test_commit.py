@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import resource
 import shutil
 import signal
@@ -16,7 +15,6 @@ from crashes import crashes_in_child
 from tiny_checkpoints import assert_equal, assert_sound, contents, names, one_line, saved
 
 from hornbook.checkpoint import Contents, list_checkpoints, load, newest_sound, prune, save
-from hornbook.checkpoint.commit import set_aside
 from hornbook.errors import CheckpointError, StorageError, UserError
 from hornbook.storage import system
 from hornbook.storage.faults import Operation, count_operations, inject
@@ -307,56 +305,6 @@ def test_leftovers_of_dead_processes_alone_are_removed(fresh):
             (folder / name / "file").touch()
         action()
         assert names(folder) == sorted(["step-00000005", "step-00000010", *others])
-
-
-def test_leftovers_with_anything_that_no_save_writes_stay(fresh):
-    """A folder of the user, a link, another user's file; the names are those of temporary folders."""
-    folder = fresh(5)
-    home = folder.parent / "home"
-    home.mkdir()
-    (home / "thesis.tex").write_text("mine")
-    (folder / f"step-00000001.tmp-{DEAD_PID}" / "thesis").mkdir(parents=True)
-    (folder / f"step-00000002.tmp-{DEAD_PID}").symlink_to(home)
-    (folder / f"step-00000003.tmp-{DEAD_PID}").write_text("mine")
-    if not os.geteuid():
-        (folder / f"step-00000004.tmp-{DEAD_PID}").mkdir()
-        os.chown(folder / f"step-00000004.tmp-{DEAD_PID}", 12345, 12345)
-    before = names(folder)
-    saved(folder, 10)
-    prune(folder, keep_last=5)
-    assert names(folder) == sorted([*before, "step-00000010"])
-    assert (home / "thesis.tex").read_text() == "mine"
-
-
-@pytest.mark.parametrize("has_manifest", [True, False])
-@pytest.mark.parametrize("of_user", ["notes.txt", "export/model.safetensors"])
-def test_a_damaged_checkpoint_with_files_of_the_user_is_replaced_and_kept(fresh, caplog, of_user, has_manifest):
-    folder = fresh(5)
-    path = folder / "step-00000005"
-    (path / of_user).parent.mkdir(exist_ok=True)
-    (path / of_user).write_text("mine")
-    if not has_manifest:
-        (path / "manifest.json").write_bytes(b"{}")
-    saved(folder, 5)
-    assert_sound(folder, 5)
-    _, kept = names(folder)
-    assert re.fullmatch(r"step-00000005\.kept-[0-9a-f]{8}", kept)
-    assert (folder / kept / of_user).read_text() == "mine"
-    assert caplog.messages == [
-        f"{path} was replaced; its old content has other files, too, and is kept as {kept}",
-    ]
-
-
-def test_a_folder_in_the_place_of_a_diverged_checkpoint_is_kept(fresh):
-    folder = fresh(5, 10)
-    (folder / "step-00000010.diverged").mkdir()
-    (folder / "step-00000010.diverged" / "notes.txt").write_text("mine")
-    assert set_aside(folder, 10) == folder / "step-00000010.diverged"
-    saved(folder, 10)
-    assert set_aside(folder, 10) == folder / "step-00000010.diverged"
-    first, diverged, kept = names(folder)
-    assert (first, diverged) == ("step-00000005", "step-00000010.diverged")
-    assert (folder / kept / "notes.txt").read_text() == "mine"
 
 
 def test_a_leftover_that_cannot_be_removed_never_gets_into_a_checkpoint(fresh):
