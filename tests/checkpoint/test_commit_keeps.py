@@ -12,9 +12,15 @@ from hornbook.checkpoint.commit import set_aside
 DEAD_PID = 2**31 - 2
 
 
-def test_leftovers_with_anything_that_no_save_writes_stay(fresh):
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with one sound checkpoint."""
+    saved(tmp_path / "checkpoints", 5)
+    return tmp_path / "checkpoints"
+
+
+def test_leftovers_with_anything_that_no_save_writes_stay(folder):
     """A folder of the user, a link, another user's file; the names are those of temporary folders."""
-    folder = fresh(5)
     home = folder.parent / "home"
     home.mkdir()
     (home / "thesis.tex").write_text("mine")
@@ -33,8 +39,7 @@ def test_leftovers_with_anything_that_no_save_writes_stay(fresh):
 
 @pytest.mark.parametrize("has_manifest", [True, False])
 @pytest.mark.parametrize("of_user", ["notes.txt", "export/model.safetensors"])
-def test_a_damaged_checkpoint_with_files_of_the_user_is_replaced_and_kept(fresh, caplog, of_user, has_manifest):
-    folder = fresh(5)
+def test_a_damaged_checkpoint_with_files_of_the_user_is_replaced_and_kept(folder, caplog, of_user, has_manifest):
     path = folder / "step-00000005"
     (path / of_user).parent.mkdir(exist_ok=True)
     (path / of_user).write_text("mine")
@@ -50,8 +55,8 @@ def test_a_damaged_checkpoint_with_files_of_the_user_is_replaced_and_kept(fresh,
     ]
 
 
-def test_a_folder_in_the_place_of_a_diverged_checkpoint_is_kept(fresh):
-    folder = fresh(5, 10)
+def test_a_folder_in_the_place_of_a_diverged_checkpoint_is_kept(folder):
+    saved(folder, 10)
     (folder / "step-00000010.diverged").mkdir()
     (folder / "step-00000010.diverged" / "notes.txt").write_text("mine")
     assert set_aside(folder, 10) == folder / "step-00000010.diverged"
