@@ -92,7 +92,7 @@ def make_private(folder: Path) -> None:
                 _tighten(each)
                 continue
         fsync_directory(each.parent)
-    for parent in own[-1].resolve().parents:
+    for parent in sorted({*own[-1].resolve().parents, *path.resolve().parents}):  # differ if a folder is a link
         with storage_errors("read the folder", parent):
             mode = parent.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
