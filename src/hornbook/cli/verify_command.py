@@ -98,7 +98,7 @@ def _recipe(arguments: argparse.Namespace) -> "Recipe":
 def _resume(arguments: argparse.Namespace, recipe: "Recipe", world: "World") -> dict[str, object]:
     from hornbook.errors import UserError
     from hornbook.measure.verification import verify_resume
-    from hornbook.storage.files import remove_tree
+    from hornbook.storage import remove_tree
 
     folder = arguments.output or Path("runs") / f"verify-resume-{recipe.name}"
     if world.any(world.is_first and folder.exists()):

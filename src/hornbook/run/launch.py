@@ -18,7 +18,7 @@ from hornbook.ops.native.kernels import in_use
 from hornbook.parallel.device import choose_device, dtype_name, prepare, synchronize
 from hornbook.parallel.launched import num_ranks, report_once
 from hornbook.parallel.world import World
-from hornbook.run.held_scratch import held_scratch
+from hornbook.run.held_scratch import folder_for_scratch
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect
 from hornbook.run.loop import train_until_done
 from hornbook.run.preflight import (
@@ -131,8 +131,7 @@ def open_run(
         if first:
             accepted.callback(folder.enter(recipe, sources.fingerprints, origin_of(folder, init_from, recipe, sources)))
         steps = num_steps(recipe, samples)
-        has_scratch = recipe.memory.execution == "phased" or any(output.glob("scratch-*"))  # left by a killed run
-        scratch = stack.enter_context(held_scratch(recipe, output, world)) if has_scratch else None
+        scratch = folder_for_scratch(recipe, output, world)
         state, step_config = build_training(recipe, steps, world, folder.forms, scratch)
         if world.from_first(first and folder.has_begun) or folder.origin:
             restore(state, recipe, folder, world, console)

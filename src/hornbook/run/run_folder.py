@@ -19,7 +19,7 @@ from hornbook.config import Recipe, changed_keys, recipe_to_dict, recipe_to_toml
 from hornbook.errors import DataError, HornbookError, StorageError, UserError
 from hornbook.exchange.documents import refuse_unknown_parts, stored_recipe
 from hornbook.run.initial_weights import InitFrom, Origin
-from hornbook.storage.files import remove_file, replace_file
+from hornbook.storage import remove_file, replace_file
 from hornbook.storage.json_files import dump_json, read_json
 from hornbook.track.environment import sessions
 

@@ -77,7 +77,10 @@ def _find_gpt2() -> list[Path]:
 def _cached_gpt2s() -> Iterator[Path]:
     """Yield the folders in the hub's cache that may have GPT-2's tokenizer; does not need the client library."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    try:
+        cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    except RuntimeError:  # the user has no home folder
+        return
     for name in ("models--openai-community--gpt2", "models--gpt2"):
         yield from sorted(cache.glob(f"{name}/snapshots/*"))
 

@@ -262,19 +262,33 @@ def test_a_full_disk(tmp_path, pickled, target_format):
     assert not list((tmp_path / "new").iterdir())
 
 
-@pytest.mark.parametrize("target_format", ["store", "megatron", "tfrecord"])
-@pytest.mark.parametrize("fault", ["write:1:crash-after", "rename:1:crash-before", "rename:1:crash-after"])
-def test_killed_and_started_again(tmp_path, pickled, target_format, fault):
+def convert_until_killed(folder, target_format, fault):
+    """Convert ``source.pkl`` to ``x`` in a process that dies at a fault point."""
     program = (
         "import os; from pathlib import Path; from hornbook.corpora.convert.conversion import ConvertOptions, convert\n"
         "from hornbook.text.tokenizer import Tokenizer\n"
         "given = {'tokenizer': Tokenizer.load('tok'), 'end_of_text': 'stored'}\n"
         f"convert(Path('source.pkl'), Path('x'), ConvertOptions(target_format={target_format!r}, **given))"
     )
-    tiny_tokenizer().save(tmp_path / "tok")
+    tiny_tokenizer().save(folder / "tok")
     environment = os.environ | {"HORNBOOK_FAULT": fault}
-    killed = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment)
+    killed = subprocess.run([sys.executable, "-c", program], cwd=folder, env=environment)
     assert killed.returncode == 137
+
+
+def test_a_file_of_the_user_with_the_name_of_a_killed_conversions_stays(tmp_path, pickled):
+    convert_until_killed(tmp_path, "megatron", "rename:1:crash-after")
+    (tmp_path / "x.bin").unlink()
+    (tmp_path / "x.bin").write_text("mine")
+    with pytest.raises(UserError, match=r"x.bin exists already; remove it, or choose another target"):
+        convert(pickled, tmp_path / "x", options("megatron"))
+    assert (tmp_path / "x.bin").read_text() == "mine"
+
+
+@pytest.mark.parametrize("target_format", ["store", "megatron", "tfrecord"])
+@pytest.mark.parametrize("fault", ["write:1:crash-after", "rename:1:crash-before", "rename:1:crash-after"])
+def test_killed_and_started_again(tmp_path, pickled, target_format, fault):
+    convert_until_killed(tmp_path, target_format, fault)
     is_done = target_format != "megatron" and fault == "rename:1:crash-after"
     given = options(target_format, tokenizer=tiny_tokenizer(), end_of_text="stored", verify=True)
     if is_done:

@@ -45,7 +45,7 @@ from hornbook.corpora.store_manifest import BUILD, MANIFEST, RECORD_FORMAT, Mani
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.storage import (
     commit_directory,
-    lock_folder,
+    lock_working_folder,
     make_directory,
     remove_locked_folder,
     remove_tree,
@@ -150,7 +150,7 @@ def build_corpus(
     """
     options = options or BuildOptions()
     job = plan_build(list_sources(inputs, options.reading, on_notice), tokenizer, output.resolve(), options)
-    with lock_folder(job.work):
+    with lock_working_folder(job.work):
         if lexists(job.output):
             _remove(job.work)
             return _recognize(job)

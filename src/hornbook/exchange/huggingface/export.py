@@ -20,6 +20,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from hornbook import storage
 from hornbook.checkpoint.contents import Contents
 from hornbook.checkpoint.tensors import encode
 from hornbook.config import ClassificationConfig, EncoderConfig, GPTConfig, Recipe, RobertaConfig, TransformerConfig
@@ -32,7 +33,6 @@ from hornbook.exchange.huggingface.tokenizer_files import tokenizer_files
 from hornbook.exchange.upgrade import upgrade
 from hornbook.model import model_of
 from hornbook.model.sparse_layers import dense_weights
-from hornbook.storage import files as storage
 from hornbook.storage.json_files import dump_json
 from hornbook.text.tokenizer import Tokenizer
 

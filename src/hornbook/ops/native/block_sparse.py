@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from hornbook.ops.block_pattern import Pattern, from_dense, to_dense
-from hornbook.ops.native.build import TILES, BuildError
+from hornbook.ops.native.build import TILES
+from hornbook.ops.native.cache import BuildError
 from hornbook.ops.native.kernels import BLOCKS, in_use
 from hornbook.ops.native.library import PYTORCH, Form, Kernel, is_right, load, seconds
 from hornbook.ops.native.operands import SUFFIXES, rows
