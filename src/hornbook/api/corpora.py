@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hornbook.config.suggest import did_you_mean
-from hornbook.corpora.build import tokenizer as tokenizers
-from hornbook.corpora.build.builder import BuildOptions
-from hornbook.corpora.build.builder import build_corpus as build
+from hornbook.corpora.building import tokenizer as tokenizers
+from hornbook.corpora.building.builder import BuildOptions
+from hornbook.corpora.building.builder import build_corpus as build
 from hornbook.corpora.store import SPLITS, open_store
 from hornbook.errors import UserError
 from hornbook.samples.windows import Windows
