@@ -86,6 +86,15 @@ def test_items_are_documents(folder: Path) -> None:
             corpus[index]
 
 
+def test_a_corpus_parses_its_tokenizer_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load, loaded = hornbook.Tokenizer.load, []
+    monkeypatch.setattr(hornbook.Tokenizer, "load", lambda path: loaded.append(path) or load(path))
+    corpus = hornbook.corpus(folder)
+    texts = [corpus.text(index) for index in range(len(corpus))]
+    assert len(set(texts)) > 1 and corpus.tokenizer is corpus.tokenizer
+    assert loaded == [folder / "train" / "tokenizer.json"]
+
+
 def test_items_are_the_samples_of_a_training(folder: Path, tmp_path: Path) -> None:
     overrides = ("--data.synthetic=false", f"--data.train={folder}", "--model.vocab-size=none", "--training.seed=5")
     recipe = tiny_recipe(tmp_path, *overrides, "--data.sequence-length=12").recipe

@@ -143,7 +143,14 @@ class TokenStore:
         return digest.hexdigest()
 
     def tokenizer(self) -> Tokenizer | None:
-        """Return the tokenizer of the store; None if unknown. Raises DataError if its file is damaged."""
+        """Return the tokenizer of the store; None if unknown. Raises DataError if its file is damaged.
+
+        Loaded on the first call and then kept, since parsing a large one takes a second.
+        """
+        return self._tokenizer
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer | None:
         if not self.manifest:
             return None
         tokenizer = Tokenizer.load(self.path / "tokenizer.json")
