@@ -200,15 +200,16 @@ class Tokenizer:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, without special tokens. Raises UserError if the text has lone surrogates."""
+        """Return the ids of a text, without special tokens. Raises UserError for lone surrogates, or another type."""
         return cast("list[int]", self.encode_batch([text])[0].tolist())
 
     def encode_with_mask(self, text: str) -> list[int]:
         """Return the ids of a text in which the name of the mask token is encoded as that token.
 
         White space before it is removed, as transformers does for RoBERTa. Raises UserError if the tokenizer has no
-        mask token.
+        mask token, or the text is not a string.
         """
+        _refuse_other_types([text])
         name = self.name_of("mask")
         if name is None:
             names = " or ".join(ROLE_NAMES["mask"])
@@ -223,8 +224,9 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Return the ids of each text, int32[num_tokens], computed on ``RAYON_NUM_THREADS`` threads.
 
-        Raises UserError if a text has lone surrogates.
+        Raises UserError if a text has lone surrogates or is not a string.
         """
+        _refuse_other_types(texts)
         parts: list[list[NDArray[np.int32]]] = [[] for _ in texts]
         numbered = ((number, cut) for number, text in enumerate(texts) for cut in self.stretches(text))
         for batch in _batches(numbered):
@@ -247,8 +249,9 @@ class Tokenizer:
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Return (ids int64[T], start and end of each token in characters int64[T, 2]) of each text.
 
-        Raises UserError if a text has lone surrogates.
+        Raises UserError if a text has lone surrogates or is not a string.
         """
+        _refuse_other_types(texts)
         return [
             (np.array(each.ids, dtype=np.int64), np.array(each.offsets, dtype=np.int64).reshape(-1, 2))
             for each in self._run(self._library.encode_batch, list(texts))
@@ -267,7 +270,9 @@ class Tokenizer:
 
         Invalid UTF-8 becomes U+FFFD. With WordPiece, case and white space may differ from the encoded text.
         """
-        numbers = np.asarray(ids, dtype=np.int64)
+        numbers = np.asarray(ids)
+        if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+            raise UserError(f"the input is of type {type(ids).__name__}; expected a sequence of token ids")
         if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.vocab_size:
             wrong = numbers[(numbers < 0) | (numbers >= self.vocab_size)][0]
             raise UserError(f"the tokenizer has no token id {wrong}; expected 0 to {self.vocab_size - 1}")
@@ -293,6 +298,14 @@ class Tokenizer:
                 remove_tree(new)
             raise
         return folder / _FILE
+
+
+def _refuse_other_types(texts: Iterable[object]) -> None:
+    """Raise UserError if one of the texts is not a string."""
+    for text in texts:
+        if not isinstance(text, str):
+            advice = "; decode it, as in text.decode()" if isinstance(text, bytes | bytearray) else ""
+            raise UserError(f"a text is of type {type(text).__name__}; expected a string{advice}")
 
 
 def _library(settings: Settings, name: str) -> tokenizers.Tokenizer:
