@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.storage import commit_directory, make_directory, remove_tree, replace_file, temporary_beside, write_file
 from hornbook.text.cuts import CUT_CHARACTERS, Stretches, find_endless, stretches_for, utf8_bound
+from hornbook.text.end_of_text import END_OF_TEXT
 from hornbook.text.special_tokens import END_OF_TEXT_NAMES, ROBERTA_TOKENS, ROLE_NAMES, MaskingTokens, Role
 from hornbook.text.tokenizer_json import (
     BYTE_TOKEN,
@@ -33,6 +34,7 @@ from hornbook.text.tokenizer_json import (
     form_of,
     parse,
     read_settings,
+    without_end_of_text,
 )
 from hornbook.text.tokenizer_training import Kind, train_settings
 
@@ -71,7 +73,7 @@ class Tokenizer:
         added = self._library.get_added_tokens_decoder()
         self.special = tuple(token.content for _, token in sorted(added.items()) if token.special)
         self._begin, self._end = _frame(settings.get("post_processor"), self.special)
-        self.end_of_text = self._find_end_of_text(name)
+        self.end_of_text = self._choose_end_of_text(name)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -158,21 +160,30 @@ class Tokenizer:
         name = self.name_of(role)
         return None if name is None else self.vocab[name]
 
-    def _find_end_of_text(self, name: str) -> str | None:
-        if self.form == "wordpiece":
-            return None
-        if self.form == "byte-bpe":
-            robertas = set(ROBERTA_TOKENS) <= set(self.special)
-            return "</s>" if robertas else next(known for known in END_OF_TEXT_NAMES if known in self.special)
-        if self._end is not None and self._end not in ROLE_NAMES["sep"][:1]:
-            return self._end
+    def _choose_end_of_text(self, name: str) -> str | None:
+        """Return the recorded end-of-text token, or the only candidate; forget a record that repeats the candidate."""
+        candidates, recorded = self._ends_of_text(), self.settings["model"].get(END_OF_TEXT)
+        if recorded is None:
+            if len(candidates) > 1:
+                raise DataError(
+                    f"{name}: the tokens {', '.join(candidates)} could each be the end-of-text token; put the "
+                    "tokenizer_config.json that names it (eos_token) beside the file"
+                )
+            return candidates[0] if candidates else None
+        if recorded not in self.special:
+            raise DataError(f"{name}: the end-of-text token {recorded!r:.40} is not a special token; restore the file")
+        if candidates == [recorded]:
+            self.settings = without_end_of_text(self.settings)
+        return str(recorded)
+
+    def _ends_of_text(self) -> list[str]:
+        """Return the tokens that could be the end-of-text token by their place or name."""
         found = [known for known in END_OF_TEXT_NAMES if known in self.special]
-        if len(found) > 1:
-            raise DataError(
-                f'{name}: the tokens {", ".join(found)} could each be the end-of-text token; set "special" to false '
-                "for all but one"
-            )
-        return found[0] if found else None
+        if self.form == "wordpiece":
+            return []
+        if self.form == "byte-bpe":
+            return ["</s>"] if set(ROBERTA_TOKENS) <= set(self.special) else found[:1]
+        return [self._end] if self._end is not None and self._end not in ROLE_NAMES["sep"][:1] else found
 
     def require_end_of_text(self) -> int:
         """Return ``end_of_text_id``. Raises UserError if the tokenizer has no such token."""
