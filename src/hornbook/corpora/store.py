@@ -267,6 +267,8 @@ def locate_store(path: Path, split: str) -> Path:
     if (path / "documents.npy").exists():
         raise DataError(f"{path / MANIFEST} is missing; build the store again")
     if len(pairs) != 1:
+        if advice := how_to_convert(path):
+            raise DataError(advice)
         raise DataError(
             f"{path}: no token store; expected a manifest.json, or one .bin and .idx, found {len(pairs)} .idx"
         )

@@ -24,6 +24,7 @@ from typing import Final, Literal
 
 from hornbook.errors import DataError, UserError
 from hornbook.formats.arrow import is_dataset, list_dataset_files
+from hornbook.formats.foreign import name_foreign
 from hornbook.storage.decompress import InputMeter, Limits
 from hornbook.text import hub_datasets as hub
 from hornbook.text.readers.columns import read_columns
@@ -138,6 +139,9 @@ def list_sources(
             where = "a data set of the Hugging Face hub" + " or a folder written by save_to_disk" * (name == "split")
             raise UserError(f"--{name} applies to {where}, and no input is one; name such an input, or drop --{name}")
     once = each_once(sources)
+    for index in (name for name in once if PurePath(name).name == "index.json"):
+        if found := name_foreign(Path(index)):
+            raise UserError(f"{PurePath(index).parent} is {found}")
     if not once:
         raise UserError(
             f"--exclude {' --exclude '.join(options.exclude)} excludes every input; name other inputs, or remove it"

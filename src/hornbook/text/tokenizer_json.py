@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from hornbook.errors import DataError
+from hornbook.formats.foreign import refuse_foreign_tokenizer
 from hornbook.storage.json_files import parse_json, read_bytes, read_json
 from hornbook.text import tokenizer_names
 from hornbook.text.end_of_text import END_OF_TEXT, read_end_of_text, record_end_of_text
@@ -74,6 +75,7 @@ def read_settings(source: str | Path) -> Settings:
     if not path.is_dir():
         if path.suffix == ".txt":
             return _read_vocab_txt(path)
+        refuse_foreign_tokenizer(path)
         settings = parse(read_bytes(path, "the tokenizer"), str(path))
         named = read_end_of_text(path.parent) if path.name == "tokenizer.json" else None
         return record_end_of_text(settings, named)
@@ -88,6 +90,7 @@ def read_settings(source: str | Path) -> Settings:
         return _read_vocab_txt(path / "vocab.txt")
     if inner := tokenizer_names.find_inside(path):
         return read_settings(inner)
+    refuse_foreign_tokenizer(path)
     raise DataError(
         f"{path} has no tokenizer; expected tokenizer.json, encoder.json and vocab.bpe, vocab.json and merges.txt, "
         "or vocab.txt; or a run or a corpus"

@@ -16,6 +16,7 @@ from pathlib import PurePath
 from typing import BinaryIO, Final
 
 from hornbook.errors import DataError
+from hornbook.formats.foreign import SUFFIXES, name_content
 from hornbook.formats.warc import MAGIC
 from hornbook.storage.system import format_bytes
 from hornbook.text.reading import (
@@ -92,6 +93,9 @@ def read_whole(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterat
     limit = options.max_document_bytes
     data = stream.read(limit + 1)
     if options.format == "auto":
+        suffix = PurePath(source.name).suffix
+        if suffix in SUFFIXES and (foreign := name_content(data, suffix)):
+            raise DataError(f"{source} is {foreign}")
         found = next((named for mark, named in _MARKS.items() if data.startswith(mark)), None)
         if found is None and begins_with_object(data):
             found = ("begins with a JSON object", "jsonl")
