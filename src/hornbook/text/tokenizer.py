@@ -178,7 +178,7 @@ class Tokenizer:
 
     def _ends_of_text(self) -> list[str]:
         """Return the tokens that could be the end-of-text token by their place or name."""
-        found = [known for known in END_OF_TEXT_NAMES if known in self.special]
+        found: list[str] = [known for known in END_OF_TEXT_NAMES if known in self.special]
         if self.form == "wordpiece":
             return []
         if self.form == "byte-bpe":
