@@ -11,6 +11,7 @@ _SINGULARS: Final = {
     "near duplicates": "near duplicate",
     "pages of other namespaces": "page of another namespace",
     "pages that are not wikitext": "page that is not wikitext",
+    "records without text": "record without text",
     "redirects": "redirect",
 }
 """Singular of the plural nouns in reports."""

@@ -56,6 +56,7 @@ def test_what_cannot_be_read_is_skipped_with_a_warning(tmp_path: Path, caplog: p
         ({"format": "pdf"}, "format is 'pdf'; expected one of"),
         ({"on_error": "ignore"}, "on_error is 'ignore'; expected one of stop, skip"),
         ({"suffixes": ".txt"}, "suffixes is a string, '.txt'; expected a list"),
+        ({"suffixes": [b".txt"]}, "suffixes is [b'.txt']; expected a list of strings"),
         ({"kind": "bpe"}, "kind is 'bpe'; expected one of byte-bpe"),
         ({"vocab_size": 1}, "vocab_size 1 is out of range"),
         ({"cased": True}, "applies only to --kind wordpiece"),
@@ -66,6 +67,13 @@ def test_bad_options_are_one_line(tmp_path: Path, options: dict, part: str) -> N
     with pytest.raises(UserError) as caught:
         hornbook.train_tokenizer(tmp_path / "texts", **options)
     assert one_line(caught.value, part)
+
+
+def test_bytes_are_no_path_of_texts() -> None:
+    for texts in (b"texts", [b"texts"]):
+        with pytest.raises(UserError) as caught:
+            hornbook.train_tokenizer(texts)
+        assert one_line(caught.value, "texts has an entry of type bytes; expected paths")
 
 
 def test_items_are_documents(folder: Path) -> None:
@@ -84,6 +92,15 @@ def test_items_are_documents(folder: Path) -> None:
     for index in (len(corpus), -len(corpus) - 1):
         with pytest.raises(IndexError):
             corpus[index]
+
+
+def test_a_corpus_parses_its_tokenizer_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load, loaded = hornbook.Tokenizer.load, []
+    monkeypatch.setattr(hornbook.Tokenizer, "load", lambda path: loaded.append(path) or load(path))
+    corpus = hornbook.corpus(folder)
+    texts = [corpus.text(index) for index in range(len(corpus))]
+    assert len(set(texts)) > 1 and corpus.tokenizer is corpus.tokenizer
+    assert loaded == [folder / "train" / "tokenizer.json"]
 
 
 def test_items_are_the_samples_of_a_training(folder: Path, tmp_path: Path) -> None:

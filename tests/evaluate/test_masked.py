@@ -17,7 +17,7 @@ from tiny_text import build_tiny, one_line
 from torch.nn import functional
 
 from hornbook.config import ClassificationConfig, DataConfig, MaskedLMConfig, PretrainingConfig, Recipe
-from hornbook.corpora.build.builder import BuildOptions, build_corpus
+from hornbook.corpora.building.builder import BuildOptions, build_corpus
 from hornbook.corpora.store import open_store
 from hornbook.errors import CheckpointError, DataError, UserError
 from hornbook.evaluate import run_tasks

@@ -151,7 +151,7 @@ def test_a_tokenizer_with_no_end_of_text_or_with_several():
     with pytest.raises(DataError) as caught:
         parse(value)
     assert one_line(
-        caught.value, "t.json: the tokens <|endoftext|>, <|end_of_text|> could each be the end-of-text token; set"
+        caught.value, "t.json: the tokens <|endoftext|>, <|end_of_text|> could each be the end-of-text token; put"
     )
 
 

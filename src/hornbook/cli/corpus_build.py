@@ -30,7 +30,7 @@ from hornbook.text.quality.policy import (
 from hornbook.wording import counted, counted_kind
 
 if TYPE_CHECKING:
-    from hornbook.corpora.build.builder import BuildReport, Progress
+    from hornbook.corpora.building.builder import BuildReport, Progress
 
 _NEEDS: Final = {
     "language_probability": "--language",
@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Build a corpus; return its counts. Raises UserError if an option does not apply."""
-    from hornbook.corpora.build.builder import BuildOptions, build_corpus
+    from hornbook.corpora.building.builder import BuildOptions, build_corpus
     from hornbook.text.tokenizer import Tokenizer
 
     if arguments.threads:
@@ -241,7 +241,7 @@ def quality_options(arguments: argparse.Namespace) -> QualityOptions:
 
 
 def _lines(report: "BuildReport", seconds: float, format_name: str) -> Iterator[str]:
-    from hornbook.corpora.build.token_pipeline import example_lines
+    from hornbook.corpora.building.token_pipeline import example_lines
 
     done = "is already built from the same inputs and options" if report.already_built else f"built in {seconds:.1f} s"
     yield f"{report.output} {done}"

@@ -20,7 +20,7 @@ _CLEANING = {"headings": ("wikipedia",), "lists": ("wikipedia",), "titles": ("wi
 """Parts of articles that can be dropped, and the formats that distinguish them."""
 
 _FORMATS = {
-    "auto": "by file extension: jsonl for .jsonl, .ndjson and .json, csv, tsv, parquet, arrow, else text (default)",
+    "auto": "by file extension: jsonl for .jsonl, .ndjson, .json, csv, tsv, parquet, arrow, warc, else text (default)",
     "text": "a file",
     "lines": "a line",
     "blank-lines": "the text between blank lines",
@@ -30,6 +30,7 @@ _FORMATS = {
     "tsv": "a row, whose fields are never quoted",
     "parquet": "a row",
     "arrow": "a row, also of folders written by save_to_disk",
+    "warc": "a page of a web archive (.warc, .wet)",
     "wikipedia": "an article of a dump (.xml, .xml.bz2)",
     "wikiextractor": "a <doc> of WikiExtractor's output",
 }

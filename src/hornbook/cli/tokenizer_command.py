@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 def train_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Train a tokenizer and save it; never replace another one."""
-    from hornbook.corpora.build.tokenizer import train_tokenizer
+    from hornbook.corpora.building.tokenizer import train_tokenizer
 
     started = time.monotonic()
     report = train_tokenizer(

@@ -143,7 +143,14 @@ class TokenStore:
         return digest.hexdigest()
 
     def tokenizer(self) -> Tokenizer | None:
-        """Return the tokenizer of the store; None if unknown. Raises DataError if its file is damaged."""
+        """Return the tokenizer of the store; None if unknown. Raises DataError if its file is damaged.
+
+        Loaded on the first call and then kept, since parsing a large one takes a second.
+        """
+        return self._tokenizer
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer | None:
         if not self.manifest:
             return None
         tokenizer = Tokenizer.load(self.path / "tokenizer.json")
@@ -260,6 +267,8 @@ def locate_store(path: Path, split: str) -> Path:
     if (path / "documents.npy").exists():
         raise DataError(f"{path / MANIFEST} is missing; build the store again")
     if len(pairs) != 1:
+        if advice := how_to_convert(path):
+            raise DataError(advice)
         raise DataError(
             f"{path}: no token store; expected a manifest.json, or one .bin and .idx, found {len(pairs)} .idx"
         )

@@ -275,6 +275,8 @@ def _refuse_mistakes(model: LanguageModel, tokenizer: Tokenizer, options: TextOp
         raise UserError(
             f"the input length is {options.input_length}; expected 1 to {model.max_positions}, the model's positions"
         )
+    if not all(isinstance(stop, str) for stop in options.stop_strings):
+        raise UserError(f"the stop strings are {options.stop_strings!r:.80}; expected text; decode bytes first")
     if "" in options.stop_strings:
         raise UserError("--stop is empty, which would end every text at once; remove it")
     if options.stop_id is not None and not 0 <= options.stop_id < tokenizer.vocab_size:

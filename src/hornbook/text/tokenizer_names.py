@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Final
 
 from hornbook.errors import UserError
+from hornbook.text.end_of_text import SETTINGS_FILES
 from hornbook.text.hub_client import is_model_name, model_of, snapshot
 
-FILES: Final = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json")
+FILES: Final = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", *SETTINGS_FILES)
 """The names of a tokenizer's files in transformers."""
 _LEGACY_FILES: Final = ("encoder.json", "vocab.bpe", "dict.txt")
 _OPENAI: Final = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"

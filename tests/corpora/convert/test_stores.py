@@ -7,7 +7,7 @@ from tiny_formats import documents, lists
 from tiny_sentences import sentence_store
 from tiny_text import SHARED, build_tiny, tiny_tokenizer, write_texts
 
-from hornbook.corpora.build.builder import build_corpus
+from hornbook.corpora.building.builder import build_corpus
 from hornbook.corpora.convert.stores import megatron_prefix, read_store, write_megatron, write_store
 from hornbook.corpora.convert.token_documents import Documents, TokenDocument, with_end_of_text
 from hornbook.corpora.megatron import IndexedFile, IndexedWriter, index_paths

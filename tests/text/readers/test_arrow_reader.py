@@ -132,13 +132,20 @@ def test_reading_goes_on_from_any_row(tmp_path):
 
 def test_columns_that_are_not_there_or_hold_no_text(tmp_path):
     path = write(tmp_path / "a.arrow", {"body": ["a"], "number": [1], "list": [["a"]], "meta": [{"n": 1}]})
-    fails(path, "no column 'text' (columns: 'body', 'number', 'list', 'meta'); set --field to the one with the text")
+    fails(path, "no column 'text' (columns: 'body'); set --field to the one with the text")
     fails(path, "no column 'meta.text'", field="meta.text")
     fails(path, "no column 'body.text'", field="body.text")
     for field in ("number", "list", "meta", "meta.n"):
         fails(path, f"the column '{field}' is of type ", "expected text", field=field)
     write(path, {"text": pyarrow.array([1]).dictionary_encode()})
     fails(path, "is of type dictionary")
+
+
+def test_every_column_that_an_error_offers_is_accepted(tmp_path):
+    columns = {"id": [1], "a.b": ["dotted"], "meta": [{"n": 1, "x.y": "unreachable", "deep": {"body": "deep"}}]}
+    path = write(tmp_path / "a.arrow", columns)
+    fails(path, "(columns: 'a.b', 'meta.deep.body'); set --field")
+    assert [texts(path, field=field) for field in ("a.b", "meta.deep.body")] == [["dotted"], ["deep"]]
 
 
 def in_dictionaries(path, texts=TEXTS, **options):

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hornbook.arrays import Int64s
-from hornbook.corpora.build.request import printable
+from hornbook.corpora.building.request import printable
 from hornbook.corpora.convert.token_documents import Documents, TokenDocument, as_tokens
 from hornbook.corpora.megatron import DTYPES, IndexedFile, IndexedWriter, index_paths, smallest_dtype
 from hornbook.corpora.store import TokenStore, open_store, splits_of

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from hornbook.corpora.convert.token_documents import Documents, TokenDocument, as_tokens
 from hornbook.errors import DataError
+from hornbook.formats.foreign import name_foreign
 from hornbook.storage.system import storage_errors
 
 _HEADER: Final = np.dtype(("<i4", (256,)))
@@ -26,9 +27,11 @@ _RAW: Final = np.dtype("<u2")
 
 
 def read_nanogpt(path: Path) -> Documents:
-    """Read raw uint16 tokens as one document. Raises DataError for an odd number of bytes, or a file of llm.c."""
+    """Read raw uint16 tokens as one document. Raises DataError for an odd number of bytes, or another file."""
     if is_llmc(path):
         raise DataError(f"{path}: begins with the header of llm.c; read it with --from llm.c")
+    if found := name_foreign(path):
+        raise DataError(f"{path} is {found}")
     return _stream(path, _RAW, 0, _size(path))
 
 
@@ -52,8 +55,10 @@ def is_llmc(path: Path) -> bool:
 
 
 def how_to_convert(path: Path) -> str | None:
-    """Return the message that tells how to convert a file of tokens to a store; None for other files and folders."""
+    """Return how to convert a file of tokens to a store, or what a file or folder of another project is; else None."""
     command = f"`hornbook corpus convert {path} FOLDER --to store --tokenizer TOKENIZER --end-of-text stored"
+    if found := name_foreign(path):
+        return f"{path} is {found}"
     if not path.is_file():
         return None
     if is_llmc(path):

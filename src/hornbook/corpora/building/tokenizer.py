@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hornbook.corpora.build.token_pipeline import hold_out
+from hornbook.corpora.building.token_pipeline import hold_out
 from hornbook.errors import UserError
 from hornbook.text.documents import read_documents
 from hornbook.text.reading import ReadOptions, Tally

@@ -9,8 +9,8 @@ import pytest
 from tiny_text import READ_TEXTS as TEXTS
 from tiny_text import build_tiny, one_line, tiny_tokenizer, write_texts
 
-from hornbook.corpora.build.builder import BuildOptions, build_corpus
-from hornbook.corpora.build.token_pipeline import falls_to_validation
+from hornbook.corpora.building.builder import BuildOptions, build_corpus
+from hornbook.corpora.building.token_pipeline import falls_to_validation
 from hornbook.corpora.store import open_store
 from hornbook.corpora.verify import verify_store
 from hornbook.errors import DataError, UserError

@@ -10,8 +10,8 @@ import pytest
 from crashes import crashes_in_child
 from tiny_text import READ_TEXTS, TEXTS, build_tiny, one_line, write_texts
 
-from hornbook.corpora.build import parts
-from hornbook.corpora.build import token_pipeline as pipeline
+from hornbook.corpora.building import parts
+from hornbook.corpora.building import token_pipeline as pipeline
 from hornbook.errors import DataError, StorageError
 from hornbook.storage.faults import count_operations, inject
 from hornbook.text.documents import ReadOptions

@@ -31,7 +31,7 @@ class BuildOptions:
     Attributes:
         validation: share of the documents, chosen by a hash of their text, for a validation split; 0 for none.
         validation_tail: share of each long text, at its end, for a validation split instead of whole documents, see
-            `hornbook.corpora.build.token_pipeline.divide_tail`; at most 0.25; 0 for none.
+            `hornbook.corpora.building.token_pipeline.divide_tail`; at most 0.25; 0 for none.
         end_of_text: ``"stored"``: the store has the end-of-text token after each document, like Megatron's
             ``--append-eod``; ``"inserted"``: readers insert it; None: stored if sequences are documents, else
             inserted. Absent if the tokenizer has no such token.

@@ -25,9 +25,9 @@ from os.path import lexists
 from pathlib import Path
 from typing import Any, Final
 
-from hornbook.corpora.build.parts import BATCHES_PER_PART, Parts, SplitCounts
-from hornbook.corpora.build.request import BuildJob, BuildOptions, describe_sources, plan_build, printable
-from hornbook.corpora.build.token_pipeline import (
+from hornbook.corpora.building.parts import BATCHES_PER_PART, Parts, SplitCounts
+from hornbook.corpora.building.request import BuildJob, BuildOptions, describe_sources, plan_build, printable
+from hornbook.corpora.building.token_pipeline import (
     BATCH_BYTES,
     BATCH_BYTES_READ,
     BATCH_DOCUMENTS,
