@@ -1,10 +1,13 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
 from fake_run import RECIPE, make_run, train_row
 
-from hornbook.errors import DataError, UserError
+from hornbook.errors import DataError, HornbookError, UserError
+from hornbook.track.board import Board
+from hornbook.track.report import write_report
 from hornbook.track.runs import compare, find_runs, flatten, is_run, read_run, summarize, training_seconds
 
 
@@ -22,6 +25,34 @@ def test_a_link_to_a_run_is_not_entered(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     (tmp_path / "loop").symlink_to(tmp_path)
     assert find_runs(tmp_path) == [tmp_path / "a"]
+
+
+FILES = ("metrics.jsonl", "samples.jsonl", "recipe.toml", "environment.json", "evaluation.json", "run.json")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_pipe_in_a_run_stops_neither_the_board_nor_a_report(tmp_path: Path, name: str) -> None:
+    run, other = make_run(tmp_path / "run"), make_run(tmp_path / "other")
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    for read in (summarize, write_report):
+        try:
+            read(run)
+        except HornbookError as error:
+            assert f"{name} is not a regular file" in str(error)
+    answer = Board([tmp_path]).answer({"run": [str(run), str(other)]})
+    assert str(other) in [curves["id"] for curves in answer["curves"]]
+
+
+@pytest.mark.parametrize("name", FILES[:4])
+def test_a_link_in_a_run_shows_no_file_of_the_reader(tmp_path: Path, name: str) -> None:
+    run = make_run(tmp_path / "runs" / "run")
+    (run / name).replace(tmp_path / name)
+    (run / name).symlink_to(tmp_path / name)
+    with pytest.raises(DataError, match=f"{name} is a link"):
+        write_report(run)
+    answer = Board([tmp_path / "runs"]).answer({})
+    assert answer["curves"] == [] and f"{name} is a link" in answer["parts"]["head"]
 
 
 def test_no_folder_and_no_run_are_one_line_each(tmp_path: Path) -> None:

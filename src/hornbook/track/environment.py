@@ -94,7 +94,7 @@ def sessions(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    content = read_json(path, "the environment")
+    content = read_json(path, "the environment", follow=False)
     found = content.get("sessions", [content]) if isinstance(content, dict) else []
     return [session for session in found if isinstance(session, dict)] if isinstance(found, list) else []
 

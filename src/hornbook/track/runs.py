@@ -161,7 +161,7 @@ def read_run(folder: Path, rows: list[Row] | None = None) -> RunFiles:
     if not is_run(folder):
         raise UserError(f"no run in {folder}; expected a folder with metrics.jsonl, as `hornbook train` leaves")
     recipe = folder / "recipe.toml"
-    recipe_text = read_bytes(recipe, "the recipe").decode("utf-8", "replace") if recipe.is_file() else ""
+    recipe_text = read_bytes(recipe, "the recipe", follow=False).decode("utf-8", "replace") if recipe.is_file() else ""
     return RunFiles(
         folder=folder,
         rows=metrics.read(folder / "metrics.jsonl") if rows is None else rows,
@@ -279,7 +279,7 @@ def _imported_recipe(folder: Path) -> dict[str, Any]:
 def _validation_fingerprint(path: Path) -> str | None:
     """Return the fingerprint of the run's validation data from ``run.json``; None if missing or malformed."""
     try:
-        identity = read_json(path, "run identity")
+        identity = read_json(path, "run identity", follow=False)
     except DataError:
         return None
     data = identity.get("data") if isinstance(identity, dict) else None
