@@ -18,8 +18,8 @@ from hornbook.track.serve import BoardServer
 
 
 @contextmanager
-def serving(board: Board, host: str = "127.0.0.1") -> Iterator[BoardServer]:
-    with BoardServer(board, host, 0) as server:
+def serving(board: Board, host: str = "127.0.0.1", token: str = "") -> Iterator[BoardServer]:
+    with BoardServer(board, host, 0, token) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -29,9 +29,12 @@ def serving(board: Board, host: str = "127.0.0.1") -> Iterator[BoardServer]:
             thread.join()
 
 
-def request(server: BoardServer, path: str, host: str | None = None, method: str = "GET") -> tuple[int, str]:
+def request(
+    server: BoardServer, path: str, host: str | None = None, method: str = "GET", cookie: str | None = None
+) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
-    connection.request(method, path, headers={} if host is None else {"Host": host})
+    headers = {"Host": host, "Cookie": cookie}
+    connection.request(method, path, headers={name: value for name, value in headers.items() if value is not None})
     reply = connection.getresponse()
     assert method != "GET" or reply.headers["X-Content-Type-Options"] == "nosniff"
     assert "Access-Control-Allow-Origin" not in reply.headers
@@ -76,6 +79,61 @@ def test_names_of_other_sites_are_refused(tmp_path: Path) -> None:
             assert request(server, "/data", host)[0] == 403, host
         for host in ("localhost", f"localhost:{server.server_port}", "127.0.0.1:1", "[::1]:80", "LOCALHOST"):
             assert request(server, "/data", host)[0] == 200, host
+
+
+def test_a_board_with_a_token_answers_only_who_has_it(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    with serving(Board([tmp_path]), token="s3cret") as server:
+        assert server.url.endswith(f":{server.server_port}/?token=s3cret")
+        for path in ("/", "/data", "/?token=", "/?token=s3cre", "/data?token=s3crets", "/?token=%C3%A9", "/nothing"):
+            status, text = request(server, path)
+            assert (status, "`hornbook runs serve` printed" in text) == (403, True), path
+        assert request(server, "/data?token=s3cret")[0] == 200
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
+        connection.request("GET", "/?token=s3cret")
+        reply = connection.getresponse()
+        assert (reply.status, reply.headers["Location"]) == (303, "/"), "the token leaves the address"
+        cookie, *flags = reply.headers["Set-Cookie"].split("; ")
+        assert "HttpOnly" in flags and "SameSite=Lax" in flags
+        connection.close()
+        for cookies in (cookie, f'broken={{"a"}}; {cookie}'):
+            assert request(server, "/", cookie=cookies)[0] == request(server, "/data", cookie=cookies)[0] == 200
+        assert request(server, "/data", cookie=cookie.replace("s3cret", "other"))[0] == 403
+        assert request(server, "/data", "evil.example", cookie=cookie)[0] == 403
+    with serving(Board([tmp_path])) as server:
+        assert request(server, "/?token=a%0d%0aEvil:%20b")[0] == 303, "what a request sends is in no header"
+
+
+@needs_chromium
+def test_the_page_keeps_its_token_and_its_selection(tmp_path: Path) -> None:
+    one, two = (make_run(tmp_path / "runs" / name) for name in ("one", "two"))
+    with serving(Board([tmp_path / "runs"]), token="s3cret") as server:
+        chosen = "&".join(f"run={quote(str(run), safe='')}" for run in (one, two))
+        page = dom_of(f"{server.url}#{chosen}", tmp_path)
+    assert "<h1>2 runs</h1>" in page and ">live</p>" in page
+
+
+def test_an_absurd_count_of_rows_is_answered(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    with serving(Board([tmp_path])) as server:
+        token = json.loads(request(server, "/data")[1])["curves"][0]["token"]
+        status, text = request(server, f"/data?run={quote(str(run), safe='')}&seen={token}.{'9' * 5000}")
+    assert status == 200 and json.loads(text)["curves"][0]["from"] == 0
+
+
+@needs_chromium
+def test_a_run_whose_name_has_control_bytes_can_be_selected(tmp_path: Path) -> None:
+    odd = make_run(tmp_path / "runs" / "a\x1b[31mb\udcff\nc")
+    make_run(tmp_path / "runs" / "plain")
+    board = Board([tmp_path / "runs"])
+    (name,) = [name for name in board.answer({})["parts"]["runs"].split('value="')[1:] if "31mb" in name]
+    name = name.partition('"')[0]
+    answer = board.answer({"run": [name]})
+    assert answer["selected"] == [name] and [curves["id"] for curves in answer["curves"]] == [name]
+    assert not re.search(r"[\x00-\x1f\ud800-\udfff]", name)
+    with serving(board) as server:
+        page = dom_of(f"{server.url}#run={quote(name, safe='')}", tmp_path)
+    assert odd.name not in page and "<figure>" in page
 
 
 def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:

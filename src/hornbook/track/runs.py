@@ -8,6 +8,7 @@ Everything is read from the files each time: there is no index that could be out
 row of every run.
 """
 
+import hashlib
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from hornbook.track import environment, metrics
 from hornbook.track.evaluations import Evaluation, own_bits_per_byte, read_evaluations, value_of
 from hornbook.track.run_state import State, document_of, is_imported, newest_checkpoint, state_of
 from hornbook.track.units import number
+from hornbook.wording import one_line
 
 Row = dict[str, Any]
 
@@ -138,6 +140,16 @@ def is_run(folder: Path) -> bool:
     if (folder / "metrics.jsonl").is_file():
         return True
     return ((folder / "recipe.toml").is_file() and (folder / "environment.json").is_file()) or is_imported(folder)
+
+
+def run_id(folder: Path) -> str:
+    """Return a name of a folder for addresses and attributes: its path, without what a browser would change.
+
+    Control characters and bytes that are not UTF-8 are escaped; a hash of the path then keeps the name unique.
+    """
+    path = str(folder)
+    shown = one_line(path)
+    return path if shown == path else f"{shown}~{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
 
 
 def run_of(checkpoint: Path) -> Path | None:
