@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hornbook.cli import runs_compare, runs_serve
-from hornbook.cli.table import print_columns
+from hornbook.cli.table import print_columns, say
 
 if TYPE_CHECKING:
     from hornbook.track.runs import RunSummary
@@ -56,9 +56,9 @@ def list_command(arguments: argparse.Namespace) -> dict[str, object]:
     if summaries:
         _print_table(summaries)
     for problem in broken:
-        print(f"unreadable: {problem['problem']}")
+        say(f"unreadable: {problem['problem']}")
     if not folders:
-        print(f"no runs below {root}; start one with `hornbook train RECIPE`")
+        say(f"no runs below {root}; start one with `hornbook train RECIPE`")
     return {"root": str(root), "runs": [dataclasses.asdict(summary) for summary in summaries], "unreadable": broken}
 
 
@@ -67,7 +67,7 @@ def report_command(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.track.report import write_report
 
     path = write_report(Path(arguments.run))
-    print(path)
+    say(str(path))
     return {"report": str(path)}
 
 

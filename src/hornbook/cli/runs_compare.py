@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hornbook.cli.table import print_side_by_side
+from hornbook.cli.table import print_side_by_side, say
 
 if TYPE_CHECKING:
     from hornbook.track.runs import Comparison, RunSummary
@@ -65,7 +65,7 @@ def compare_command(arguments: argparse.Namespace) -> dict[str, object]:
         from hornbook.track.comparison_page import write_comparison
 
         write_comparison(arguments.html, comparison, arguments.over)
-        print(f"\n{arguments.html}")
+        say("", str(arguments.html))
         result["page"] = str(arguments.html)
     return result
 
@@ -74,7 +74,6 @@ def _print_facts(comparison: "Comparison", width: int | None) -> None:
     """Print the facts of each run as columns, and the recipe keys whose values differ."""
     from hornbook.track.curves import run_labels
     from hornbook.track.runs import plain_value
-    from hornbook.wording import one_line
 
     labels = run_labels(len(comparison.runs))
     facts = [_facts(summary) for summary in comparison.runs]
@@ -83,7 +82,7 @@ def _print_facts(comparison: "Comparison", width: int | None) -> None:
     print_side_by_side([["", *labels], *rows], width, right=True)
     print()
     for caution in comparison.cautions:
-        print(f"note: {one_line(caution)}")
+        say(f"note: {caution}")
     if not comparison.differences:
         print("the recipes are identical")
         return
