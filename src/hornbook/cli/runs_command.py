@@ -5,7 +5,7 @@ hornbook runs compare runs/demo runs/demo-wide
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,6 +71,16 @@ def report_command(arguments: argparse.Namespace) -> dict[str, object]:
     return {"report": str(path)}
 
 
+def _losses(summary: "RunSummary") -> Iterator[str]:
+    """Yield the losses and bits per byte, with the step of each that was not measured at the last step."""
+    from hornbook.track import units
+
+    for name, (value, step, _) in summary.measured.items():
+        is_bits = name == "bits_per_byte"
+        mark = _MARK if is_bits and summary.bits_per_byte_by == "validation" else ""
+        yield units.at_step(units.bits(value) if is_bits else units.loss(value), step, summary.step) + mark
+
+
 def _print_table(summaries: "Sequence[RunSummary]") -> None:
     from hornbook.track import units
 
@@ -95,10 +105,7 @@ def _print_table(summaries: "Sequence[RunSummary]") -> None:
             summary.objective or units.MISSING,
             units.progress(summary.step, summary.total_steps),
             units.short(summary.tokens),
-            units.loss(summary.loss),
-            units.loss(summary.validation_loss),
-            units.loss(summary.best_validation_loss),
-            units.bits(summary.bits_per_byte) + (_MARK if summary.bits_per_byte_by == "validation" else ""),
+            *_losses(summary),
             units.short(summary.tokens_per_second),
             units.duration(summary.seconds),
             units.count(summary.skipped_steps),
@@ -107,5 +114,7 @@ def _print_table(summaries: "Sequence[RunSummary]") -> None:
     ]
     shown = len(head) if any(summary.skipped_steps for summary in summaries) else len(head) - 1
     print_columns([row[:shown] for row in (head, *rows)], right=range(3, shown))
+    if any("@" in cell for row in rows for cell in row[5:9]):
+        print("@ the step at which a number was measured, where that is not the run's last step")
     if any(summary.bits_per_byte_by == "validation" for summary in summaries):
         print(f"{_MARK} with the validation loss, without overlapping windows; `hornbook evaluate` is more exact")

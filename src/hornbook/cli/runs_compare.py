@@ -96,16 +96,20 @@ def _print_facts(comparison: "Comparison", width: int | None) -> None:
 def _facts(summary: "RunSummary") -> dict[str, str]:
     from hornbook.track import units
 
+    losses = {
+        name: units.at_step((units.bits if name == "bits_per_byte" else units.loss)(value), step, summary.step)
+        for name, (value, step, _) in summary.measured.items()
+    }
     return {
         "run": summary.folder,
         "state": summary.state,
         "objective": summary.objective or units.MISSING,
         "step": units.progress(summary.step, summary.total_steps),
         "tokens": units.short(summary.tokens),
-        "loss": units.loss(summary.loss),
-        "validation loss": units.loss(summary.validation_loss),
-        "best": units.loss(summary.best_validation_loss),
-        "bits per byte": units.bits(summary.bits_per_byte),
+        "loss": losses["loss"],
+        "validation loss": losses["validation_loss"],
+        "best": losses["best_validation_loss"],
+        "bits per byte": losses["bits_per_byte"],
         "tokens/s": units.short(summary.tokens_per_second),
         "time": units.duration(summary.seconds),
         "skipped": units.count(summary.skipped_steps),

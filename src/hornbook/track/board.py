@@ -203,7 +203,8 @@ def _entry(run: WatchedRun, waiting: float | None, style: int | None) -> Html:
             f"training loss {units.loss(summary.loss)}",
         ]
         if summary.validation_loss is not None:
-            said.append(f"validation loss {units.loss(summary.validation_loss)}")
+            loss = units.at_step(units.loss(summary.validation_loss), summary.validation_step, summary.step)
+            said.append(f"validation loss {loss}")
         detail, state = " · ".join([*said, summary.folder]), summary.state
         share = min(1.0, summary.step / summary.total_steps) if summary.total_steps else 0.0
     box = tag("input", type="checkbox", value=run.id, aria_label=f"show {run.id}")

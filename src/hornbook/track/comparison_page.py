@@ -14,7 +14,7 @@ from hornbook.track.figures import curves_of, line_styles, style_class
 from hornbook.track.page import Html, Parts, document, join, section, table, tag
 from hornbook.track.patterns import pattern_table
 from hornbook.track.report import sample_list
-from hornbook.track.runs import Comparison, Row, RunFiles, plain_value
+from hornbook.track.runs import Comparison, Row, RunFiles, RunSummary, plain_value
 from hornbook.track.stages import stage_table
 from hornbook.version import __version__
 
@@ -87,15 +87,20 @@ def _summaries(comparison: Comparison, runs: Sequence[Labelled]) -> Html:
             summary.objective or units.MISSING,
             units.count(summary.step),
             units.short(summary.tokens),
-            units.loss(summary.loss),
-            units.loss(summary.validation_loss),
-            units.loss(summary.best_validation_loss),
-            units.bits(summary.bits_per_byte),
+            *_losses(summary),
             units.duration(summary.seconds),
         )
         for (label, style, _), summary in zip(runs, comparison.runs, strict=True)
     ]
     return tag("div", table(head, rows, frozenset(range(4, len(head)))), class_="compared")
+
+
+def _losses(summary: RunSummary) -> Iterator[Html]:
+    """Yield the losses and bits per byte, each with its step, gray if a newer measurement exists."""
+    for name, (value, step, is_old) in summary.measured.items():
+        shown = units.bits(value) if name == "bits_per_byte" else units.loss(value)
+        at = tag("small", f"step {units.count(step)}") if step is not None and value is not None else ""
+        yield tag("span", shown, at, class_="measured old" if is_old else "measured")
 
 
 def _key(style: int, label: str) -> Html:

@@ -106,22 +106,35 @@ def _machine(session: Mapping[str, Any]) -> str:
 
 
 def _cards(summary: RunSummary, run: RunFiles) -> Html:
-    best = f"at step {units.count(summary.best_step)}" if summary.best_step is not None else ""
+    best, held_out, bits = (
+        _at(step) for step in (summary.best_step, summary.validation_step, summary.bits_per_byte_step)
+    )
+    training = f"training {units.loss(summary.loss)}{_at(summary.loss_step, ' at step')}"
     resumed = f"in {summary.num_sessions} sessions" if summary.num_sessions > 1 else ""
     skipped = f"{counted(summary.skipped_steps, 'step')} skipped" if summary.skipped_steps else ""
     mfu = "" if summary.mfu is None else f"; MFU {summary.mfu:.1%}"
     shown = [
         ("Best validation loss", units.loss(summary.best_validation_loss), best),
-        ("Last validation loss", units.loss(summary.validation_loss), f"training {units.loss(summary.loss)}"),
-        ("Last training loss", units.loss(summary.loss if summary.validation_loss is None else None), ""),
-        ("Bits per byte", units.bits(summary.bits_per_byte), run.held_out),
+        ("Last validation loss", units.loss(summary.validation_loss), f"{held_out}; {training}"),
+        (
+            "Last training loss",
+            units.loss(summary.loss if summary.validation_loss is None else None),
+            _at(summary.loss_step),
+        ),
+        ("Bits per byte", units.bits(summary.bits_per_byte), "; ".join(filter(None, [bits, run.held_out]))),
         _right(run),
         ("Tokens", units.short(summary.tokens), skipped or "seen in training"),
         ("Training time", units.duration(summary.seconds), resumed),
         ("Speed", units.short(summary.tokens_per_second), f"tokens per second, median{mfu}"),
     ]
-    cards = [card(*item) for item in shown if item[1] != units.MISSING]
+    old = {"bits_per_byte": "Bits per byte", "validation_loss": "Last validation loss"}
+    stale = {title for name, title in old.items() if summary.measured[name][2]}
+    cards = [card(*item, is_old=item[0] in stale) for item in shown if item[1] != units.MISSING]
     return tag("dl", *cards, class_="cards") if cards else Html()
+
+
+def _at(step: int | None, before: str = "at step") -> str:
+    return "" if step is None else f"{before} {units.count(step)}"
 
 
 def _right(run: RunFiles) -> tuple[str, str, str]:
