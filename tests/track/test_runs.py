@@ -3,10 +3,12 @@ import os
 from pathlib import Path
 
 import pytest
-from fake_run import RECIPE, make_run, train_row
+from fake_run import RECIPE, default_rows, make_run, train_row
 
+from hornbook.__main__ import main
 from hornbook.errors import DataError, HornbookError, UserError
 from hornbook.track.board import Board
+from hornbook.track.comparison_page import render_comparison
 from hornbook.track.report import write_report
 from hornbook.track.runs import compare, find_runs, flatten, is_run, read_run, summarize, training_seconds
 
@@ -82,6 +84,36 @@ def test_a_summary_holds_the_last_and_the_best(tmp_path: Path) -> None:
     assert summary.bits_per_byte == 1.79  # of the evaluation, not of the last validation
     assert (summary.tokens_per_second, summary.seconds, summary.skipped_steps) == (2000.0, 20.0, 0)
     assert summary.num_sessions == 1
+
+
+def test_a_number_older_than_a_newer_measurement_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [*default_rows(), train_row(50), {"kind": "validation", "step": 50, "loss": 2.4}]
+    run = make_run(tmp_path / "run", rows=rows)
+    measured = summarize(run).measured
+    assert measured["bits_per_byte"] == (1.79, 40, True)
+    assert measured["validation_loss"] == (2.4, 50, False) and measured["loss"][1:] == (50, False)
+    assert main(["runs", "list", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "1.790 @40" in out and "@ the step at which a number was measured" in out
+    assert main(["runs", "compare", str(run), str(run)]) == 0
+    assert "1.790 @40" in capsys.readouterr().out
+    page = write_report(run).read_text()
+    assert '<dd class="old">1.790</dd><p>at step 40; ' in page
+    both = render_comparison(compare([run, run]), "steps")
+    assert '<span class="measured old">1.790<small>step 40</small></span>' in both
+    assert '<span class="measured">2.4000<small>step 50</small></span>' in both
+
+
+def test_secrets_in_a_recipe_are_shown_nowhere(tmp_path: Path) -> None:
+    recipe = RECIPE.replace("corpora/mine", "https://me:s3cret@host/mine?token=s3cret")
+    other = make_run(tmp_path / "other")
+    run = make_run(tmp_path / "run", recipe=recipe)
+    old = {"sessions": [{"command": "hornbook train https://host/x?token=s3cret"}]}
+    (run / "environment.json").write_text(json.dumps(old))
+    compared = compare([run, other])
+    shown = [write_report(run).read_text(), render_comparison(compared, "steps"), str(compared.differences)]
+    assert not any("s3cret" in text for text in shown)
+    assert "https://...@host/mine?token=..." in shown[0]
 
 
 def test_bits_per_byte_come_from_the_log_where_nothing_was_evaluated(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def _print_table(summaries: "Sequence[RunSummary]") -> None:
     ]
     shown = len(head) if any(summary.skipped_steps for summary in summaries) else len(head) - 1
     print_columns([row[:shown] for row in (head, *rows)], right=range(3, shown))
-    if any("@" in cell for row in rows for cell in row[5:9]):
-        print("@ the step at which a number was measured, where that is not the run's last step")
     if any(summary.bits_per_byte_by == "validation" for summary in summaries):
         print(f"{_MARK} with the validation loss, without overlapping windows; `hornbook evaluate` is more exact")
+    if any("@" in cell for row in rows for cell in row[5:9]):
+        print("@ the step at which a number was measured, where that is not the run's last step")

@@ -99,7 +99,11 @@ def sessions(path: Path) -> list[dict[str, Any]]:
         return []
     content = read_json(path, "the environment", follow=False)
     found = content.get("sessions", [content]) if isinstance(content, dict) else []
-    return [session for session in found if isinstance(session, dict)] if isinstance(found, list) else []
+    known = [session for session in found if isinstance(session, dict)] if isinstance(found, list) else []
+    return [
+        session | {"command": redacted(command)} if isinstance(command := session.get("command"), str) else session
+        for session in known
+    ]
 
 
 def num_sessions(recorded: Sequence[Mapping[str, Any]]) -> int:

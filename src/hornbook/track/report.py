@@ -106,9 +106,8 @@ def _machine(session: Mapping[str, Any]) -> str:
 
 
 def _cards(summary: RunSummary, run: RunFiles) -> Html:
-    best, held_out, bits = (
-        _at(step) for step in (summary.best_step, summary.validation_step, summary.bits_per_byte_step)
-    )
+    steps = (summary.best_step, summary.validation_step, summary.bits_per_byte_step)
+    best, held_out, bits = map(_at, steps)
     training = f"training {units.loss(summary.loss)}{_at(summary.loss_step, ' at step')}"
     resumed = f"in {summary.num_sessions} sessions" if summary.num_sessions > 1 else ""
     skipped = f"{counted(summary.skipped_steps, 'step')} skipped" if summary.skipped_steps else ""
