@@ -32,7 +32,7 @@ def test_only_new_rows_are_sent_and_nothing_where_nothing_changed(tmp_path: Path
     board = Board([tmp_path])
     first = board.answer({})
     assert first["selected"] == [str(run)] and first["curves"][0]["at"] == len(default_rows())
-    assert "<h1>demo</h1>" in first["parts"]["head"] and "def f" not in first["parts"]["head"]
+    assert "<h1>run <small>recipe demo</small></h1>" in first["parts"]["head"] and "def f" not in first["parts"]["head"]
     assert board.answer(seen(first)) == {"signature": first["signature"]}
     with MetricsLog(run / "metrics.jsonl") as log:
         log.append(train_row(41))

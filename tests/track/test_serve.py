@@ -4,6 +4,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,7 +14,10 @@ from fake_run import RECIPE, default_rows, make_run, train_row
 
 from hornbook.errors import UserError
 from hornbook.track.board import Board, Query
+from hornbook.track.comparison_page import write_comparison
 from hornbook.track.metrics import MetricsLog
+from hornbook.track.report import write_report
+from hornbook.track.runs import compare
 from hornbook.track.serve import BoardServer
 
 
@@ -231,10 +235,34 @@ def test_an_axis_that_the_logs_do_not_have_is_said_and_another_can_be_chosen(tmp
 
 @needs_chromium
 def test_the_report_draws_its_curves_without_a_server(tmp_path: Path) -> None:
-    from hornbook.track.report import write_report
-
     rows = [train_row(step) for step in range(1, 100)]
     page = dom_of(write_report(make_run(tmp_path / "run", rows=rows)).as_uri(), tmp_path)
     assert page.count("<figure>") == 4
     assert 'class="train faint"' in page, "what was logged, below its smoothed curve"
     assert 'type="range"' in page and "<noscript>" in page
+
+
+@needs_chromium
+def test_a_page_fits_a_phone(tmp_path: Path) -> None:
+    run = make_run(tmp_path / ("learning-rate-" * 8 + "3"))
+    pages = {"report.html": write_report(run), "compared.html": tmp_path / "compared.html"}
+    write_comparison(pages["compared.html"], compare([run, run]), "steps")
+    for path in pages.values():
+        width = "document.title = document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        probe = f"<script>addEventListener('load', () => setTimeout(() => {{ {width} }}, 50))</script>"
+        source = re.sub(r"<meta http-equiv[^>]*>", "", path.read_text())  # its policy forbids the probe
+        frame = 'onload="setTimeout(() => this.title = this.contentDocument.title, 500)"'
+        content = escape(source.replace("</body>", f"{probe}</body>"), quote=True)
+        phone = f"<iframe {frame} style='width: 340px; height: 800px' srcdoc='{content}'></iframe>"
+        (tmp_path / "phone.html").write_text(f"<!doctype html><body>{phone}</body>")
+        assert re.search(r'<iframe [^>]*title="0"', dom_of((tmp_path / "phone.html").as_uri(), tmp_path))
+
+
+@needs_chromium
+def test_measurements_are_marked_and_the_last_step_is_named(tmp_path: Path) -> None:
+    page = dom_of(write_report(make_run(tmp_path / "run")).as_uri(), tmp_path)
+    dots = re.search(r'<path d="([^"]*)" class="validation dot"', page)
+    assert dots and dots[1].count("h0") == 4, "after steps 10, 20, 30 and 40"
+    assert re.search(r'<span class="lx end"[^>]*>40</span>', page)
+    assert "29,139,456 parameters without the token table" in page and "4 layers" in page
+    assert "<h1>run <small>recipe demo</small></h1>" in page

@@ -112,7 +112,7 @@ def _each(runs: Sequence[Labelled], make: Callable[[RunFiles], Html]) -> Iterato
     """Yield the non-empty results of ``make`` for each run, below the run's name."""
     for label, style, run in runs:
         if made := make(run):
-            yield tag("div", tag("h3", _key(style, label), f" {run.name}"), made, class_="task")
+            yield tag("div", tag("h3", _key(style, label), f" {run.title}"), made, class_="task")
 
 
 def _differences(comparison: Comparison, runs: Sequence[Labelled]) -> Html:

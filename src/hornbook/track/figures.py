@@ -180,7 +180,7 @@ def curves_of(run: RunFiles, *, label: str, number: int, since: int = 0, token: 
     """
     figures = figures_of(run)
     return {
-        "id": run_id(run.folder), "name": run.name, "folder": run.folder.resolve().name,
+        "id": run_id(run.folder), "name": run.name, "folder": run.title,
         "objective": run.objective, "label": label, "number": number,
         "marks": [(step, "resumed") for step in _resumes(run)],
         "figures": [asdict(figure) for figure in figures],

@@ -10,7 +10,7 @@ const given = JSON.parse(document.getElementById("data").textContent);
 const AXES = { steps: null, tokens: "train/tokens", time: "train/seconds" };
 const TIMES = [[7200, 3600, "hours"], [120, 60, "minutes"], [0, 1, "seconds"]];
 const SCALES = { auto: "automatic", linear: "linear", log: "logarithmic" };
-const POLL_MS = 1000, SMOOTHING = 5, NUM_COLORS = 8, NUM_DASHES = 3; // colors and dashes as in figures.py
+const POLL_MS = 1000, SMOOTHING = 5, NUM_COLORS = 8, NUM_DASHES = 3, MOST_MARKED = 60; // colors and dashes as in figures.py
 const by = (id) => document.getElementById(id);
 
 const choice = { runs: [], over: given.over, smooth: SMOOTHING, scale: "auto", logX: false };
@@ -124,7 +124,10 @@ function nameOf(run) {
 function linesOf(run, line, label, style, over) {
   const { points, means } = run.series[line.key] ?? { points: [] };
   const logged = placed(run, points, over);
-  if (!line.noisy || !choice.smooth || points.length < SMOOTHED_FROM) return [{ label, style, points: logged }];
+  if (!line.noisy || !choice.smooth || points.length < SMOOTHED_FROM) {
+    const marked = !line.key.startsWith("train/") && points.length <= MOST_MARKED; // each of these was a measurement
+    return [{ label, style, points: logged, marked }];
+  }
   const fitted = { label, style, fitted: true, points: smooth(placed(run, means ?? points, over), choice.smooth / 100) };
   return [{ label: `${label}, logged`, style: `${style} faint`, points: logged, quiet: true }, fitted];
 }

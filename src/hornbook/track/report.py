@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hornbook.config.build import recipe_from_dict
+from hornbook.errors import RecipeError
 from hornbook.storage.files import replace_file
 from hornbook.track import metrics, units
 from hornbook.track.evaluations import options_of, own_bits_per_byte, text_of, value_of
@@ -58,8 +60,8 @@ def parts_of(run: RunFiles, samples: Sequence[Row]) -> Parts:
     """Return the parts of a run's page around its curves."""
     summary = summary_of(run)
     return Parts(
-        title=f"{summary.name} · hornbook",
-        head=join([tag("h1", summary.name), _lead(summary, run)]),
+        title=f"{' · '.join(dict.fromkeys([run.title, summary.name]))} · hornbook",
+        head=join([_title(run), _lead(summary, run), _shape(run)]),
         before=join([_cards(summary, run), _race(run)]),
         after=join(_parts(run, samples, run.of_kind("train"))),
         foot=f"Written by hornbook {__version__} from {run.folder.resolve()}",
@@ -75,6 +77,25 @@ def _parts(run: RunFiles, samples: Sequence[Row], train: Sequence[Row]) -> Itera
     yield section("Checkpoints", _checkpoints(run.folder / "checkpoints"))
     yield section("Recipe", tag("pre", _toml(run.recipe_text), class_="recipe") if run.recipe_text else "")
     yield section("Environment", *(_session(session, len(run.sessions)) for session in run.sessions))
+
+
+def _title(run: RunFiles) -> Html:
+    """Return the name of the run's folder, and that of its recipe beside it."""
+    recipe = [" ", tag("small", f"recipe {run.name}")] if run.name != run.title else []
+    return tag("h1", run.title, *recipe)
+
+
+def _shape(run: RunFiles) -> Html:
+    """Return the number of parameters and the shape of the model; nothing for a recipe of another version."""
+    try:
+        model = recipe_from_dict(run.recipe).model
+    except RecipeError:
+        return Html()
+    table = "" if model.vocab_size else " without the token table"
+    said = [f"{units.count(model.num_parameters())} parameters{table}", counted(model.num_layers, "layer")]
+    said += [f"hidden size {units.count(model.hidden_size)}", counted(model.num_heads, "head")]
+    said += [f"vocabulary {units.count(model.vocab_size)}"] if model.vocab_size else []
+    return tag("p", " · ".join(said), class_="lead")
 
 
 def _lead(summary: RunSummary, run: RunFiles) -> Html:

@@ -46,7 +46,12 @@ class RunFiles:
     def name(self) -> str:
         """The recipe's name, or the folder's."""
         name = self.recipe.get("name")
-        return name if isinstance(name, str) and name else self.folder.resolve().name
+        return name if isinstance(name, str) and name else self.title
+
+    @property
+    def title(self) -> str:
+        """The folder's name, by which its owner tells it from other runs of the same recipe."""
+        return self.folder.resolve().name
 
     @property
     def objective(self) -> str | None:
