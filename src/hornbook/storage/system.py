@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import io
 import os
 import stat
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import BinaryIO, Final, TypeVar
+from typing import Final, TypeVar
 
 from hornbook.errors import DataError, PathError, StorageError
 
@@ -77,13 +78,13 @@ def open_own(path: Path, flags: int = 0) -> int:
     raise wrong
 
 
-def open_regular(path: Path, *, follow: bool = True, buffering: int = -1) -> BinaryIO:
+def open_regular(path: Path, *, follow: bool = True, buffering: int = io.DEFAULT_BUFFER_SIZE) -> io.BufferedReader:
     """Open a regular file for reading, without ever waiting for one that is something else, such as a named pipe.
 
     Args:
         path: path of the file.
         follow: whether it may be a link; files of a run may not, since a link could show any file of the reader's.
-        buffering: size of the buffer in bytes; -1 for the default.
+        buffering: size of the buffer in bytes.
 
     Raises:
         DataError: it is a pipe, a device, or a link that must not be followed.
@@ -100,7 +101,7 @@ def open_regular(path: Path, *, follow: bool = True, buffering: int = -1) -> Bin
         raise
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
-        return os.fdopen(descriptor, "rb", buffering)
+        return io.BufferedReader(io.FileIO(descriptor), buffering)
     os.close(descriptor)
     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) if stat.S_ISDIR(mode) else _irregular(path)
 

@@ -50,8 +50,8 @@ class RunFiles:
 
     @property
     def title(self) -> str:
-        """The folder's name, by which its owner tells it from other runs of the same recipe."""
-        return self.folder.resolve().name
+        """The folder's name, by which its owner tells it from other runs of the same recipe; escaped for display."""
+        return one_line(self.folder.resolve().name)
 
     @property
     def objective(self) -> str | None:
