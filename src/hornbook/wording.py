@@ -22,6 +22,15 @@ _UNSAFE = re.compile(
 )
 
 
+_SECRET = r"(?:token|secret|password|passwd|pwd|key(?:id)?|auth|credentials?|sig|signature)"
+_SECRETS = (
+    re.compile(r"(?<=://)[^/\s?#'\"]*(?=@)"),
+    re.compile(rf"(?<=[?&;])((?:[\w%.-]*[-_.])?(?:api|access)?{_SECRET}=)[^&;#\s'\"]*", re.I),
+    re.compile(
+        rf"(?<!\S)(--(?!start-|stop-)(?:[\w.-]*[-_.])?(?:api|access)?{_SECRET}(?:=|\s+(?!-)))(?:'[^']*'|[^\s']+)", re.I
+    ),
+)
+"""A password of an address, a value of its query, and a value of an option."""
 _MOST_NAMED: Final = 4
 
 
@@ -54,3 +63,15 @@ def as_text(name: str) -> str:
 def one_line(text: str) -> str:
     """Return ``visible(text)`` with line ends and tabs escaped, too."""
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def redacted(text: str) -> str:
+    """Return a recipe or command line without passwords and keys in addresses, and without values of secret options.
+
+    ``https://me:pass@host/x?token=ab --api-key cd`` -> ``https://...@host/x?token=... --api-key ...``
+    """
+    password, *named = _SECRETS
+    text = password.sub("...", text)
+    for secret in named:
+        text = secret.sub(lambda match: f"{match[1]}...", text)
+    return text

@@ -7,11 +7,12 @@ hornbook checkpoint list runs/demo
 """
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hornbook.cli import checkpoint_exchange
+from hornbook.cli.table import say
 
 if TYPE_CHECKING:
     from hornbook.checkpoint import Info
@@ -59,10 +60,10 @@ def list_command(folder: Path) -> dict[str, Any]:
     found = list_checkpoints(checkpoints_of(folder))
     if not found:
         _refuse_foreign(folder)
-    print(f"{'step':>10}  {'size':>10}  state" if found else f"no checkpoints in {folder}")
+    say(f"{'step':>10}  {'size':>10}  state" if found else f"no checkpoints in {folder}")
     for info in found:
         state = f"damaged: {'; '.join(info.problems)}" if info.problems else "sound"
-        print(f"{info.step!s:>10}  {_size(info):>10}  {state}")
+        say(f"{info.step!s:>10}  {_size(info):>10}  {state}")
     return {"folder": str(checkpoints_of(folder)), "checkpoints": [_as_json(info) for info in found]}
 
 
@@ -75,7 +76,7 @@ def verify_command(path: Path) -> dict[str, Any]:
 
     found = _found(path)
     damaged = [f"{info.path}: {'; '.join(info.problems)}" for info in found if info.problems]
-    _print(f"{info.path}: sound, {_size(info)}" for info in found if not info.problems)
+    say(*(f"{info.path}: sound, {_size(info)}" for info in found if not info.problems))
     if damaged:
         raise CheckpointError(f"{len(damaged)} of {len(found)} checkpoints damaged: {' | '.join(damaged)}")
     return {"path": str(path), "checkpoints": [_as_json(info) for info in found]}
@@ -119,8 +120,3 @@ def _as_json(info: "Info") -> dict[str, Any]:
         "sound": not info.problems,
         "problems": info.problems,
     }
-
-
-def _print(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(line)

@@ -6,10 +6,10 @@ hornbook checkpoint export runs/mine --output gpt2-mine --dtype bf16
 """
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hornbook.cli.table import say
 from hornbook.wording import counted
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def import_command(arguments: argparse.Namespace) -> dict[str, Any]:
         warnings.append(f"no tokenizer in {folder}: {remedy}")
     _warn(warnings)
     layers, parameters = counted(model.num_layers, "layer"), f"{model.num_parameters():,} parameters"
-    print(f"{path}: {_kind(model)}, {layers}, hidden {model.hidden_size}, {parameters}")
+    say(f"{path}: {_kind(model)}, {layers}, hidden {model.hidden_size}, {parameters}")
     return {
         "source": str(folder),
         "checkpoint": str(path),
@@ -101,7 +101,7 @@ def export_command(arguments: argparse.Namespace) -> dict[str, Any]:
     warnings: list[str] = []
     files = write_folder(arguments.output, contents, dtype=arguments.dtype, warn=warnings.append)
     _warn(warnings)
-    print(f"{arguments.output}: {', '.join(files)} of {path}")
+    say(f"{arguments.output}: {', '.join(files)} of {path}")
     return {
         "checkpoint": str(path),
         "folder": str(arguments.output),
@@ -112,7 +112,7 @@ def export_command(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _warn(warnings: list[str]) -> None:
-    sys.stderr.writelines(f"hornbook: warning: {warning}\n" for warning in warnings)
+    say(*(f"hornbook: warning: {warning}" for warning in warnings), error=True)
 
 
 def _kind(model: "TransformerConfig") -> str:

@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import fraction, tail_fraction
+from hornbook.cli.table import say
 from hornbook.errors import UserError
 from hornbook.wording import counted
 
@@ -147,13 +148,13 @@ def add_held_out_arguments(parser: argparse.ArgumentParser, *, does: str) -> Non
 
 def note(line: str) -> None:
     """Write a note to standard error."""
-    sys.stderr.write(f"hornbook: {line}\n")
+    say(f"hornbook: {line}", error=True)
 
 
 def report_faults(faults: int, messages: list[str]) -> None:
     """Report skipped documents on standard error."""
     if faults:
         sys.stderr.write(f"skipped {counted(faults, 'unreadable document')}:\n")
-        sys.stderr.writelines(f"  {message}\n" for message in messages)
+        say(*(f"  {message}" for message in messages), error=True)
     if faults > len(messages):
         sys.stderr.write(f"  ... and {faults - len(messages)} more\n")

@@ -119,6 +119,10 @@ def _read(path: Path, label: str) -> bytes:
             is_imported = (path / "checkpoints").is_dir()
             hint = f"to start a run from its weights: --init-from {path}" if is_imported else f"{_TRAIN} {path}"
             raise RecipeError([f"{label}: is a folder, neither a recipe file nor a run; {hint}"])
+        if path.exists() and not path.is_file():
+            raise RecipeError(
+                [f"{label}: is a pipe or a device, which can be read only once; save the recipe as a file"]
+            )
         if not path.is_file():
             raise RecipeError([f"{label}: no such recipe file or run{did_you_mean_path(path)}"])
         with path.open("rb") as file:

@@ -27,7 +27,7 @@ from hornbook.corpora.convert.token_streams import how_to_convert
 from hornbook.corpora.megatron import IndexedFile, index_paths
 from hornbook.corpora.store_manifest import MANIFEST, Manifest, read_rows, recorded_splits
 from hornbook.errors import DataError, UserError
-from hornbook.storage.system import storage_errors
+from hornbook.storage.system import open_regular, storage_errors
 from hornbook.text.documents import offset_unit
 from hornbook.text.tokenizer import Tokenizer
 
@@ -133,11 +133,11 @@ class TokenStore:
             return hashlib.sha256(":".join((*parts, self.end_of_text)).encode()).hexdigest()
         bin_path, idx_path = self.indexed.paths
         digest = hashlib.sha256(f"{bin_path.stat().st_size}:".encode())
-        with storage_errors("read", bin_path), bin_path.open("rb") as file:
+        with storage_errors("read", bin_path), open_regular(bin_path) as file:
             digest.update(file.read(_HASHED_BYTES))
             file.seek(max(0, file.seek(0, 2) - _HASHED_BYTES))
             digest.update(file.read(_HASHED_BYTES))
-        with storage_errors("read", idx_path), idx_path.open("rb") as file:
+        with storage_errors("read", idx_path), open_regular(idx_path) as file:
             while chunk := file.read(_HASHED_BYTES):
                 digest.update(chunk)
         return digest.hexdigest()

@@ -20,7 +20,7 @@ from hornbook.errors import DataError, HornbookError, StorageError, UserError
 from hornbook.exchange.documents import refuse_unknown_parts, stored_recipe
 from hornbook.run.initial_weights import InitFrom, Origin
 from hornbook.storage import remove_file, replace_file
-from hornbook.storage.json_files import dump_json, read_json
+from hornbook.storage.json_files import dump_json, read_bytes, read_json
 from hornbook.track.environment import sessions
 
 _FORMAT = 1
@@ -146,7 +146,7 @@ class RunFolder:
         identity = {"format": _FORMAT, "recipe": recipe_to_dict(recipe), "data": fingerprints}
         identity |= {"init_from": asdict(origin) if origin else None}
         files = {self.identity: dump_json(identity), self.path / "recipe.toml": recipe_to_toml(recipe).encode()}
-        before = {path: path.read_bytes() if path.exists() else None for path in files}
+        before = {path: read_bytes(path, "the file") if path.exists() else None for path in files}
 
         def put_back() -> None:
             with suppress(StorageError):

@@ -36,6 +36,7 @@ from hornbook.storage.system import (
     end_of_last_line,
     lock_file,
     open_own,
+    open_regular,
     perform,
     process_is_alive,
     storage_errors,
@@ -250,7 +251,7 @@ def commit_directory(temporary: Path, final: Path) -> None:
 
 def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file's content in hexadecimal; memory use is constant."""
-    with storage_errors("read", path), path.open("rb") as file:
+    with storage_errors("read", path), open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

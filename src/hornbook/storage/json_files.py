@@ -6,36 +6,37 @@ read_json(path, "the manifest")         {"step": 5}, or a DataError of one line
 
 import hashlib
 import json
-import stat
 from pathlib import Path
 from typing import Any, Final
 
 from hornbook.errors import DataError, StorageError
-from hornbook.storage.system import format_bytes, storage_errors
+from hornbook.storage.system import format_bytes, open_regular, storage_errors
 
 MAX_JSON_BYTES: Final = 64 << 20
 
 
-def read_bytes(path: Path, what: str, *, limit: int = MAX_JSON_BYTES) -> bytes:
-    """Return the content of a small file, ``what`` in errors. Raises DataError if it is missing or too large."""
+def read_bytes(path: Path, what: str, *, limit: int = MAX_JSON_BYTES, follow: bool = True) -> bytes:
+    """Return the content of a small file, ``what`` in errors, also a link if ``follow``; see ``open_regular``.
+
+    Raises DataError if it is missing, too large or no regular file.
+    """
     try:
-        with storage_errors("read", path):
-            if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe might block forever
-                raise DataError(f"{path}: {what} is not a regular file; check the path")
-            with path.open("rb") as file:
-                data = file.read(limit + 1)
+        with storage_errors("read", path), open_regular(path, follow=follow) as file:
+            data = file.read(limit + 1)
     except StorageError as error:
         if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
             raise DataError(f"{path}: {what} is missing; check the path") from error
+        if isinstance(error.__cause__, IsADirectoryError):
+            raise DataError(f"{path}: {what} is not a regular file but a folder; check the path") from error
         raise
     if len(data) > limit:
         raise DataError(f"{path}: {what} is larger than {format_bytes(limit)}; check the path")
     return data
 
 
-def read_json(path: Path, what: str) -> Any:
+def read_json(path: Path, what: str, *, follow: bool = True) -> Any:
     """Return the value in a JSON file. Raises DataError if ``what`` is missing, too large or malformed."""
-    return parse_json(read_bytes(path, what), f"{path}: {what}")
+    return parse_json(read_bytes(path, what, follow=follow), f"{path}: {what}")
 
 
 def parse_json(data: bytes, what: str) -> Any:

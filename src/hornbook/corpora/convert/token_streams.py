@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hornbook.corpora.convert.token_documents import Documents, TokenDocument, as_tokens
 from hornbook.errors import DataError
 from hornbook.formats.foreign import name_foreign
-from hornbook.storage.system import storage_errors
+from hornbook.storage.system import open_regular, storage_errors
 
 _HEADER: Final = np.dtype(("<i4", (256,)))
 _LLMC: Final[dict[tuple[int, int], np.dtype[Any]]] = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
@@ -83,7 +83,7 @@ def _size(path: Path) -> int:
 def _header(path: Path) -> NDArray[np.int32] | None:
     if not path.is_file():
         return None
-    with storage_errors("read", path), path.open("rb") as file:
+    with storage_errors("read", path), open_regular(path) as file:
         start = file.read(_HEADER.itemsize)
     return np.frombuffer(start, dtype="<i4") if len(start) == _HEADER.itemsize else None
 
