@@ -27,6 +27,7 @@ from hornbook.errors import DataError
 from hornbook.storage.json_files import parse_json, read_bytes, read_json
 from hornbook.text import tokenizer_names
 from hornbook.text.special_tokens import BERT_TOKENS, END_OF_TEXT_NAMES, ROBERTA_TOKENS, ROLE_NAMES
+from hornbook.text.start_token import without_start
 
 Settings = dict[str, Any]
 Form = Literal["byte-bpe", "wordpiece"]
@@ -173,6 +174,7 @@ def parse(data: bytes, name: str) -> Settings:
         )
     if model.get("dropout"):
         raise DataError(f"{name}: the model has dropout {model['dropout']!r:.40}, which makes ids random; set it to 0")
+    settings = without_start(settings)
     return _known(settings) or settings | {"truncation": None, "padding": None}
 
 

@@ -24,7 +24,7 @@ from hornbook.checkpoint.contents import Contents
 from hornbook.checkpoint.tensors import encode
 from hornbook.config import ClassificationConfig, EncoderConfig, GPTConfig, Recipe, RobertaConfig, TransformerConfig
 from hornbook.errors import CheckpointError, StorageError, UserError
-from hornbook.exchange.documents import recipe_of, tokenizer_of
+from hornbook.exchange.documents import has_start_token, recipe_of, tokenizer_of
 from hornbook.exchange.huggingface.encoders import BIASES, EncoderFamily
 from hornbook.exchange.huggingface.families import Family, family_of
 from hornbook.exchange.huggingface.model_folder import UNTRAINED
@@ -76,7 +76,10 @@ def write_folder(
             warn(note)
     weights = _cast(theirs, dtype)
     small = {name: dump_json(value) for name, value in documents.items()}
-    small |= tokenizer_files(tokenizer, model.max_positions) if tokenizer else {}
+    if tokenizer:
+        generates = "generation_config.json" in documents
+        has_start = generates and tokenizer.end_of_text is not None and has_start_token(contents)
+        small |= tokenizer_files(tokenizer, model.max_positions, generates=generates, has_start=has_start)
     temporary = storage.temporary_beside(path)
     try:
         storage.make_directory(temporary, exist_ok=False)
@@ -113,7 +116,10 @@ def _documents(
     ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
     if isinstance(model, GPTConfig) and model.head == "classification":
         return {"config.json": config | ends | {"pad_token_id": _last_in_no_text(tokenizer)}}
-    return {"config.json": config | ends, "generation_config.json": ends}
+    generation: dict[str, Any] = ends | {"pad_token_id": end_of_text}
+    if tokenizer and model.vocab_size and tokenizer.vocab_size < model.vocab_size:
+        generation["suppress_tokens"] = list(range(tokenizer.vocab_size, model.vocab_size))  # hornbook chooses none
+    return {"config.json": config | ends, "generation_config.json": generation}
 
 
 def _last_in_no_text(tokenizer: Tokenizer | None) -> int | None:
