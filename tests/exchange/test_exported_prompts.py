@@ -98,7 +98,9 @@ def test_a_folder_that_is_imported_again(exported, tmp_path):
     assert ours(again, PROMPTS) == expected
     write_folder(tmp_path / "twice", contents)
     same = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
-    assert [(tmp_path / "twice" / name).read_bytes() for name in same] == [(folder / name).read_bytes() for name in same]
+    assert [(tmp_path / "twice" / name).read_bytes() for name in same] == [
+        (folder / name).read_bytes() for name in same
+    ]
 
 
 def test_what_transformers_saves_of_an_export(exported, tmp_path):

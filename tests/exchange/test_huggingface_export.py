@@ -14,6 +14,7 @@ from hornbook.storage.faults import count_operations, inject
 from hornbook.storage.files import sha256_file
 
 FILES = [
+    "README.md",
     "config.json",
     "generation_config.json",
     "merges.txt",
@@ -65,6 +66,7 @@ def test_vocabulary_and_merges_are_those_of_the_tokenizer(tmp_path):
 def test_without_a_tokenizer_no_token_ends_a_text(tmp_path):
     write_folder(tmp_path / "out", changed(tiny_contents(), files={}))
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "README.md",
         "config.json",
         "generation_config.json",
         "model.safetensors",

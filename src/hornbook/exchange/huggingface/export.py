@@ -3,7 +3,7 @@
 ::
 
     gpt2-mine/  config.json  generation_config.json  model.safetensors
-                tokenizer.json  vocab.json  merges.txt  tokenizer_config.json
+                tokenizer.json  vocab.json  merges.txt  tokenizer_config.json  README.md (the model card)
 
 All files are written into a temporary folder that is then renamed: the folder is either complete or absent. The tied
 head is left out of the weights, as in transformers. The price: a single weights file of any size, into which the
@@ -27,6 +27,7 @@ from hornbook.errors import CheckpointError, StorageError, UserError
 from hornbook.exchange.documents import has_start_token, recipe_of, tokenizer_of
 from hornbook.exchange.huggingface.encoders import BIASES, EncoderFamily
 from hornbook.exchange.huggingface.families import Family, family_of
+from hornbook.exchange.huggingface.model_card import MODEL_CARD, Card, model_card
 from hornbook.exchange.huggingface.model_folder import UNTRAINED
 from hornbook.exchange.huggingface.tokenizer_files import tokenizer_files
 from hornbook.exchange.upgrade import upgrade
@@ -42,7 +43,13 @@ DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.fl
 
 
 def write_folder(
-    path: Path, contents: Contents, *, dtype: str = "fp32", warn: Callable[[str], None] = _logger.warning
+    path: Path,
+    contents: Contents,
+    *,
+    dtype: str = "fp32",
+    source: Path | None = None,
+    license: str | None = None,  # noqa: A002 - the option's name
+    warn: Callable[[str], None] = _logger.warning,
 ) -> dict[str, storage.Written]:
     """Write a model and its tokenizer as a Hugging Face folder; return size and hash of each file by name.
 
@@ -50,7 +57,9 @@ def write_folder(
         path: the folder, which must not exist.
         contents: contents of a checkpoint: the group ``model``, the document ``recipe``, maybe ``tokenizer.json``.
         dtype: dtype of the written weights: fp32, bf16 or fp16.
-        warn: called for differences between the model and the export.
+        source: the checkpoint on disk, for the numbers of its run in the model card.
+        license: identifier of the license for the model card, such as apache-2.0; None leaves a line to fill.
+        warn: called for differences between the model and the export, and for numbers that cannot be read.
 
     Raises:
         UserError: ``path`` already exists.
@@ -80,6 +89,9 @@ def write_folder(
         generates = "generation_config.json" in documents
         has_start = generates and tokenizer.end_of_text is not None and has_start_token(contents)
         small |= tokenizer_files(tokenizer, model.max_positions, generates=generates, has_start=has_start)
+    (architecture,) = documents["config.json"]["architectures"]
+    card = Card(title=path.name, architecture=architecture, source=source, license=license, warn=warn)
+    small[MODEL_CARD] = model_card(card, contents).encode()
     temporary = storage.temporary_beside(path)
     try:
         storage.make_directory(temporary, exist_ok=False)
