@@ -53,26 +53,28 @@ def exported(request, tmp_path):
     return path, tmp_path / "out", tokenizer
 
 
-def ours(path, prompts):
-    return load(path, device="cpu", compute="fp32").generate(prompts, temperature=0, output_length=10)
+def ours(path, prompts, **options):
+    return load(path, device="cpu", compute="fp32").generate(prompts, temperature=0, output_length=10, **options)
 
 
-def theirs(folder, prompts, *, at_once):
+def theirs(folder, prompts, *, at_once, **options):
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).eval()
     texts = []
     for batch in [prompts] if at_once else [[prompt] for prompt in prompts]:
         inputs = tokenizer(batch, return_tensors="pt", padding=at_once)
-        outputs = model.generate(**inputs, do_sample=False, max_new_tokens=10)
+        outputs = model.generate(**inputs, do_sample=False, max_new_tokens=10, **options)
         texts += tokenizer.batch_decode(outputs[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     return texts
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_greedy_texts_are_equal(exported, at_once):
+@pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.3}], ids=str)
+def test_greedy_texts_are_equal(exported, at_once, options):
+    """Padding is the token with which every prompt starts, so a penalty is the same with and without it."""
     path, folder, _ = exported
-    expected = ours(path, PROMPTS)
+    expected = ours(path, PROMPTS, **options)
     assert len(set(expected)) > 1, "the prompts matter"
-    assert theirs(folder, PROMPTS, at_once=at_once) == expected
+    assert theirs(folder, PROMPTS, at_once=at_once, **options) == expected
 
 
 def test_a_prompt_begins_like_a_document(exported):

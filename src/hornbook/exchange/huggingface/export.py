@@ -87,11 +87,15 @@ def write_folder(
     small = {name: dump_json(value) for name, value in documents.items()}
     if tokenizer:
         generates = "generation_config.json" in documents
-        has_start = generates and tokenizer.end_of_text is not None and has_start_token(contents)
+        has_start = generates and has_start_token(contents)
         small |= tokenizer_files(tokenizer, model.max_positions, generates=generates, has_start=has_start)
-    (architecture,) = documents["config.json"]["architectures"]
-    card = Card(title=path.name, architecture=architecture, source=source, license=license, warn=warn)
-    small[MODEL_CARD] = model_card(card, contents).encode()
+    kind = documents["config.json"]["architectures"][0]
+    card = Card(title=path.name, architecture=kind, source=source, license=license, warn=warn)
+    return _write(path, weights, small | {MODEL_CARD: model_card(card, contents).encode()})
+
+
+def _write(path: Path, weights: dict[str, Tensor], small: dict[str, bytes]) -> dict[str, storage.Written]:
+    """Write the folder, all of it or nothing."""
     temporary = storage.temporary_beside(path)
     try:
         storage.make_directory(temporary, exist_ok=False)

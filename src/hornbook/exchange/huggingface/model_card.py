@@ -72,10 +72,8 @@ def _header(card: Card, recipe: Recipe) -> str:
 
 def _opening(card: Card, contents: Contents, recipe: Recipe) -> str:
     model = recipe.model
-    size = (
-        f"{counted(model.num_layers, 'layer')}, hidden size {model.hidden_size:,}, {model.num_parameters():,} weights"
-    )
-    limits = f"a vocabulary of {model.vocab_size or 0:,} tokens and {counted(model.max_positions, 'position')}"
+    size = f"{counted(model.num_layers, 'layer')}, hidden size {model.hidden_size:,}"
+    limits = f"{model.num_parameters():,} parameters, a vocabulary of {model.vocab_size or 0:,} tokens and {counted(model.max_positions, 'position')}"
     source = contents.documents.get("source")
     if contents.step:
         origin = f"Trained for {counted(contents.step, 'step')} and exported by hornbook {__version__}."
@@ -241,7 +239,7 @@ def _number_rows(step: int, recipe: Recipe, run: RunFiles) -> Iterator[str]:
 def _held_out(recipe: Recipe, run: RunFiles) -> str:
     most = recipe.evaluation.max_windows
     part = f"{most:,} of its sequences" if most else "all of its sequences"
-    return f"on {_last(run.held_out)}: {part}, each up to {recipe.sequence_length:,} tokens without overlap, without dropout"
+    return f"on {_last(run.held_out)}: {part}, each up to {recipe.sequence_length:,} tokens, without overlap or dropout"
 
 
 def _number_row(measure: str, value: object, step: int, way: str) -> str:

@@ -103,8 +103,8 @@ def tokenizer_files(
     if generates and tokenizer.end_of_text is not None:
         ends = dict.fromkeys(("bos_token", "eos_token", "pad_token"), tokenizer.end_of_text)
         own |= ends | {"padding_side": "left", "add_bos_token": has_start}
-    if has_start:
-        description = with_start(description, str(tokenizer.end_of_text), tokenizer.require_end_of_text())
+    if has_start and tokenizer.end_of_text is not None:
+        description = with_start(description, tokenizer.end_of_text, tokenizer.vocab[tokenizer.end_of_text])
         if own["tokenizer_class"] != "GPT2Tokenizer":
             own["tokenizer_class"] = "PreTrainedTokenizerFast"  # another class has a frame of its own
     return {
