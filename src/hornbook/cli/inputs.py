@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import fraction, tail_fraction
 from hornbook.errors import UserError
-from hornbook.wording import counted
+from hornbook.wording import counted, spelled
 
 if TYPE_CHECKING:
     from hornbook.text.reading import ReadOptions
@@ -57,15 +57,13 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
             f"input format, and what a document is; {'; '.join((f'{name}: {what}' for name, what in _FORMATS.items()))}"
         ),
     )
-    parser.add_argument(
-        "--field",
-        metavar="NAME",
-        help="JSONL field or table column with the text; a.b for a nested field (default: text)",
-    )
+    about_field = "JSONL field or table column with the text; a.b for a nested field (default: text)"
+    parser.add_argument("--field", metavar="NAME", help=about_field)
     parser.add_argument("--split", metavar="NAME", help="split of a data set, such as train, if it has several")
     parser.add_argument("--config", metavar="NAME", help="configuration of a hub data set, such as en, if several")
     parser.add_argument(
         "--suffix",
+        dest="suffixes",
         action="append",
         default=[],
         metavar=".EXT",
@@ -111,7 +109,7 @@ def read_options(arguments: argparse.Namespace) -> "ReadOptions":
     return ReadOptions(
         format=arguments.format,
         field=arguments.field or DEFAULT_FIELD,
-        suffixes=tuple(arguments.suffix),
+        suffixes=tuple(arguments.suffixes),
         exclude=tuple(arguments.exclude),
         split=arguments.split,
         config=arguments.config,
@@ -146,13 +144,13 @@ def add_held_out_arguments(parser: argparse.ArgumentParser, *, does: str) -> Non
 
 def note(line: str) -> None:
     """Write a note to standard error."""
-    sys.stderr.write(f"hornbook: {line}\n")
+    sys.stderr.write(f"hornbook: {spelled(line)}\n")
 
 
 def report_faults(faults: int, messages: list[str]) -> None:
     """Report skipped documents on standard error."""
     if faults:
         sys.stderr.write(f"skipped {counted(faults, 'unreadable document')}:\n")
-        sys.stderr.writelines(f"  {message}\n" for message in messages)
+        sys.stderr.writelines(f"  {spelled(message)}\n" for message in messages)
     if faults > len(messages):
         sys.stderr.write(f"  ... and {faults - len(messages)} more\n")

@@ -124,7 +124,7 @@ def read_draft(reference: str, overrides: Sequence[str] | Tree = ()) -> Draft:
     """Return the draft that ``load_recipe`` validates; raise RecipeError if the file cannot be read."""
     tree, rest = (overrides, []) if isinstance(overrides, dict) else split_overrides(overrides)
     if rest:
-        raise RecipeError([f"{show(rest[0])} (command line): expected a recipe option, --section.key value"])
+        raise RecipeError([f"{show(rest[0])} (command line): expected a recipe option, section.key, and its value"])
     path = find_recipe(reference)
     file = read_leaves(path, str(path) if run_of(path) else reference)
     file_name = re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).lstrip("_.-")[:100] or "recipe"
@@ -148,7 +148,7 @@ def resolve(tree: Tree, path: Path, *, require_data: bool = True) -> Resolved:
     recipe, sources, problems = _build(tree)
     is_known = recipe.data.train or recipe.data.synthetic or any(problem.startswith("data.") for problem in problems)
     if require_data and not is_known:
-        message = "no training data; set --data.train PATH, or use --data.synthetic"
+        message = "no training data; set `data.train=PATH`, or use `data.synthetic`"
         problems.append(_conflict(Problem(("data.train",), message), recipe, sources))
     if problems:
         raise RecipeError(problems)

@@ -33,7 +33,6 @@ LARGEST_FILE = 1 << 20
 """Maximum size of a recipe file in bytes."""
 _RECIPE, _IDENTITY = "recipe.toml", "run.json"
 """The files by which `hornbook train` recognizes a run folder."""
-_TRAIN = "to train on it: hornbook train demo --data.train"
 COMMAND_LINE = "command line"
 _OPTION = re.compile(r"--(?P<key>name|[\w-]+(?:\.[\w-]*)+)(?:=(?P<value>.*))?", re.DOTALL)
 
@@ -119,7 +118,11 @@ def _read(path: Path, label: str) -> bytes:
     try:
         if path.is_dir():
             is_imported = (path / "checkpoints").is_dir()
-            hint = f"to start a run from its weights: --init-from {path}" if is_imported else f"{_TRAIN} {path}"
+            hint = (
+                f"to start a run from its weights: `init_from={path}`"
+                if is_imported
+                else f"to train on it: `data.train={path}`"
+            )
             raise RecipeError([f"{label}: is a folder, neither a recipe file nor a run; {hint}"])
         if not path.is_file():
             raise RecipeError([f"{label}: no such recipe file or run{did_you_mean_path(path)}"])

@@ -21,7 +21,7 @@ from hornbook.storage.files import lock_folder, remove_file, remove_locked_folde
 from hornbook.storage.system import format_bytes, free_bytes, is_locked, open_own, storage_errors
 
 _PREFIX: Final = "scratch-"
-_REMEDY: Final = "choose another folder with --memory.scratch"
+_REMEDY: Final = "choose another folder with `memory.scratch`"
 
 
 def scratch_path(base: Path, rank: int) -> Path:

@@ -67,7 +67,7 @@ def write_folder(
         StorageError: the disk is full, read-only or failing; the folder is then not created.
     """
     if os.path.lexists(path):
-        raise UserError(f"{path} exists already; choose another --output or remove it")
+        raise UserError(f"{path} exists already; choose another `output` or remove it")
     recipe, tokenizer = recipe_of(contents, "the checkpoint"), tokenizer_of(contents, "the checkpoint")
     model = recipe.model
     with torch.device("meta"):

@@ -73,6 +73,7 @@ def _header(card: Card, recipe: Recipe) -> str:
 def _opening(card: Card, contents: Contents, recipe: Recipe) -> str:
     model = recipe.model
     size = f"{counted(model.num_layers, 'layer')}, hidden size {model.hidden_size:,}"
+    size += f", {model.num_parameters():,} parameters"
     limits = f"a vocabulary of {model.vocab_size or 0:,} tokens and {counted(model.max_positions, 'position')}"
     source = contents.documents.get("source")
     if contents.step:
@@ -82,7 +83,7 @@ def _opening(card: Card, contents: Contents, recipe: Recipe) -> str:
             f" from {_code(_last(str(source['folder'])))}" if isinstance(source, Mapping) and "folder" in source else ""
         )
         origin = f"Imported{name}, and exported unchanged by hornbook {__version__}, which has not trained it."
-    return f"# {_cell(card.title)}\n\nA model of the family {_code(model.family)}: {size}, {model.num_parameters():,} parameters, {limits}. {origin}\n"
+    return f"# {_cell(card.title)}\n\nA model of the family {_code(model.family)}: {size}, {limits}. {origin}\n"
 
 
 def _loading(card: Card, contents: Contents, recipe: Recipe) -> str:

@@ -93,7 +93,7 @@ def no_such_column(source: Source, field: str, names: Sequence[str]) -> DataErro
     others = ", ".join(f"{name!r:.40}" for name in names[:8]) + ", ..." * (len(names) > 8)
     what = "several columns named" if field in names else "no column"
     return DataError(
-        f"{source}: {what} {field!r:.80} (columns: {others or 'none'}); set --field to the one with the text"
+        f"{source}: {what} {field!r:.80} (columns: {others or 'none'}); set `field` to the one with the text"
     )
 
 
