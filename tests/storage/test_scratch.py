@@ -91,7 +91,7 @@ def test_too_little_room_is_told_before_anything_is_written(tmp_path):
     with pytest.raises(StorageError) as caught:
         scratch_folder(scratch_path(tmp_path, 0), 1 << 60).__enter__()
     assert str(caught.value).startswith(f"phased execution needs 1048576.0 TiB of scratch in {tmp_path}, which has ")
-    assert str(caught.value).endswith("free; free some space, or choose another folder with --memory.scratch")
+    assert str(caught.value).endswith("free; free some space, or choose another folder with `memory.scratch`")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -117,7 +117,7 @@ def test_a_file_system_without_writes_at_offsets_is_refused(call, tmp_path, monk
         ScratchFile(tmp_path / "state")
     assert str(caught.value) == (
         f"the file system of {tmp_path} lacks pread, pwrite or mmap, which scratch files need ([Errno 29] Illegal "
-        "seek); choose another folder with --memory.scratch"
+        "seek); choose another folder with `memory.scratch`"
     )
 
 

@@ -94,7 +94,7 @@ def test_columns_that_are_not_there_or_hold_no_text(tmp_path):
     parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
     path = tmp_path / "a.parquet"
     names = "(columns: 'body', 'number', 'list.list.element', 'nested.list.list.element.text', 'time')"
-    fails(path, f"no column 'text' {names}; set --field to the one with the text")
+    fails(path, f"no column 'text' {names}; set `field` to the one with the text")
     fails(path, "no column 'list'", field="list")
     fails(path, "the column 'number' is of type INT64; expected text", field="number")
     fails(path, "is of type list; expected text", field="list.list.element")
