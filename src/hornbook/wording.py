@@ -1,6 +1,12 @@
-"""Format counts and short lists for messages, and escape untrusted text for display."""
+"""Format counts and short lists for messages, spell the arguments that they name, and escape untrusted text.
+
+"`output_length` is 0"                               what a function says, and a caller from Python reads
+with spelling(...): spelled("`output_length` is 0")  "--output-length is 0", where a command runs
+"""
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 _SINGULARS: Final = {
@@ -32,6 +38,23 @@ _SECRETS = (
 )
 """A password of an address, a value of its query, and a value of an option."""
 _MOST_NAMED: Final = 4
+_spelling: list[Callable[[str], str]] = []
+"""The innermost spelling is the last."""
+
+
+def spelled(message: str) -> str:
+    """Return a message in which arguments, in backquotes, are spelled for the user: as the options of a command."""
+    return _spelling[-1](message) if _spelling else message
+
+
+@contextmanager
+def spelling(spell: Callable[[str], str]) -> Iterator[None]:
+    """Let ``spelled`` call ``spell`` during the block."""
+    _spelling.append(spell)
+    try:
+        yield
+    finally:
+        _spelling.pop()
 
 
 def first_few(problems: list[str]) -> list[str]:

@@ -59,7 +59,7 @@ def test_what_cannot_be_read_is_skipped_with_a_warning(tmp_path: Path, caplog: p
         ({"suffixes": [b".txt"]}, "suffixes is [b'.txt']; expected a list of strings"),
         ({"kind": "bpe"}, "kind is 'bpe'; expected one of byte-bpe"),
         ({"vocab_size": 1}, "vocab_size 1 is out of range"),
-        ({"cased": True}, "applies only to --kind wordpiece"),
+        ({"cased": True}, "applies only to `kind='wordpiece'`"),
     ],
 )
 def test_bad_options_are_one_line(tmp_path: Path, options: dict, part: str) -> None:

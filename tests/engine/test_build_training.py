@@ -72,7 +72,7 @@ def test_a_layout_that_a_part_may_not_support_is_refused(changes, world, message
     ],
 )
 def test_an_option_of_gpus_is_refused_on_a_cpu(changes):
-    with pytest.raises(UserError, match="this run uses cpu: remove it, or use --device cuda"):
+    with pytest.raises(UserError, match="this run uses cpu: remove it, or use `device='cuda'`"):
         build_training(replace(Recipe(), **changes), 1, World())
 
 

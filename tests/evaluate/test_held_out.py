@@ -45,4 +45,4 @@ def test_the_training_text_is_scored_only_if_it_is_named(corpus):
 def test_a_run_without_stores_has_nothing_to_score():
     with pytest.raises(UserError) as caught:
         paths()
-    assert one_line(caught.value, "the run names no validation data: say which store to score with `--data FOLDER`")
+    assert one_line(caught.value, "the run names no validation data: say which store to score with `data=FOLDER`")

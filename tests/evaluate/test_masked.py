@@ -184,7 +184,7 @@ def test_instances_keep_the_masks_that_they_have(model, corpora, tmp_path):
     assert "masked when they were made; instances of up to 24 tokens" in rows[0].convention
     with pytest.raises(UserError) as caught:
         run_task("masked_lm", given(model, path, window=20))
-    assert one_line(caught.value, "has instances of 24 tokens, but the window is 20: pass --window 24")
+    assert one_line(caught.value, "has instances of 24 tokens, but the window is 20: pass `window=24`")
 
 
 def test_a_part_of_the_sequences_and_shorter_ones(model, corpora):

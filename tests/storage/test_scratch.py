@@ -93,7 +93,7 @@ def test_too_little_space_is_reported_before_anything_is_written(tmp_path):
         require_scratch(tmp_path / "new", 1 << 60)
     message = str(caught.value)
     assert message.startswith(f"phased execution needs 1048576.0 TiB of scratch in {tmp_path / 'new'}, which has ")
-    assert message.endswith("free; free some space, or choose another folder with --memory.scratch")
+    assert message.endswith("free; free some space, or choose another folder with `memory.scratch`")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -119,7 +119,7 @@ def test_a_file_system_without_writes_at_offsets_is_refused(call, tmp_path, monk
         ScratchFile(tmp_path)
     assert str(caught.value) == (
         f"the file system of {tmp_path} lacks pread, pwrite or mmap of files without a name, which scratch files need "
-        "([Errno 29] Illegal seek); choose another folder with --memory.scratch"
+        "([Errno 29] Illegal seek); choose another folder with `memory.scratch`"
     )
 
 

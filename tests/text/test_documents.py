@@ -111,7 +111,7 @@ def test_standard_input(monkeypatch):
 
 
 LINE_FAULTS = [
-    (b'{"text": "x"', "not valid JSON (", "--from text"),
+    (b'{"text": "x"', "not valid JSON (", "`format='text'`"),
     (b"[1]", "expected an object", "an array"),
     (b"[", "not valid JSON (", "`jq -c '.[]'`"),
     (b'{"body": "x", "id": 1}', "no field 'text' (fields: 'body', 'id')", "--field"),

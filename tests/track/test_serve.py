@@ -141,7 +141,7 @@ def test_a_run_whose_name_has_control_bytes_can_be_selected(tmp_path: Path) -> N
 
 
 def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
-    with serving(Board([tmp_path])) as server, pytest.raises(UserError, match="choose another --host or --port"):
+    with serving(Board([tmp_path])) as server, pytest.raises(UserError, match="choose another `host` or `port`"):
         BoardServer(Board([tmp_path]), "127.0.0.1", server.server_port)
     with pytest.raises(UserError, match="cannot serve on"):
         BoardServer(Board([tmp_path]), "no.such.host.invalid", 0)

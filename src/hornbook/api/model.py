@@ -83,9 +83,9 @@ class Model:
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, encoded as in training.
 
-        For a decoder trained by hornbook, the text is preceded by the end-of-text token; for an imported decoder, it is
-        not, as in transformers. For an encoder, the text is enclosed in [CLS] and [SEP], and the name of the mask token
-        in the text is encoded as that token.
+        For a decoder trained by hornbook, the text is preceded by the end-of-text token; for an imported decoder, if
+        its tokenizer does so in transformers, as that of an export does. For an encoder, the text is enclosed in [CLS]
+        and [SEP], and the name of the mask token in the text is encoded as that token.
 
         Raises:
             UserError: the text is not valid Unicode.

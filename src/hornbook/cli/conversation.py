@@ -18,7 +18,7 @@ from itertools import count, islice
 from hornbook.cli.texts import Output, Screen
 from hornbook.errors import UserError
 from hornbook.generate import TextWriter
-from hornbook.wording import counted
+from hornbook.wording import counted, spelled
 
 _ASK = "> "
 
@@ -47,7 +47,7 @@ def answer_lines(answer: Callable[[str], None], screen: Screen) -> None:
             try:
                 answer(line)
             except UserError as error:
-                print(error, file=sys.stderr)
+                print(spelled(str(error)), file=sys.stderr)
         return
     screen.end_line()
 

@@ -59,15 +59,13 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
             f"input format, and what a document is; {'; '.join((f'{name}: {what}' for name, what in _FORMATS.items()))}"
         ),
     )
-    parser.add_argument(
-        "--field",
-        metavar="NAME",
-        help="JSONL field or table column with the text; a.b for a nested field (default: text)",
-    )
+    about_field = "JSONL field or table column with the text; a.b for a nested field (default: text)"
+    parser.add_argument("--field", metavar="NAME", help=about_field)
     parser.add_argument("--split", metavar="NAME", help="split of a data set, such as train, if it has several")
     parser.add_argument("--config", metavar="NAME", help="configuration of a hub data set, such as en, if several")
     parser.add_argument(
         "--suffix",
+        dest="suffixes",
         action="append",
         default=[],
         metavar=".EXT",
@@ -113,7 +111,7 @@ def read_options(arguments: argparse.Namespace) -> "ReadOptions":
     return ReadOptions(
         format=arguments.format,
         field=arguments.field or DEFAULT_FIELD,
-        suffixes=tuple(arguments.suffix),
+        suffixes=tuple(arguments.suffixes),
         exclude=tuple(arguments.exclude),
         split=arguments.split,
         config=arguments.config,

@@ -256,7 +256,7 @@ def locate_store(path: Path, split: str) -> Path:
         return path
     if splits := splits_of(path):
         if split not in splits:
-            raise DataError(f"{path}: the corpus has no {split} split; build it with, for example, --validation 0.02")
+            raise DataError(f"{path}: the corpus has no {split} split; build it with, for example, `validation=0.02`")
         if not (path / split / MANIFEST).exists():
             raise DataError(
                 f"{path / split / MANIFEST} is missing, but the corpus was built with a {split} split; restore it, or "

@@ -258,7 +258,7 @@ def refuse_options_of_gpus(recipe: Recipe, device: torch.device) -> None:
         if getattr(recipe.memory, option):
             raise UserError(
                 f"memory.{option} offloads tensors from a GPU to host memory, but this run uses "
-                f"{device.type}: remove it, or use --device cuda"
+                f"{device.type}: remove it, or use `device='cuda'`"
             )
     precision = recipe.precision
     is_native = device.type == "cpu" and precision.kernels != "torch"
@@ -266,7 +266,7 @@ def refuse_options_of_gpus(recipe: Recipe, device: torch.device) -> None:
     if precision.partials == "half" and not (is_native and is_bf16 and HALVES in instruction_sets()):
         raise UserError(
             'precision.partials = "half" requires a GPU, or bf16 and native operators on a CPU with AVX512-FP16, but '
-            f"this run uses {device.type}: remove it, or use --device cuda"
+            f"this run uses {device.type}: remove it, or use `device='cuda'`"
         )
 
 

@@ -24,7 +24,7 @@ from hornbook.config import Recipe, UnknownPart
 from hornbook.config.options import show
 from hornbook.errors import CheckpointError
 from hornbook.exchange import huggingface
-from hornbook.exchange.documents import recipe_of, refuse_oversize, refuse_unknown_parts, tokenizer_of
+from hornbook.exchange.documents import has_start_token, recipe_of, refuse_oversize, refuse_unknown_parts, tokenizer_of
 from hornbook.exchange.upgrade import upgrade
 from hornbook.model import LanguageModel, model_of
 from hornbook.model.initialize import fill_unsaved_buffers
@@ -49,15 +49,10 @@ class LoadedModel:
     tokenizer: Tokenizer | None
     step: int
     path: Path
-    is_imported: bool = False
-    """Whether the weights are unchanged from a Hugging Face folder or a TensorFlow checkpoint."""
+    has_start_token: bool = True
+    """Whether prompts of text start with the end-of-text token, see `hornbook.exchange.documents.has_start_token`."""
     untrained: tuple[str, ...] = ()
     """Weights that were drawn at random in an import, since its source lacks them."""
-
-    @property
-    def has_start_token(self) -> bool:
-        """Whether texts start with the end-of-text token, as in hornbook's training but not in other projects'."""
-        return not self.is_imported
 
     def require_tokenizer(self) -> Tokenizer:
         """Return the tokenizer.
@@ -133,14 +128,13 @@ def load_model(path: Path | str, device: torch.device, *, compute: str = "auto")
             parameter.zero_()  # padding rows are not in the checkpoint
         for name, tensor in model.saved_tensors().items():
             tensor.copy_(contents.tensors["model"][name])
-    is_imported = "source" in contents.documents or huggingface.is_folder(chosen)
     return LoadedModel(
         model=model,
         recipe=recipe,
         tokenizer=tokenizer,
         step=contents.step,
         path=chosen,
-        is_imported=is_imported,
+        has_start_token=has_start_token(contents),
         untrained=tuple(contents.documents.get(huggingface.UNTRAINED, ())),
     )
 

@@ -81,7 +81,7 @@ def list_dataset_files(path: Path, split: str | None) -> tuple[Path, ...]:
     if (path / SPLITS).is_file():
         path = path / _choose(path, split)
     elif split is not None:
-        raise UserError(f"{path} has no splits; remove --split")
+        raise UserError(f"{path} has no splits; remove `split`")
     if not (path / STATE).is_file():
         raise DataError(f"{path}: has no {STATE}; expected a folder written by save_to_disk, or an .arrow file")
     state = read_json(path / STATE, "the state of the data set")
@@ -132,7 +132,7 @@ def _choose(path: Path, split: str | None) -> str:
     if split is None and len(splits) == 1:
         return str(splits[0])
     if split is None or split not in splits:
-        raise UserError(f"{path} has the splits {', '.join(splits)[:200]}; choose one with --split")
+        raise UserError(f"{path} has the splits {', '.join(splits)[:200]}; choose one with `split`")
     return split
 
 

@@ -116,7 +116,7 @@ def read_results(folder: Path) -> Results:
             for run in case["runs"]:
                 assert isinstance(run["repeat"], int) and isinstance(run.get("values", {}), dict)
     except (AssertionError, AttributeError, KeyError, TypeError):
-        raise DataError(f"{folder / RESULTS}: not written by `hornbook bench run`; name its --output folder") from None
+        raise DataError(f"{folder / RESULTS}: not written by `hornbook bench run`; name its `output` folder") from None
     return dict(results)
 
 

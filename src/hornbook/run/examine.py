@@ -172,7 +172,7 @@ def _open(
 
 def _refuse_folder(path: Path) -> None:
     if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is a file: choose another --output")
+        raise UserError(f"{path} is a file: choose another `output`")
     if is_locked(path):
         raise UserError(f"{path} is in use by another process; wait until it ends, stop it, or choose another folder")
 
@@ -202,7 +202,7 @@ def _examine_run(
         findings.check("schedule", _refuse_changed_rate, folder, recipe, samples, state)
     if state.progress.step >= steps:
         done = counted(state.progress.step, "step")
-        mend = "raise training.steps, or choose another --output"
+        mend = "raise training.steps, or choose another `output`"
         findings.warn("output", f"{folder.path} is finished: {done}; nothing to do; {mend}")
         return
     findings.check("disk", require_space, folder.path, 2 * state.home.num_bytes)
@@ -258,7 +258,7 @@ def _resume(folder: RunFolder, state: TrainState, findings: Findings) -> None:
     if steps:
         raise CheckpointError(
             f"{folder.checkpoints} has {counted(len(steps), 'checkpoint')}, but none can be read: "
-            "restore one to resume; to start over, remove that folder or choose another --output"
+            "restore one to resume; to start over, remove that folder or choose another `output`"
         )
 
 
@@ -278,7 +278,7 @@ def _scarce_space(recipe: Recipe, state: TrainState, output: Path) -> str | None
     return (
         f"up to {counted(count, 'checkpoint')} of {format_bytes(state.home.num_bytes)} will exist "
         f"at a time, but only {format_bytes(free)} is free: free some space, lower "
-        "checkpoint.keep_last or choose another --output"
+        "checkpoint.keep_last or choose another `output`"
     )
 
 

@@ -76,12 +76,12 @@ def inspect(asked: InitFrom, recipe: Recipe, tokenizer: Tokenizer | None) -> Ori
     """
     if asked.keep_optimizer and isinstance(recipe.objective, LabelledConfig):
         raise UserError(
-            "fine-tuning replaces the head, so the optimizer state cannot be kept: remove --init-optimizer keep"
+            "fine-tuning replaces the head, so the optimizer state cannot be kept: remove `init_optimizer='keep'`"
         )
     path, contents = _read(asked.source, asked.keep_optimizer, _logger.warning)
     apart = _other_model(contents, recipe) + _other_tokenizer(tokenizer_of(contents, path), tokenizer)
     if problems := _other_moments(contents, recipe) + apart:
-        mend = "; change the recipe's [model] or --init-from" if apart else ""
+        mend = "; change the recipe's [model] or `init_from`" if apart else ""
         raise CheckpointError(f"{path} cannot start this run: {'; '.join(problems)}{mend}")
     weights = digest(contents.tensors["model"])
     return Origin(source=asked.source, path=str(path.absolute()), keep_optimizer=asked.keep_optimizer, digest=weights)
@@ -94,14 +94,14 @@ def agree(asked: InitFrom, recorded: Origin | None, recipe: Recipe, tokenizer: T
     another source, or the source has changed.
     """
     if recorded is None:
-        raise UserError(f"the run was not started from {asked.source}: remove --init-from, or choose another --output")
+        raise UserError(f"the run was not started from {asked.source}: remove `init_from`, or choose another `output`")
     is_gone = asked.source == recorded.source and not Path(asked.source).exists()
     digest_now = recorded.digest if is_gone else inspect(asked, recipe, tokenizer).digest
     if (digest_now, asked.keep_optimizer) != (recorded.digest, recorded.keep_optimizer):
         raise UserError(
             f"the run started from {recorded.path} ({_short(recorded.digest, recorded.keep_optimizer)}), but "
-            f"--init-from is now {asked.source} ({_short(digest_now, asked.keep_optimizer)}): remove --init-from to "
-            "resume the run, or choose another --output"
+            f"`init_from` is now {asked.source} ({_short(digest_now, asked.keep_optimizer)}): remove `init_from` to "
+            "resume the run, or choose another `output`"
         )
     return recorded
 
@@ -124,7 +124,7 @@ def load_origin(origin: Origin, state: TrainState, recipe: Recipe) -> str | None
     """
     path, contents = _read(origin.path, origin.keep_optimizer, lambda _: None)  # `inspect` has warned
     if digest(contents.tensors["model"]) != origin.digest:
-        raise CheckpointError(f"{path} has changed since the run started from it: choose another --output")
+        raise CheckpointError(f"{path} has changed since the run started from it: choose another `output`")
     own = state.home.tensors()
     contents = upgrade(contents, own)
     new, unused = _other_head(contents, recipe, own["model"])
@@ -149,7 +149,7 @@ def _read(source: str, keep_optimizer: bool, warn: Callable[[str], None]) -> tup
     if keep_optimizer:
         refuse_unknown_parts(contents.documents.get("recipe"), source, ("optimizer",))
     if groups - contents.tensors.keys():
-        raise CheckpointError(f"{path} has no optimizer state: use --init-optimizer fresh")
+        raise CheckpointError(f"{path} has no optimizer state: use `init_optimizer='fresh'`")
     recipe_of(contents, path)  # raises if the recipe is missing
     return path, contents
 
@@ -162,7 +162,7 @@ def _other_moments(contents: Contents, recipe: Recipe) -> list[str]:
     if there == here:
         return []
     told = (", ".join(names) or "nothing" for names in (there, here))
-    return ["the optimizer keeps {} there and {} here, so start with --init-optimizer fresh".format(*told)]
+    return ["the optimizer keeps {} there and {} here, so start with `init_optimizer='fresh'`".format(*told)]
 
 
 def _state_names(recipe: Recipe) -> tuple[str, ...]:

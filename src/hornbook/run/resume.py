@@ -66,7 +66,7 @@ def _newest_sound(checkpoints: Path, world: World, console: Console) -> int | No
     if num_steps:
         raise CheckpointError(
             f"{checkpoints} has {counted(num_steps, 'checkpoint')}, but none is intact: restore one to "
-            "resume; to start over, remove that folder or choose another --output"
+            "resume; to start over, remove that folder or choose another `output`"
         )
     return None
 
@@ -90,11 +90,11 @@ def find_tokenizer(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None
     source = own or (origin.path if origin else init_from.source if init_from else None)
     if source is None:
         raise UserError(
-            "labeled texts need a tokenizer: start from a pre-trained model with --init-from RUN, or from scratch with "
-            "--data.tokenizer FOLDER"
+            "labeled texts need a tokenizer: start from a pre-trained model with `init_from=RUN`, or from scratch with "
+            "`data.tokenizer=FOLDER`"
         )
     path, contents = read_source(source, only=(), warn=lambda _: None)  # `inspect` and `restore` warn
     tokenizer = tokenizer_of(contents, path)
     if tokenizer is None:
-        raise CheckpointError(f"{path} has no tokenizer that hornbook can read: add --data.tokenizer FOLDER")
+        raise CheckpointError(f"{path} has no tokenizer that hornbook can read: add `data.tokenizer=FOLDER`")
     return tokenizer

@@ -161,13 +161,13 @@ class RunFolder:
         """Raise UserError for a folder with another run that has made a step; see `enter`."""
         if (old := self.last_recipe) is None:
             if self.has_begun:
-                raise UserError(f"{self.path} contains a run without its run.json: choose another --output")
+                raise UserError(f"{self.path} contains a run without its run.json: choose another `output`")
             return
         changes = differences(old, read_identity(self.identity)["data"], recipe, fingerprints)
         if changes:
             raise UserError(
                 f"{self.path} contains another run: {'; '.join(changes)}. Restore the old values to resume it, "
-                "or choose another --output for a new run"
+                "or choose another `output` for a new run"
             )
 
 

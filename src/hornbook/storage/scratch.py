@@ -20,7 +20,7 @@ from typing import Final
 from hornbook.errors import StorageError
 from hornbook.storage.system import format_bytes, free_bytes, storage_errors
 
-_REMEDY: Final = "choose another folder with --memory.scratch"
+_REMEDY: Final = "choose another folder with `memory.scratch`"
 
 
 def require_scratch(folder: Path, needed: int) -> None:

@@ -16,7 +16,6 @@ rows.
 
 import glob
 import os
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePath
@@ -137,19 +136,20 @@ def list_sources(
     for name, used in chosen.items():
         if getattr(options, name) is not None and not used:
             where = "a data set of the Hugging Face hub" + " or a folder written by save_to_disk" * (name == "split")
-            raise UserError(f"--{name} applies to {where}, and no input is one; name such an input, or drop --{name}")
+            raise UserError(f"`{name}` applies to {where}, and no input is one; name such an input, or drop `{name}`")
     once = each_once(sources)
     for index in (name for name in once if PurePath(name).name == "index.json"):
         if found := name_foreign(Path(index)):
             raise UserError(f"{PurePath(index).parent} is {found}")
     if not once:
         raise UserError(
-            f"--exclude {' --exclude '.join(options.exclude)} excludes every input; name other inputs, or remove it"
+            f"{' '.join(f'`exclude={pattern!r}`' for pattern in options.exclude)} excludes every input; name other "
+            "inputs, or remove it"
         )
     if options.field != DEFAULT_FIELD and not any(format_of(name, options) in _WITH_FIELDS for name in once):
         raise UserError(
-            f"--field {options.field!r:.80} does not apply: {_shown(once[0])} is read as "
-            f"{format_of(once[0], options)}, which has no fields; remove the option, or set the format with --from "
+            f"`field={options.field!r:.80}` does not apply: {_shown(once[0])} is read as "
+            f"{format_of(once[0], options)}, which has no fields; remove the option, or set the format with `format` "
             f"({', '.join(_WITH_FIELDS)})"
         )
     if repeated := len(sources) - len(once):
@@ -202,8 +202,8 @@ def check_patterns(exclude: Sequence[str]) -> None:
         if "/" in pattern:
             name = next((part for part in reversed(pattern.split("/")) if part.strip("*")), "*")
             raise UserError(
-                f"--exclude {pattern!r:.120} matches nothing: a pattern is compared with the name of one file or "
-                f"folder, so it has no slash; use --exclude {shlex.quote(name):.120}"
+                f"`exclude={pattern!r:.120}` matches nothing: a pattern is compared with the name of one file or "
+                f"folder, so it has no slash; use `exclude={name!r:.120}`"
             )
 
 

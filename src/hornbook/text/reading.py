@@ -287,7 +287,7 @@ def plain_text(data: bytes, where: str, offset: int) -> str:
     if (found := data.find(b"\0")) >= 0:
         raise DataError(
             f"{where}: a zero byte at offset {offset + found}, so it is binary or UTF-16, not UTF-8; convert it, or "
-            "skip it (--suffix, --exclude, --on-error skip)"
+            "skip it (`suffixes`, `exclude`, `on_error='skip'`)"
         )
     try:
         return data.decode()
@@ -300,7 +300,7 @@ def not_utf8(error: UnicodeDecodeError, where: str, offset: int = 0) -> DataErro
     position, found = offset + error.start, error.object[error.start]
     return DataError(
         f"{where}: not UTF-8 at byte {position} (0x{found:02x}); convert it, or skip it "
-        "(--suffix, --exclude, --on-error skip)"
+        "(`suffixes`, `exclude`, `on_error='skip'`)"
     )
 
 

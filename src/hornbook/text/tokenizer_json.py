@@ -30,6 +30,7 @@ from hornbook.storage.json_files import parse_json, read_bytes, read_json
 from hornbook.text import tokenizer_names
 from hornbook.text.end_of_text import END_OF_TEXT, read_end_of_text, record_end_of_text
 from hornbook.text.special_tokens import BERT_TOKENS, END_OF_TEXT_NAMES, ROBERTA_TOKENS, ROLE_NAMES
+from hornbook.text.start_token import without_start
 
 Settings = dict[str, Any]
 Form = Literal["byte-bpe", "wordpiece"]
@@ -183,6 +184,7 @@ def parse(data: bytes, name: str) -> Settings:
         )
     if model.get("dropout"):
         raise DataError(f"{name}: the model has dropout {model['dropout']!r:.40}, which makes ids random; set it to 0")
+    settings = without_start(settings)
     if (known := _known(settings)) and END_OF_TEXT in model:
         known["model"][END_OF_TEXT] = model[END_OF_TEXT]
     return known or settings | {"truncation": None, "padding": None}

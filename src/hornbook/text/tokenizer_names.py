@@ -70,8 +70,8 @@ def _find_gpt2() -> list[Path]:
         return files
     raise UserError(
         "the tokenizer gpt2 was not found in ./tokenizers/gpt2 or the caches of the Hugging Face hub and of tiktoken; "
-        "use --tokenizer openai-community/gpt2 to download it (pip install 'hornbook[hub]'), or name a folder with its "
-        "vocab.json and merges.txt"
+        "use `tokenizer='openai-community/gpt2'` to download it (pip install 'hornbook[hub]'), or name a folder with "
+        "its vocab.json and merges.txt"
     )
 
 

@@ -66,7 +66,7 @@ class BoardServer(ThreadingHTTPServer):
             super().__init__(address[:2], _Handler)  # type: ignore[arg-type]
         except (OSError, OverflowError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise UserError(f"cannot serve on {host} port {port}: {reason}; choose another --host or --port") from None
+            raise UserError(f"cannot serve on {host} port {port}: {reason}; choose another `host` or `port`") from None
         self.names = {"localhost", host.lower(), socket.gethostname().lower()}
         shown = f"[{host}]" if ":" in host else host
         self.cookie = f"hornbook-{self.server_address[1]}"

@@ -182,7 +182,7 @@ def test_the_split_stays_when_documents_come_and_move(tmp_path):
         (b"", {}, DataError, "the corpus would have no documents (1 file, 1 empty document, 0 unreadable)"),
         (b"\xff", {}, DataError, "not UTF-8"),
         (b"\xff", {"reading": ReadOptions(on_error="skip")}, DataError, "1 unreadable, the first: "),
-        (b"text", {"validation": 1e-9}, DataError, "split would be empty: of 1 document, --validation"),
+        (b"text", {"validation": 1e-9}, DataError, "split would be empty: of 1 document, `validation`"),
         (b"text", {"validation": 1 - 1e-9}, DataError, "the train split would be empty"),
         (b"text", {"validation": 1.0}, UserError, "validation is 1.0"),
         (b"text", {"validation": -0.1}, UserError, "validation is -0.1"),
@@ -205,7 +205,9 @@ def test_an_empty_split_says_how_to_come_to_more_documents(tmp_path, share, spli
     options = BuildOptions(validation=share)
     with pytest.raises(DataError) as caught:
         build_corpus([tmp_path / "book.txt"], tiny_tokenizer(), tmp_path / "corpus", options)
-    assert one_line(caught.value, f"the {split} split would be empty", "a text file is one document", "--from lines")
+    assert one_line(
+        caught.value, f"the {split} split would be empty", "a text file is one document", "`format='lines'`"
+    )
     with pytest.raises(DataError) as caught:
         build_corpus([tmp_path / "lines.jsonl"], tiny_tokenizer(), tmp_path / "corpus", options)
     assert one_line(caught.value, f"the {split} split would be empty", "add documents, or choose another share")

@@ -78,7 +78,7 @@ def test_splits(tmp_path):
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     assert next(iter(read_arrow(tmp_path, "test"))).next_sentence_label == 1
     for split in (None, "validation"):
-        with pytest.raises(UserError, match="has the splits train, test; choose one with --split"):
+        with pytest.raises(UserError, match="has the splits train, test; choose one with `split`"):
             read_arrow(tmp_path, split)
     with pytest.raises(UserError, match="has no splits"):
         read_arrow(tmp_path / "train", "train")

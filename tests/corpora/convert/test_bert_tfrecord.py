@@ -99,17 +99,17 @@ def test_files_of_records(tmp_path):
 
 def test_what_does_not_fit(tmp_path):
     with pytest.raises(
-        UserError, match="instance 2 needs 12 slots in a remasked record; add --sequence-length 12 or more"
+        UserError, match="instance 2 needs 12 slots in a remasked record; add `sequence_length=12` or more"
     ):
         write_remasked(tmp_path / "x", instances(sequence_length=11))
     with pytest.raises(UserError, match="instance 0 ends with token 0"):
         write_remasked(tmp_path / "x", instances([instance()._replace(tokens=np.array([5] * 8 + [0]))]))
     for write in (write_plain, write_remasked):
-        with pytest.raises(UserError, match="add, for example, --max-predictions"):
+        with pytest.raises(UserError, match="add, for example, `max_predictions=20`"):
             write(tmp_path / "x", instances(max_predictions=None))
-    with pytest.raises(UserError, match="instance 2 has 12 tokens; expected at most 10: increase --sequence"):
+    with pytest.raises(UserError, match="instance 2 has 12 tokens; expected at most 10: increase `sequence_length`"):
         list(resized(instances(), 10, None))
-    with pytest.raises(UserError, match="instance 2 has 4 predictions; expected at most 3: increase --max-pred"):
+    with pytest.raises(UserError, match="instance 2 has 4 predictions; expected at most 3: increase `max_predictions`"):
         list(resized(instances(), None, 3))
     assert list(tmp_path.iterdir()) == []
 

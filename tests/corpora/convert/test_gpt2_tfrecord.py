@@ -54,7 +54,7 @@ def test_bert_records_are_no_documents():
 
 def test_a_document_too_long_for_a_record(tmp_path):
     long = documents([np.full(6_000_000, 50_000, dtype=np.int32)])
-    with pytest.raises(UserError, match="document 0 has 6000000 tokens, too many for a record; add --sequence-length"):
+    with pytest.raises(UserError, match="document 0 has 6000000 tokens, too many for a record; add `sequence_length`"):
         write_gpt2_tfrecords(tmp_path / "x", long)
 
 

@@ -59,7 +59,7 @@ def test_places(tmp_path):
 
 @pytest.mark.parametrize("some", [[[1, 2], [3]], [[1, 2], []], [[]]])
 def test_rows_of_several_lengths_cannot_be_written(tmp_path, some):
-    with pytest.raises(UserError, match="add --sequence-length"):
+    with pytest.raises(UserError, match="add `sequence_length`"):
         write_npy(tmp_path / "x.npy", documents(some))
     assert list(tmp_path.iterdir()) == []
 

@@ -101,14 +101,14 @@ def test_splits(tmp_path):
         write_folder(tmp_path / "set" / split, [split])
     (tmp_path / "set" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     assert texts(tmp_path / "set", split="test") == texts(tmp_path / "set" / "test") == ["test"]
-    with pytest.raises(UserError, match="has the splits train, test; choose one with --split"):
+    with pytest.raises(UserError, match="has the splits train, test; choose one with `split`"):
         texts(tmp_path / "set")
     with pytest.raises(UserError, match="has no splits"):
         texts(tmp_path / "set" / "train", split="train")
     write_texts(tmp_path / "a.arrow")
-    with pytest.raises(UserError, match="--split applies to a data set of the Hugging Face hub or a folder"):
+    with pytest.raises(UserError, match="`split` applies to a data set of the Hugging Face hub or a folder"):
         texts(tmp_path / "a.arrow", split="train")
-    with pytest.raises(UserError, match="--config applies to a data set of the Hugging Face hub, and no input is one"):
+    with pytest.raises(UserError, match="`config` applies to a data set of the Hugging Face hub, and no input is one"):
         texts(tmp_path / "set" / "train", config="en")
 
 
@@ -132,7 +132,7 @@ def test_reading_goes_on_from_any_row(tmp_path):
 
 def test_columns_that_are_not_there_or_hold_no_text(tmp_path):
     path = write(tmp_path / "a.arrow", {"body": ["a"], "number": [1], "list": [["a"]], "meta": [{"n": 1}]})
-    fails(path, "no column 'text' (columns: 'body'); set --field to the one with the text")
+    fails(path, "no column 'text' (columns: 'body'); set `field` to the one with the text")
     fails(path, "no column 'meta.text'", field="meta.text")
     fails(path, "no column 'body.text'", field="body.text")
     for field in ("number", "list", "meta", "meta.n"):

@@ -93,7 +93,7 @@ def test_columns_that_are_not_there_or_hold_no_text(tmp_path):
     columns = {"body": ["a"], "number": [1], "list": [["a"]], "nested": [{"list": [{"text": "a"}]}], "time": [1.5]}
     parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
     path = tmp_path / "a.parquet"
-    fails(path, "no column 'text' (columns: 'body'); set --field to the one with the text")
+    fails(path, "no column 'text' (columns: 'body'); set `field` to the one with the text")
     fails(path, "no column 'list'", field="list")
     fails(path, "the column 'number' is of type INT64; expected text", field="number")
     fails(path, "is of type list; expected text", field="list.list.element")

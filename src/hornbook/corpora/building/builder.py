@@ -330,15 +330,15 @@ class _Build:
         if options.validation_tail:
             return (
                 f"{empty} none has {LONG_TEXT:,} characters and a line that ends near the last "
-                f"{options.validation_tail:.0%} of them; hold out whole documents with --validation"
+                f"{options.validation_tail:.0%} of them; hold out whole documents with `validation`"
             )
         remedy = "add documents, or choose another share"
         if all(format_of(source, options.reading) == "text" for source in self._job.sources):
             remedy = (
-                "a text file is one document: hold out the ends of long texts with --validation-tail, read paragraphs "
-                "with --from blank-lines or lines with --from lines, or add files"
+                "a text file is one document: hold out the ends of long texts with `validation_tail`, read paragraphs "
+                "with `format='blank-lines'` or lines with `format='lines'`, or add files"
             )
-        return f"{empty} --validation {options.validation:g} selects none for it; {remedy}"
+        return f"{empty} `validation={options.validation:g}` selects none for it; {remedy}"
 
     def _clean_up(self, error: BaseException) -> None:
         """Keep finished parts if the same command can resume from them, otherwise remove the working folder."""
@@ -361,7 +361,7 @@ class _Build:
 
 def _recognize(job: BuildJob) -> BuildReport:
     """Return the report of the existing corpus. Raises UserError if this build would make another one."""
-    remedy = "choose another --output, or remove it"
+    remedy = "choose another `output`, or remove it"
     if not (job.output / BUILD).is_file():
         raise UserError(f"{job.output} exists already and is not a finished corpus; {remedy}")
     old, read = read_record(job.output)

@@ -71,7 +71,7 @@ def detect_source(path: Path) -> str:
         found = _detect_schema(path)
     if found is None:
         known = ", ".join((*DOCUMENT_SOURCES, *INSTANCE_SOURCES))
-        raise UserError(f"{path}: the format is not recognized; set it with --from to one of {known}")
+        raise UserError(f"{path}: the format is not recognized; set it with `source_format` to one of {known}")
     return found
 
 
@@ -82,7 +82,7 @@ def detect_target(path: Path, source_format: str) -> str:
     if path.suffix in _ENDINGS:
         return _ENDINGS[path.suffix]
     fitting = DOCUMENT_FORMATS if source_format in DOCUMENT_SOURCES else INSTANCE_FORMATS
-    raise UserError(f"{path}: no format has this suffix; set it with --to to one of {', '.join(fitting)}")
+    raise UserError(f"{path}: no format has this suffix; set it with `target_format` to one of {', '.join(fitting)}")
 
 
 def _detect_schema(path: Path) -> str:

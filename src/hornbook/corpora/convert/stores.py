@@ -58,7 +58,7 @@ def split_of(path: Path, split: str | None) -> str:
     """Return the chosen split of a corpus, or its only one. Raises UserError if there are several to choose from."""
     splits = splits_of(path)
     if split is None and len(splits) > 1:
-        raise UserError(f"{path} has the splits {' and '.join(splits)}; choose one with --split")
+        raise UserError(f"{path} has the splits {' and '.join(splits)}; choose one with `split`")
     return split or (splits[0] if splits else "train")
 
 
@@ -128,7 +128,7 @@ def write_store(path: Path, documents: Documents, split: str) -> None:
     """
     tokenizer = documents.tokenizer
     if tokenizer is None:
-        raise UserError("a token store needs the tokenizer of its tokens; add --tokenizer")
+        raise UserError("a token store needs the tokenizer of its tokens; add `tokenizer`")
     assert documents.end_of_text is not None, "set by the caller"
     with new_folder(path) as folder:
         bytes_of_tokens = np.zeros(tokenizer.vocab_size, dtype=np.int64)  # 0 for special tokens
@@ -158,7 +158,7 @@ def _add(writer: IndexedWriter, document: TokenDocument) -> None:
     if len(document.tokens) > np.iinfo(np.int32).max:
         raise UserError(
             f"a document has {len(document.tokens):,} tokens, more than an .idx can represent; add "
-            "--split-at-end-of-text"
+            "`split_at_end_of_text`"
         )
     if document.sizes is None:
         writer.add_document(document.tokens)

@@ -29,7 +29,7 @@ _RAW: Final = np.dtype("<u2")
 def read_nanogpt(path: Path) -> Documents:
     """Read raw uint16 tokens as one document. Raises DataError for an odd number of bytes, or another file."""
     if is_llmc(path):
-        raise DataError(f"{path}: begins with the header of llm.c; read it with --from llm.c")
+        raise DataError(f"{path}: begins with the header of llm.c; read it with `source_format='llm.c'`")
     if found := name_foreign(path):
         raise DataError(f"{path} is {found}")
     return _stream(path, _RAW, 0, _size(path))
@@ -40,7 +40,9 @@ def read_llmc(path: Path) -> Documents:
     header, size = _header(path), _size(path)
     if header is None or (int(header[0]), int(header[1])) not in _LLMC:
         known = " or ".join(f"{magic}, version {version}" for magic, version in _LLMC)
-        raise DataError(f"{path}: not a token file of llm.c, which begins with {known}; check the path and --from")
+        raise DataError(
+            f"{path}: not a token file of llm.c, which begins with {known}; check the path and `source_format`"
+        )
     dtype = _LLMC[int(header[0]), int(header[1])]
     expected = _HEADER.itemsize + int(header[2]) * dtype.itemsize
     if size != expected:
@@ -91,7 +93,7 @@ def _header(path: Path) -> NDArray[np.int32] | None:
 def _stream(path: Path, dtype: np.dtype[Any], offset: int, size: int) -> Documents:
     if (size - offset) % dtype.itemsize:
         raise DataError(
-            f"{path}: {size} bytes are not a whole number of {dtype.name} tokens; check the path and --from"
+            f"{path}: {size} bytes are not a whole number of {dtype.name} tokens; check the path and `source_format`"
         )
 
     def read() -> Iterator[TokenDocument]:

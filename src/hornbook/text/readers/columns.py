@@ -96,7 +96,7 @@ def no_such_column(source: Source, field: str, names: Sequence[str]) -> DataErro
     once = [name for name, count in Counter(names).items() if count == 1 and len(name) <= _LONGEST_OFFER]
     others = ", ".join(map(repr, once[:_MOST_OFFERS])) + ", ..." * (len(once) > _MOST_OFFERS)
     what = "several columns named" if field in names else "no column"
-    advice = "set --field to the one with the text" if others else "expected one with the text"
+    advice = "set `field` to the one with the text" if others else "expected one with the text"
     return DataError(f"{source}: {what} {field!r:.80} (columns: {others or 'none with text'}); {advice}")
 
 

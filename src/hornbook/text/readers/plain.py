@@ -10,7 +10,6 @@ white space is blank.
 
 import json
 import re
-import shlex
 from collections.abc import Callable, Iterator
 from pathlib import PurePath
 from typing import BinaryIO, Final
@@ -102,12 +101,14 @@ def read_whole(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterat
         if found:
             what, name = found
             # standard input has no name that --exclude could match
-            without = f", or skip it with --exclude {shlex.quote(PurePath(source.name).name)}" if source.path else ""
-            raise DataError(f"{source}: {what}; use --from {name}, or --from text to read it as plain text{without}")
+            without = f", or skip it with `exclude={PurePath(source.name).name!r}`" if source.path else ""
+            raise DataError(
+                f"{source}: {what}; use `format={name!r}`, or `format='text'` to read it as plain text{without}"
+            )
     if len(data) > limit:
         raise DataError(
             f"{source}: more than {format_bytes(limit)}, but a text file is one document; split the file, or read "
-            "several documents from it (--from lines, blank-lines or jsonl)"
+            "several documents from it (`format='lines'`, blank-lines or jsonl)"
         )
     start = len(BYTE_ORDER_MARK) if data.startswith(BYTE_ORDER_MARK) else 0
     yield plain_document(data[start:], source, str(source), start)

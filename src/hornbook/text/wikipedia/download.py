@@ -177,7 +177,7 @@ def _fetch_once(url: str, content: PartialFile, on_progress: Callable[[int, int 
         total = _begin(response, content)
         if total is not None and total - content.size > free_bytes(content.path):
             needed, free = format_bytes(total - content.size), format_bytes(free_bytes(content.path))
-            raise StorageError(f"{content.final} needs {needed} more, but {free} are free; choose another --output")
+            raise StorageError(f"{content.final} needs {needed} more, but {free} are free; choose another `output`")
         for chunk in _chunks(response):
             content.write(chunk)
             on_progress(content.size, total)
