@@ -99,7 +99,7 @@ def export_command(arguments: argparse.Namespace) -> dict[str, Any]:
 
     path, contents = read_source(arguments.checkpoint, only={"model"})
     warnings: list[str] = []
-    files = write_folder(arguments.output, contents, dtype=arguments.dtype, warn=warnings.append)
+    files = write_folder(arguments.output, contents, dtype=arguments.dtype, what=str(path), warn=warnings.append)
     _warn(warnings)
     print(f"{arguments.output}: {', '.join(files)} of {path}")
     return {

@@ -25,12 +25,11 @@ from hornbook.checkpoint.tensors import encode
 from hornbook.config import ClassificationConfig, EncoderConfig, GPTConfig, Recipe, RobertaConfig, TransformerConfig
 from hornbook.errors import CheckpointError, StorageError, UserError
 from hornbook.exchange.documents import recipe_of, tokenizer_of
+from hornbook.exchange.fit import build_described
 from hornbook.exchange.huggingface.encoders import BIASES, EncoderFamily
 from hornbook.exchange.huggingface.families import Family, family_of
 from hornbook.exchange.huggingface.model_folder import UNTRAINED
 from hornbook.exchange.huggingface.tokenizer_files import tokenizer_files
-from hornbook.exchange.upgrade import upgrade
-from hornbook.model import model_of
 from hornbook.model.sparse_layers import dense_weights
 from hornbook.storage import files as storage
 from hornbook.storage.json_files import dump_json
@@ -42,7 +41,12 @@ DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.fl
 
 
 def write_folder(
-    path: Path, contents: Contents, *, dtype: str = "fp32", warn: Callable[[str], None] = _logger.warning
+    path: Path,
+    contents: Contents,
+    *,
+    dtype: str = "fp32",
+    what: str = "the checkpoint",
+    warn: Callable[[str], None] = _logger.warning,
 ) -> dict[str, storage.Written]:
     """Write a model and its tokenizer as a Hugging Face folder; return size and hash of each file by name.
 
@@ -50,6 +54,7 @@ def write_folder(
         path: the folder, which must not exist.
         contents: contents of a checkpoint: the group ``model``, the document ``recipe``, maybe ``tokenizer.json``.
         dtype: dtype of the written weights: fp32, bf16 or fp16.
+        what: the checkpoint's path or name, for errors.
         warn: called for differences between the model and the export.
 
     Raises:
@@ -59,12 +64,10 @@ def write_folder(
     """
     if os.path.lexists(path):
         raise UserError(f"{path} exists already; choose another --output or remove it")
-    recipe, tokenizer = recipe_of(contents, "the checkpoint"), tokenizer_of(contents, "the checkpoint")
+    recipe, tokenizer = recipe_of(contents, what), tokenizer_of(contents, what)
     model = recipe.model
-    with torch.device("meta"):
-        here = model_of(recipe, torch.float32)
-    contents = upgrade(contents, {"model": here.saved_tensors()})
     family = family_of(model)
+    here, contents = build_described(contents, recipe, what, torch.float32)
     documents = _documents(family, model, tokenizer, dtype)
     documents["config.json"] |= _labels(recipe)
     theirs = family.to_theirs(dense_weights(contents.tensors["model"], here), model)
