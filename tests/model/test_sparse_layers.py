@@ -240,9 +240,9 @@ def test_a_block_with_sparse_maps_compiles_to_one_graph(kernel: str) -> None:
     for moved in (False, True):
         layer = block.feed_forward.up
         if moved:  # the pattern is an input of the graph
-            layer.columns.copy_(torch.zeros_like(layer.columns))
-            layer.rows.copy_(torch.arange(len(layer.rows)) % layer.grid_shape[0])
-            layer.rows.copy_(layer.rows.sort().values)
+            first = torch.arange(len(layer.rows))
+            layer.rows.copy_(first // layer.grid_shape[1])
+            layer.columns.copy_(first % layer.grid_shape[1])
         for module in (block, compiled):
             block.zero_grad()
             y_BTD = module(x_BTD, model.make_context(batch))
