@@ -56,6 +56,10 @@ class CheckpointError(UserError):
     """A checkpoint is damaged, or does not match the run."""
 
 
+class NotFiniteError(HornbookError):
+    """The outputs of a model are not finite: its training diverged, or they exceed a narrow dtype."""
+
+
 class DivergedError(HornbookError):
     """The loss or the gradients stayed non-finite for too many steps in a row."""
 

@@ -8,6 +8,7 @@ hornbook checkpoint list runs/demo
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     checked = commands.add_parser(
         "verify",
         help="verify the checksums of all files",
-        description="Verify the checksums of all files of checkpoints.",
+        description="Verify the checksums of all files of checkpoints, and the positions of blocks of sparse models.",
     )
     checked.add_argument(
         "path", type=Path, metavar="CHECKPOINT", help="checkpoint, or run folder to verify all of its checkpoints"
@@ -57,7 +58,7 @@ def list_command(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{folder}: no such folder{did_you_mean_path(folder)}; expected a run folder or a folder of checkpoints"
         )
-    found = list_checkpoints(checkpoints_of(folder))
+    found = [_examined(info) for info in list_checkpoints(checkpoints_of(folder))]
     if not found:
         _refuse_foreign(folder)
     say(f"{'step':>10}  {'size':>10}  state" if found else f"no checkpoints in {folder}")
@@ -68,7 +69,7 @@ def list_command(folder: Path) -> dict[str, Any]:
 
 
 def verify_command(path: Path) -> dict[str, Any]:
-    """Verify one checkpoint, or all of a run, and print a line for each that is undamaged.
+    """Verify one checkpoint, or all of a run, with the positions of blocks, and print a line for each undamaged one.
 
     Raises CheckpointError, with all problems in one line, if a checkpoint is damaged, or if there is none.
     """
@@ -91,7 +92,30 @@ def _found(path: Path) -> "list[Info]":
     if not found:
         _refuse_foreign(path)
         raise CheckpointError(f"{path} contains no checkpoint; expected a run folder or a checkpoint")
-    return found
+    return [_examined(info) for info in found]
+
+
+def _examined(info: "Info") -> "Info":
+    """Return a checkpoint with the problem, if any, of the positions of its blocks, which no checksum can find."""
+    if info.problems or not _has_blocks(info.path):
+        return info
+    from hornbook.exchange.fit import misfit
+
+    problem = misfit(info.path)
+    return replace(info, problems=[problem] if problem else [])
+
+
+def _has_blocks(path: Path) -> bool:
+    """Return whether a checkpoint is of a block-sparse model, judging by its recipe, which is read without torch."""
+    from hornbook.errors import HornbookError
+    from hornbook.storage.json_files import read_json
+
+    try:
+        recipe = read_json(path / "recipe.json", "the recipe")
+    except HornbookError:  # without a recipe, the tensors have no meaning to check
+        return False
+    section = recipe.get("sparsity") if isinstance(recipe, dict) else None
+    return isinstance(section, dict) and bool(section.get("linears") or section.get("embedding_block_size"))
 
 
 def _refuse_foreign(path: Path) -> None:

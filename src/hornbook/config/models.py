@@ -32,7 +32,7 @@ class TransformerConfig(ABC):
     """The options of every transformer: sizes, dropouts, initial weights."""
 
     family: str = option("", help="model family")
-    num_layers: int = option(12, help="number of transformer blocks", minimum=1)
+    num_layers: int = option(12, help="number of transformer blocks", minimum=1, maximum=10_000)
     hidden_size: int = option(768, help="width of the residual stream", minimum=1)
     num_heads: int = option(12, help="number of attention heads", minimum=1)
     head_size: int | None = option(None, help="width of an attention head; none: hidden_size / num_heads", minimum=1)
@@ -67,7 +67,7 @@ class TransformerConfig(ABC):
     def num_parameters(self, vocab_size: int | None = None) -> int:
         """Return the number of parameters; the tied token table once, or not at all if the vocabulary is not known.
 
-        Since all blocks are alike, the count extrapolates from two blocks, so that 10 million layers take no longer.
+        Since all blocks are alike, the count extrapolates from two blocks, so that 10,000 layers take no longer.
         """
         one, two = (count(replace(self, num_layers=num).shapes(vocab_size)) for num in (1, 2))
         return one + (self.num_layers - 1) * (two - one)

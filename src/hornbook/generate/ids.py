@@ -82,7 +82,7 @@ def generate_batch(
         on_token: called for every chosen id; may end a text.
 
     Raises:
-        HornbookError: the model's logits are not finite.
+        NotFiniteError: the model's logits are not finite.
     """
     assert all(prompts), "a prompt needs at least one id"
     ids: list[list[int]] = [[] for _ in prompts]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hornbook.errors import HornbookError, UserError
+from hornbook.errors import NotFiniteError, UserError
 
 MIN_TEMPERATURE = 1e-6
 
@@ -96,7 +96,7 @@ class Chooser:
         """Return the next id of each row of ``logits_BV``, fp32.
 
         Raises:
-            HornbookError: logits are not finite.
+            NotFiniteError: logits are not finite.
         """
         if logits_BV.shape[1] > self.vocab_size:
             logits_BV = logits_BV[:, : self.vocab_size]
@@ -170,7 +170,7 @@ def draw(probabilities_BC: Tensor, ids_BC: Tensor | None, numbers: Sequence[floa
     """Return, for each row, the id whose interval of the cumulative probabilities contains its number in [0, 1).
 
     Raises:
-        HornbookError: probabilities are not finite.
+        NotFiniteError: probabilities are not finite.
     """
     summed_BC = probabilities_BC.cumsum(-1)
     totals_B1 = summed_BC[:, -1:]
@@ -189,4 +189,4 @@ def _is_temperature(value: float) -> bool:
 
 def _refuse_not_finite(value: float) -> None:
     if not math.isfinite(value):
-        raise HornbookError("the model's logits are not finite, so no token can be chosen; use an older checkpoint")
+        raise NotFiniteError("the model's logits are not finite, so no token can be chosen; use an older checkpoint")

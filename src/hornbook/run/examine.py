@@ -25,7 +25,8 @@ from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, HornbookError, RecipeError, UserError
 from hornbook.evaluate import tasks
 from hornbook.evaluate.tasks import TaskInput
-from hornbook.exchange.restore import LoadedModel, refuse_mismatch
+from hornbook.exchange.fit import refuse_mismatch, refuse_misplaced_blocks
+from hornbook.exchange.restore import LoadedModel
 from hornbook.exchange.upgrade import upgrade
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.ranks import Ranks
@@ -122,8 +123,8 @@ def examine(
     for name in recipe.tracking.trackers:
         findings.check("trackers", open_function, name)
     recipe, sources = _open(recipe, folder, init_from, findings) or (recipe, None)
-    findings.check("memory", refuse_large_model, recipe, world)
-    findings.warn("memory", Findings().check("memory", scarce_memory, recipe, world.size, device))
+    if findings.check("memory", refuse_large_model, recipe, world):
+        findings.warn("memory", Findings().check("memory", scarce_memory, recipe, world.size, device))
     findings.check("output", _refuse_folder, folder.path)
     if needs_files(recipe, world.device):
         findings.check("scratch", require_scratch, scratch_base(recipe, output), bytes_of_scratch(recipe, world))
@@ -236,7 +237,7 @@ def _read_one(recipe: Recipe, samples: Samples) -> None:
 
 
 def _resume(folder: RunFolder, state: TrainState, findings: Findings) -> None:
-    """Read the progress of the newest checkpoint with a valid one, without tensors.
+    """Read the progress of the newest checkpoint with a valid one, without the weights.
 
     Raises:
         CheckpointError: there are checkpoints, but none can be read.
@@ -248,6 +249,7 @@ def _resume(folder: RunFolder, state: TrainState, findings: Findings) -> None:
         try:
             contents = upgrade(checkpoint.load(path, verified=True), own)
             refuse_mismatch(own, contents.tensors, what=str(path))
+            refuse_misplaced_blocks(state.model, contents.tensors["model"], what=str(path))
             state.progress = Progress.from_json(contents.documents.get("state"), f"{path}/state.json")
         except HornbookError as error:
             findings.warn(

@@ -28,10 +28,11 @@ from hornbook.engine.build_training import home_of
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, UserError
 from hornbook.exchange.documents import recipe_of, refuse_unknown_parts, tokenizer_of
-from hornbook.exchange.restore import mismatches, read_source
+from hornbook.exchange.fit import mismatches, refuse_misplaced_blocks
+from hornbook.exchange.restore import read_source
 from hornbook.exchange.upgrade import upgrade
 from hornbook.model import model_of
-from hornbook.model.sparse_layers import sparse_layers
+from hornbook.model.sparse_layers import misplaced_blocks, sparse_layers
 from hornbook.optim.updates import build_update
 from hornbook.parallel.world import World
 from hornbook.text.tokenizer import Tokenizer
@@ -131,11 +132,13 @@ def load_origin(origin: Origin, state: TrainState, recipe: Recipe) -> str | None
     if unused:
         weights = {name: tensor for name, tensor in contents.tensors["model"].items() if name not in unused}
         contents = replace(contents, tensors={**contents.tensors, "model": weights})
-    state.load_tensors(contents.tensors)
+    num_updates = None
     if origin.keep_optimizer:
         progress = Progress.from_json(contents.documents.get("state"), f"{path}/state.json")
-        state.progress.inherited_updates = progress.num_updates + progress.inherited_updates
-    else:
+        num_updates = state.progress.inherited_updates = progress.num_updates + progress.inherited_updates
+    refuse_misplaced_blocks(state.model, contents.tensors["model"], what=str(path), num_updates=num_updates)
+    state.load_tensors(contents.tensors)
+    if not origin.keep_optimizer:
         for layer in sparse_layers(state.model).values():
             layer.grown_at.zero_()  # ages of blocks restart with the moments
     if not new and not unused:
@@ -177,7 +180,8 @@ def _other_model(contents: Contents, recipe: Recipe) -> list[str]:
     there = recipe_from_dict(contents.documents["recipe"])
     has_moments = "optimizer" in contents.tensors and _state_names(there) == _state_names(recipe)
     groups = {"model", "optimizer"} if has_moments else {"model"}
-    own = outline(recipe).home.tensors()
+    here = outline(recipe)
+    own = here.home.tensors()
     contents = upgrade(contents, own)
     drawn, unused = _other_head(contents, recipe, own["model"])
     wanted = {name: tensor for name, tensor in own["model"].items() if name not in drawn}
@@ -186,6 +190,7 @@ def _other_model(contents: Contents, recipe: Recipe) -> list[str]:
         {group: own[group] for group in groups} | {"model": wanted}, {**contents.tensors, "model": found}
     )
     differing = _other_options(there, recipe, shapes_differ=bool(problems))
+    problems = problems or list(misplaced_blocks(here.model, found))
     return [f"the recipe's model differs: {differing}"] if differing else problems
 
 

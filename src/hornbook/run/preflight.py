@@ -52,8 +52,8 @@ class Finding:
     message: str
 
 
-def refuse_large_model(recipe: Recipe, world: World) -> None:
-    """Raise UserError if the model, gradients and optimizer state exceed the memory of this rank's device.
+def refuse_large_model(recipe: Recipe, world: World) -> Literal[True]:
+    """Raise UserError if the model, gradients and optimizer state exceed the memory of this rank's device, else True.
 
     Args:
         recipe: the recipe; without a vocabulary, the token table does not count.
@@ -70,6 +70,7 @@ def refuse_large_model(recipe: Recipe, world: World) -> None:
             f"a model of {recipe.num_parameters():,} parameters takes {format_bytes(needed)} with its gradients and "
             f"optimizer state, but {world.device.type} has {format_bytes(device)}: check the sizes in [model]"
         )
+    return True
 
 
 def bytes_of_training(recipe: Recipe) -> int:

@@ -79,7 +79,7 @@ class RunFolder:
         except HornbookError:  # a damaged record must not stop a run
             return None
         forms = told[-1].get("forms") if told and isinstance(told[-1], dict) else None
-        return forms if isinstance(forms, dict) else None
+        return {name: isa for name, isa in forms.items() if isinstance(isa, str)} if isinstance(forms, dict) else None
 
     @property
     def identity(self) -> Path:

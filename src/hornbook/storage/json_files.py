@@ -6,6 +6,8 @@ read_json(path, "the manifest")         {"step": 5}, or a DataError of one line
 
 import hashlib
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +15,8 @@ from hornbook.errors import DataError, StorageError
 from hornbook.storage.system import format_bytes, open_regular, storage_errors
 
 MAX_JSON_BYTES: Final = 64 << 20
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+"""Half of a character; JSON permits halves that UTF-8 does not have."""
 
 
 def read_bytes(path: Path, what: str, *, limit: int = MAX_JSON_BYTES, follow: bool = True) -> bytes:
@@ -49,8 +53,14 @@ def parse_json(data: bytes, what: str) -> Any:
 
 
 def load_strictly(text: str) -> Any:
-    """Return the value of JSON without repeated keys, NaN and Infinity. Raises ValueError or RecursionError."""
-    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
+    """Return the value of JSON that `dump_json` can write again: no repeated keys, NaN, Infinity or half characters.
+
+    Raises ValueError or RecursionError.
+    """
+    value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite)
+    if _SURROGATE.search(text):
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def dump_sealed(values: dict[str, Any]) -> bytes:
@@ -79,6 +89,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) < len(pairs):
         raise ValueError("a key occurs twice in one object")
     return values
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{digits:.40} exceeds the range of numbers")
+    return number
 
 
 def _refuse(name: str) -> Any:

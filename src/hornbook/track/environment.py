@@ -25,6 +25,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from hornbook.errors import DataError
 from hornbook.storage.files import replace_file
 from hornbook.storage.json_files import dump_json, read_json
 from hornbook.storage.system import cpu_facts, cpu_flags, usable_cores
@@ -73,8 +74,7 @@ def record_session(path: Path, from_step: int, to_step: int, facts: Mapping[str,
     """
     recorded, counts = sessions(path), {"from_step": from_step, "to_step": to_step}
     recorded.append({"number": num_sessions(recorded) + 1, **counts, **capture(), **(facts or {})})
-    kept = recorded if len(recorded) <= MOST_SESSIONS else [recorded[0], *recorded[1 - MOST_SESSIONS :]]
-    replace_file(path, dump_json({"sessions": kept}))
+    _write(path, recorded if len(recorded) <= MOST_SESSIONS else [recorded[0], *recorded[1 - MOST_SESSIONS :]])
 
 
 def record_end(path: Path, ended: Literal["finished", "diverged"]) -> None:
@@ -85,7 +85,15 @@ def record_end(path: Path, ended: Literal["finished", "diverged"]) -> None:
         StorageError: it cannot be read or written.
     """
     if recorded := sessions(path):
-        replace_file(path, dump_json({"sessions": [*recorded[:-1], {**recorded[-1], "ended": ended}]}))
+        _write(path, [*recorded[:-1], {**recorded[-1], "ended": ended}])
+
+
+def _write(path: Path, recorded: list[dict[str, Any]]) -> None:
+    try:
+        content = dump_json({"sessions": recorded})
+    except RecursionError as error:  # reading permits more levels than writing
+        raise DataError(f"{path}: the environment is nested too deeply; restore or remove the file") from error
+    replace_file(path, content)
 
 
 def sessions(path: Path) -> list[dict[str, Any]]:

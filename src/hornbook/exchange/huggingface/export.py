@@ -26,13 +26,12 @@ from hornbook.checkpoint.tensors import encode
 from hornbook.config import ClassificationConfig, EncoderConfig, GPTConfig, Recipe, RobertaConfig, TransformerConfig
 from hornbook.errors import CheckpointError, StorageError, UserError
 from hornbook.exchange.documents import has_start_token, recipe_of, tokenizer_of
+from hornbook.exchange.fit import build_described
 from hornbook.exchange.huggingface.encoders import BIASES, EncoderFamily
 from hornbook.exchange.huggingface.families import Family, family_of
 from hornbook.exchange.huggingface.model_card import MODEL_CARD, Card, model_card
 from hornbook.exchange.huggingface.model_folder import UNTRAINED
 from hornbook.exchange.huggingface.tokenizer_files import tokenizer_files
-from hornbook.exchange.upgrade import upgrade
-from hornbook.model import model_of
 from hornbook.model.sparse_layers import dense_weights
 from hornbook.storage.json_files import dump_json
 from hornbook.text.tokenizer import Tokenizer
@@ -57,7 +56,7 @@ def write_folder(
         path: the folder, which must not exist.
         contents: contents of a checkpoint: the group ``model``, the document ``recipe``, maybe ``tokenizer.json``.
         dtype: dtype of the written weights: fp32, bf16 or fp16.
-        source: the checkpoint on disk, for the numbers of its run in the model card.
+        source: the checkpoint on disk, for the numbers of its run in the model card, and for errors.
         license: identifier of the license for the model card, such as apache-2.0; None leaves a line to fill.
         warn: called for differences between the model and the export, and for numbers that cannot be read.
 
@@ -68,12 +67,11 @@ def write_folder(
     """
     if os.path.lexists(path):
         raise UserError(f"{path} exists already; choose another `output` or remove it")
-    recipe, tokenizer = recipe_of(contents, "the checkpoint"), tokenizer_of(contents, "the checkpoint")
+    what = "the checkpoint" if source is None else str(source)
+    recipe, tokenizer = recipe_of(contents, what), tokenizer_of(contents, what)
     model = recipe.model
-    with torch.device("meta"):
-        here = model_of(recipe, torch.float32)
-    contents = upgrade(contents, {"model": here.saved_tensors()})
     family = family_of(model)
+    here, contents = build_described(contents, recipe, what, torch.float32)
     documents = _documents(family, model, tokenizer, dtype)
     documents["config.json"] |= _labels(recipe)
     theirs = family.to_theirs(dense_weights(contents.tensors["model"], here), model)

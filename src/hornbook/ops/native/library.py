@@ -57,8 +57,8 @@ class Form:
         """
         _function(self.isa, name)(*map(_word, arguments))
 
-    def integer(self, name: str, *arguments: int) -> int:
-        """Call ``hb_<isa>_<name>``, which returns an int64."""
+    def integer(self, name: str, *arguments: "int | Tensor | None") -> int:
+        """Call ``hb_<isa>_<name>``, which returns an int64; arguments as in a call without a result."""
         return int(_function(self.isa, name)(*map(_word, arguments)))
 
 
