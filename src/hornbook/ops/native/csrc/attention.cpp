@@ -312,8 +312,9 @@ void differentiate_block(const Attention& a, const Backward<T>& t, const Backwar
       differentiate(Kind{}, a, queries, count, round_up(keys, W), b.row, b.scores, b.of_weights, b.of_scores);
   pack_for_rows(Kind{}, q, a.q_token, count, size, b.out, b.queries);
   pack_for_rows(Kind{}, gradient, a.y_token, count, size, b.out, b.gradient);
-  bool apart = !p.is_finite;
-  for (i64 i = 0; i < count && !apart; i++) apart = !all_finite(gradient + i * a.y_token, size);
+  const i64 words = words_of(count, Kind::depth) * b.out;
+  const bool apart = a.is_causal && !(p.is_finite && (Kind::depth == 1 ? all_finite(b.gradient, words)
+                     : all_finite(reinterpret_cast<const bf16*>(b.gradient), words * 2)));
   const auto first = [&](i64 key) { return a.is_causal ? std::max<i64>(key - start, 0) : 0; };
   const Right of_gradient{b.gradient, kPanel, b.out}, of_queries{b.queries, kPanel, b.out};
   sum_over_queries<Kind>(apart, keys, b.out, count, {p.weights, 1, p.stride}, of_gradient, b.of_v, first);
