@@ -83,7 +83,7 @@ class SparsityConfig:
     )
     update_interval: int = option(100, help="optimizer steps between updates of the pattern", minimum=1)
     prune_ratio: float = option(
-        0.3,
+        0.1,
         help="share of blocks that the first pattern update replaces; decays to 0 with a cosine",
         above=0,
         maximum=1,

@@ -19,6 +19,7 @@ from hornbook.config import Recipe, changed_keys, recipe_to_dict, recipe_to_toml
 from hornbook.errors import DataError, HornbookError, StorageError, UserError
 from hornbook.exchange.documents import refuse_unknown_parts, stored_recipe
 from hornbook.run.initial_weights import InitFrom, Origin
+from hornbook.run.utilization import Peak
 from hornbook.storage import remove_file, replace_file
 from hornbook.storage.json_files import dump_json, read_bytes, read_json
 from hornbook.track.environment import sessions
@@ -72,14 +73,24 @@ class RunFolder:
     @property
     def forms(self) -> dict[str, str] | None:
         """The forms of native kernels in the run's last session; None if there is no run or they are not recorded."""
-        if not self.has_begun:
-            return None
-        try:
-            told = [session.get("kernels", {"forms": {}}) for session in sessions(self.environment)]
-        except HornbookError:  # a damaged record must not stop a run
-            return None
+        told = [session.get("kernels", {"forms": {}}) for session in self._sessions]
         forms = told[-1].get("forms") if told and isinstance(told[-1], dict) else None
         return {name: isa for name, isa in forms.items() if isinstance(isa, str)} if isinstance(forms, dict) else None
+
+    @property
+    def peaks(self) -> list[Peak]:
+        """The peak rates of the run's sessions, the newest first; none where they are not recorded."""
+        told = [Peak.of(session.get("peak")) for session in self._sessions]
+        return [peak for peak in reversed(told) if peak is not None]
+
+    @property
+    def _sessions(self) -> list[dict[str, Any]]:
+        if not self.has_begun:
+            return []
+        try:
+            return sessions(self.environment)
+        except HornbookError:  # a damaged record must not stop a run
+            return []
 
     @property
     def identity(self) -> Path:

@@ -57,17 +57,18 @@ Buffers carve(Sizes... sizes) {
   return Buffers(carver, sizes...);
 }
 
-// c = the sum over the keys that each query sees; `apart` if others may hold infinities or NaNs.
+// c = the sum over the keys that each query sees. Words of several queries meet all that the last one sees, with zeros:
+// if a key that others do not see holds an infinity or a NaN, that shows in the result, which is then computed again.
 template <class Kind, class Seen>
-void sum_over_keys(bool apart, i64 queries, i64 columns, Left a, Right b, float* c, Seen seen) {
-  if (apart)
+void sum_over_keys(i64 queries, i64 columns, Left a, Right b, float* c, Seen seen) {
+  multiply<Kind>(queries, columns, a, b, c, columns, false,
+                 [&](i64 m, i64 rows) { return Part{columns, 0, words_of(seen(m, rows), Kind::depth)}; });
+  if (!all_finite(c, queries * columns))
     multiply_rows<Kind>(queries, columns, a, b, c, columns, false, [&](i64 m) { return Span{0, seen(m, 1)}; });
-  else
-    multiply<Kind>(queries, columns, a, b, c, columns, false,
-                   [&](i64 m, i64 rows) { return Part{columns, 0, words_of(seen(m, rows), Kind::depth)}; });
 }
 
-// c += the sum over those of `queries` queries that see each key, from `first(key)` on; `apart` as above.
+// c += the sum over those of `queries` queries that see each key, from `first(key)` on; `apart` if others may hold
+// infinities or NaNs.
 template <class Kind, class First>
 void sum_over_queries(bool apart, i64 keys, i64 columns, i64 queries, Left a, Right b, float* c, First first) {
   if (apart)
@@ -143,11 +144,10 @@ void attend(const Attention& a, const Forward<T>& t, i64 sequence, i64 head) {
   constexpr int depth = Kind::depth;
   const i64 begin = a.firsts[sequence], length = a.lengths[sequence], size = a.size;
   const auto b = carve<ForwardBuffers<Kind>>(length, size);
-  const T *k = t.k + begin * a.kv_token + head * a.kv_head, *v = t.v + begin * a.kv_token + head * a.kv_head;
+  const T* k = t.k + begin * a.kv_token + head * a.kv_head;
   pack_rows(Kind{}, k, a.kv_token, length, size, b.rows);
   transpose_words(b.rows, length, b.width, b.keys);
-  pack_for_rows(Kind{}, v, a.kv_token, length, size, b.out, b.values);
-  const bool apart = a.is_causal && !all_finite(v, a.kv_token, length, size);
+  pack_for_rows(Kind{}, t.v + begin * a.kv_token + head * a.kv_head, a.kv_token, length, size, b.out, b.values);
   for (i64 start = 0; start < length; start += b.block) {
     const i64 count = smaller(b.block, length - start), token = begin + start;
     const auto seen = [&](i64 m, i64 rows) { return a.visible(start + m + rows - 1, length); };
@@ -164,7 +164,7 @@ void attend(const Attention& a, const Forward<T>& t, i64 sequence, i64 head) {
       factors[i] = a.factor / total;
       t.log_sums[head * a.tokens + token + i] = top * a.scale + std::log(total);
     }
-    sum_over_keys<Kind>(apart, count, b.out, {b.weights, b.row / depth, 1}, {b.values, kPanel, b.out}, b.mixed, seen);
+    sum_over_keys<Kind>(count, b.out, {b.weights, b.row / depth, 1}, {b.values, kPanel, b.out}, b.mixed, seen);
     write_rows(b.mixed, b.out, count, size, factors, t.y + token * a.y_token + head * a.y_head, a.y_token);
   }
 }
@@ -292,7 +292,7 @@ struct Backward {
 
 template <class Kind, class T>
 void differentiate_block(const Attention& a, const Backward<T>& t, const BackwardBuffers<Kind>& b, i64 sequence,
-                         i64 head, i64 start, bool keys_are_finite) {
+                         i64 head, i64 start) {
   const i64 length = a.lengths[sequence], size = a.size, count = smaller(b.block, length - start);
   const i64 token = a.firsts[sequence] + start, of_q = token * a.q_token + head * a.q_head;
   const auto seen = [&](i64 m, i64 rows) { return a.visible(start + m + rows - 1, length); };
@@ -312,13 +312,14 @@ void differentiate_block(const Attention& a, const Backward<T>& t, const Backwar
       differentiate(Kind{}, a, queries, count, round_up(keys, W), b.row, b.scores, b.of_weights, b.of_scores);
   pack_for_rows(Kind{}, q, a.q_token, count, size, b.out, b.queries);
   pack_for_rows(Kind{}, gradient, a.y_token, count, size, b.out, b.gradient);
-  const bool apart = a.is_causal && !(p.is_finite && all_finite(gradient, a.y_token, count, size));
+  const i64 words = words_of(count, Kind::depth) * b.out;
+  const bool apart = a.is_causal && !(p.is_finite && (Kind::depth == 1 ? all_finite(b.gradient, words)
+                     : all_finite(reinterpret_cast<const bf16*>(b.gradient), words * 2)));
   const auto first = [&](i64 key) { return a.is_causal ? std::max<i64>(key - start, 0) : 0; };
   const Right of_gradient{b.gradient, kPanel, b.out}, of_queries{b.queries, kPanel, b.out};
   sum_over_queries<Kind>(apart, keys, b.out, count, {p.weights, 1, p.stride}, of_gradient, b.of_v, first);
   sum_over_queries<Kind>(apart, keys, b.out, count, {p.of_scores, 1, p.stride}, of_queries, b.of_k, first);
-  sum_over_keys<Kind>(a.is_causal && !keys_are_finite, count, b.out, {p.of_score_rows, p.row_stride, 1},
-                      {b.keys, kPanel, b.out}, b.of_q, seen);
+  sum_over_keys<Kind>(count, b.out, {p.of_score_rows, p.row_stride, 1}, {b.keys, kPanel, b.out}, b.of_q, seen);
   write_rows(b.of_q, b.out, count, size, nullptr, t.of_q + of_q, a.q_token);
 }
 
@@ -333,9 +334,7 @@ void differentiate_head(const Attention& a, const Backward<T>& t, i64 sequence, 
   transpose_words(b.rows, length, b.width, b.values_T);
   std::fill(b.of_k, b.of_k + length * b.out, 0.0f);
   std::fill(b.of_v, b.of_v + length * b.out, 0.0f);
-  const bool keys_are_finite = all_finite(t.k + of_kv, a.kv_token, length, size);
-  for (i64 start = 0; start < length; start += b.block)
-    differentiate_block<Kind>(a, t, b, sequence, head, start, keys_are_finite);
+  for (i64 start = 0; start < length; start += b.block) differentiate_block<Kind>(a, t, b, sequence, head, start);
   write_rows(b.of_k, b.out, length, size, nullptr, t.of_k + of_kv, a.kv_token);
   write_rows(b.of_v, b.out, length, size, nullptr, t.of_v + of_kv, a.kv_token);
 }

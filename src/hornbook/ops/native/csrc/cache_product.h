@@ -157,20 +157,17 @@ void multiply_rows(i64 rows, i64 columns, Left a, Right b, float* c, i64 stride,
   }
 }
 
-// Whether rows hold no infinity and no NaN.
+// Whether numbers hold no infinity and no NaN.
 template <class T>
-bool all_finite(const T* x, i64 stride, i64 rows, i64 size) {
-  constexpr int apart = 4;  // sums, so that one need not wait for the other
-  Vec sums[apart];
-  for (int k = 0; k < apart; k++) sums[k] = set1(0.0f);
-  for (i64 i = 0; i < rows; i += apart)
-    for (i64 j = 0; j < size; j += W) {
-      const i64 lanes = smaller(W, size - j);
+bool all_finite(const T* x, i64 size) {
+  constexpr i64 apart = 4;  // sums, so that one need not wait for the other
+  Vec sums[apart] = {set1(0.0f), set1(0.0f), set1(0.0f), set1(0.0f)};
+  i64 i = 0;
+  for (; i + apart * W <= size; i += apart * W)
 #pragma GCC unroll 4
-      for (int k = 0; k < apart; k++)
-        sums[k] = fma(load(x + smaller(i + k, rows - 1) * stride + j, lanes), set1(0.0f), sums[k]);
-    }
-  return sum(sums[0] + sums[1] + sums[2] + sums[3]) == 0.0f;
+    for (i64 k = 0; k < apart; k++) sums[k] = fma(load(x + i + k * W), set1(0.0f), sums[k]);
+  for (; i < size; i += W) sums[0] = fma(load(x + i, smaller(W, size - i)), set1(0.0f), sums[0]);
+  return sum(sums[0] + sums[1] + (sums[2] + sums[3])) == 0.0f;
 }
 
 // Write rows as words, [rows][words of a row]: an A summed over columns.
