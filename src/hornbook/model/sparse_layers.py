@@ -173,8 +173,9 @@ class BlockSparseLinear(nn.Module):
 
     def faults(self, rows: Tensor, columns: Tensor) -> Iterator[str]:
         """Yield why tensors cannot be the layer's ``rows`` and ``columns``, for each part; nothing if they can."""
-        found = (fault_of(*part, *self.grid_shape) for part in zip(*map(self.in_parts, (rows, columns)), strict=True))
-        return filter(None, found)
+        for own_rows, own_columns in zip(self.in_parts(rows), self.in_parts(columns), strict=True):
+            if fault := fault_of(own_rows, own_columns, *self.grid_shape):
+                yield fault
 
     def _pattern_of(self, rows: Tensor, columns: Tensor) -> Pattern:
         num_rows, num_columns = self.grid_shape
