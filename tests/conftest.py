@@ -1,15 +1,22 @@
 """One thread, no network, ordinary arithmetic and signals for all tests: they share a machine, and some a process."""
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
+# The tests sync files thousands of times, which costs nothing in memory, and a process dies there as anywhere. They
+# take less than 200 MB; containers often have a /dev/shm of 64.
+_MEMORY = Path("/dev/shm")
+if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 1 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 # A shell's ``&`` and ``nohup`` let what they start ignore these, and all processes that the tests start after it.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) == signal.SIG_IGN:
