@@ -224,6 +224,7 @@ def test_the_meta_device_tells_the_shapes_of_a_layer() -> None:
 
 
 @pytest.mark.filterwarnings("default::DeprecationWarning")  # PyTorch's own, while it compiles
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")
 @pytest.mark.parametrize("kernel", ["auto", "reference", "torch"])
 def test_a_block_with_sparse_maps_compiles_to_one_graph(kernel: str) -> None:
     recipe = sparse_recipe()
