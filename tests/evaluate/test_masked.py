@@ -298,7 +298,7 @@ def test_mistakes_are_one_line(model, corpora, tmp_path, task):
 
     build_tiny(tmp_path / "other")
     (tmp_path / "empty.txt").write_text("\n")
-    refusal(UserError, "the run names no validation data", "--data")
+    refusal(UserError, "the run names no validation data", "`data=FOLDER`")
     refusal(UserError, "the store was made with tokenizer", data=tmp_path / "other")
     refusal(DataError, "no/such", "no such token store", data="no/such")
     refusal(UserError, "a window of 25 tokens is longer than the model's 24", data=corpora["lines"], window=25)

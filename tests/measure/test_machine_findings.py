@@ -66,7 +66,7 @@ def test_a_sound_machine_has_no_findings() -> None:
         ({"disk": {"free": 1 << 20}}, "disk", "/home/me has 1.0 MiB free", "free some space"),
         ({"disk": {"write": 1e6}}, "disk", "976.6 KiB/s", "faster disk"),
         ({"disk": {"is_network": True, "file_system": "nfs4"}}, "disk", "network file system (nfs4)", "local disk"),
-        ({"disk": {"is_memory": True, "file_system": "tmpfs"}}, "disk", "in memory (tmpfs)", "--output"),
+        ({"disk": {"is_memory": True, "file_system": "tmpfs"}}, "disk", "in memory (tmpfs)", "`output`"),
         ({"cuda": {"driver": "550.1"}}, "GPUs", "built without CUDA", "install a CUDA build"),
         ({"cuda": {"driver": "550.1", "build": "13.0"}}, "GPUs", "finds no GPU", "check CUDA_VISIBLE_DEVICES"),
     ],

@@ -73,7 +73,8 @@ def test_a_run_tells_both_at_its_start(tmp_path: Path, capsys: pytest.CaptureFix
     build_tiny(tmp_path / "corpus")
     data = ("--data.train", str(tmp_path / "corpus"), "--data.synthetic=false", "--model.vocab-size=5000")
     words = (*data, "--schedule.warmup-steps=100", "--training.steps=4")
-    told = "but the vocabulary of the data has 300 tokens; to use that, pass `model.vocab_size='none'`"
+    told = "model.vocab_size is 5,000, but the vocabulary of the data has 300 tokens; to use that, pass "
+    told += "`model.vocab_size='none'`"
     tiny_runs.run_tiny(tmp_path, *words)
     shown = capsys.readouterr().err
     assert told in shown and shown.count("schedule.warmup_steps is 100, but the run has 4 steps") == 1

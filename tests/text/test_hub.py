@@ -151,7 +151,7 @@ def test_data_sets_of_scripts_are_read_as_the_hub_converted_them(hub, tmp_path):
     parquet.write_table(pyarrow.table({"text": ["one", "two"]}), tmp_path / "x.parquet")
     add(hub, tmp_path, "some/script", {"script.py": b"import os; os.abort()", "data.zip": b"PK"})
     [[code, error]] = read(tmp_path, hub.endpoint, "hf:some/script")
-    assert code == 2 and "no files for `format`" in error
+    assert code == 2 and "no files for `format=" in error
     data = {"plain/train/0000.parquet": (tmp_path / "x.parquet").read_bytes(), "plain/test/0000.parquet": b"PAR1"}
     add(hub, tmp_path, "some/script", data, revision=CONVERTED)
     found, parquets = read(

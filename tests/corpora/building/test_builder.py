@@ -111,7 +111,7 @@ def test_another_build_to_the_same_place_is_refused(tmp_path):
     before = contents(tmp_path / "corpus")
     with pytest.raises(UserError) as caught:
         build_tiny(tmp_path / "corpus", end_of_text="inserted")
-    assert one_line(caught.value, "exists already, built with other options", "--output")
+    assert one_line(caught.value, "exists already, built with other options", "`output`")
     (tmp_path / "texts" / "0.txt").write_text("changed")
     with pytest.raises(UserError, match="with other inputs;"):
         build_tiny(tmp_path / "corpus")

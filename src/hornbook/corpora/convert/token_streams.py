@@ -58,19 +58,27 @@ def is_llmc(path: Path) -> bool:
 
 def how_to_convert(path: Path) -> str | None:
     """Return how to convert a file of tokens to a store, or what a file or folder of another project is; else None."""
-    command = f"`hornbook corpus convert {path} FOLDER --to store --tokenizer TOKENIZER --end-of-text stored"
     if found := name_foreign(path):
         return f"{path} is {found}"
+    whole = f"hornbook corpus convert {path} FOLDER --to store --tokenizer TOKENIZER --end-of-text stored"
+    split = (
+        f"hornbook corpus convert {path} FOLDER --to store --tokenizer TOKENIZER --end-of-text stored "
+        "--split-at-end-of-text"
+    )
+    nanogpt = (
+        f"hornbook corpus convert {path} FOLDER --to store --tokenizer TOKENIZER --end-of-text stored "
+        "--split-at-end-of-text --from nanogpt"
+    )
     if not path.is_file():
         return None
     if is_llmc(path):
-        return f"{path} is a token file of llm.c; convert it with {command} --split-at-end-of-text`"
+        return f"{path} is a token file of llm.c; convert it with `{split}`"
     if path.suffix == ".npy":
-        return f"{path} is an array; if it has tokens, convert it with {command}`"
+        return f"{path} is an array; if it has tokens, convert it with `{whole}`"
     if path.suffix == ".bin":
         return (
             f"{path} has no {path.stem}.idx beside it; if it has raw uint16 tokens, as written by nanoGPT, convert it "
-            f"with {command} --split-at-end-of-text --from nanogpt`"
+            f"with `{nanogpt}`"
         )
     return None
 
