@@ -15,7 +15,15 @@ from hornbook.config import load_recipe
 from hornbook.engine.build_training import build_samples
 from hornbook.parallel.world import World
 from hornbook.run import peaks, utilization
-from hornbook.run.utilization import Peak, Product, Utilization, measure_rates, measure_utilization, peak_of
+from hornbook.run.utilization import (
+    Peak,
+    Product,
+    Utilization,
+    compute_clock,
+    measure_rates,
+    measure_utilization,
+    peak_of,
+)
 from hornbook.samples.sources import open_sources
 from hornbook.track.metrics import read
 
@@ -144,6 +152,15 @@ def test_products_are_timed_by_processor_time(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(utilization.time, "perf_counter", lambda: float(next(hours)))
     (rate,) = measure_rates([Product.of_shape(64, 64, 64, torch.float32, CPU)], CPU)
     assert rate > 1e6
+
+
+def test_processor_time_is_shared_among_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(utilization.time, "process_time", lambda: 8.0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert compute_clock(CPU)() == 2.0
+    monkeypatch.setattr(utilization.time, "thread_time", lambda: 3.0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert compute_clock(CPU)() == 3.0
 
 
 def test_every_logged_step_has_both_and_a_checkpoint_neither(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
