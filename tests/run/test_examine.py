@@ -180,3 +180,13 @@ def test_a_device_that_the_machine_lacks() -> None:
     assert choose_devices("cuda:99", 1, findings) == CPU
     assert [(finding.level, finding.about) for finding in findings.found] == [("error", "device")]
     assert "choose another `device`" in findings.found[0].message
+
+
+def test_no_product_is_timed_for_a_model_that_no_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = []
+    monkeypatch.setattr("hornbook.run.examine.scarce_memory", lambda *given: timed.append(given))
+    for size in ("1000000", "32"):
+        recipe = tiny_recipe(tmp_path, f"--model.hidden-size={size}").recipe
+        found = examine(recipe, tmp_path / "run", torch.device("cpu"))
+        assert any("parameters takes" in finding.message for finding in found) == (size != "32")
+    assert len(timed) == 1
