@@ -115,6 +115,7 @@ def test_items_are_the_samples_of_a_training(folder: Path, tmp_path: Path) -> No
         assert torch.equal(torch.stack([item[name] for item in corpus]), batch[name])
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes")  # on one core
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_loader_shuffles_with_any_number_of_workers(folder: Path, num_workers: int) -> None:
     corpus = hornbook.corpus(folder, sequence_length=12)
