@@ -1,5 +1,6 @@
 # make demo       the whole way on this machine: text, tokenizer, corpus, a trained and evaluated model, a report
 # make test       all tests but the slow ones (make test-slow) and those for a GPU (make test-gpu)
+# make test-portable   tests of numbers and operators as on other processors: older instructions, no operators, one core
 # make check      lint, format and types, then the tests
 # make format     mend what lint and format can mend by themselves
 # make venv       set up .venv and nothing more; TORCH=cuda takes PyTorch's build for NVIDIA GPUs
@@ -27,7 +28,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet
 FAIL = { echo "hornbook: $(1)" >&2; exit 1; }
 
-.PHONY: help demo test test-slow test-gpu check lint format venv lock clean
+.PHONY: help demo test test-slow test-gpu test-portable check lint format venv lock clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -45,6 +46,9 @@ test-slow: .venv/ready-dev
 
 test-gpu: .venv/ready-dev
 	$(BIN)/python -m pytest -m gpu
+
+test-portable: .venv/ready-dev
+	$(BIN)/python tools/portable_tests.py
 
 check: lint test
 

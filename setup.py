@@ -8,7 +8,9 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 sys.path.insert(0, str(Path(__file__).parent / "src"))
-from hornbook.ops.native.build import INSTALLED, BuildError, build_into
+from hornbook.errors import StorageError
+from hornbook.ops.native.build import INSTALLED, build_into
+from hornbook.ops.native.cache import BuildError
 
 
 class BuildNative(build_ext):
@@ -22,8 +24,8 @@ class BuildNative(build_ext):
         folder = Path(self.build_lib) / "hornbook/ops/native" / INSTALLED.name
         shutil.rmtree(folder, ignore_errors=True)  # of an earlier version: setuptools keeps what it once made
         try:
-            self.built.append(str(build_into(folder)))
-        except (BuildError, OSError) as error:
+            self.built += map(str, sorted(build_into(folder).parent.iterdir()))
+        except (BuildError, StorageError, OSError) as error:
             self.warn(f"native operators are not part of this installation: {error}")
 
     def get_outputs(self) -> list[str]:

@@ -4,7 +4,11 @@ A GPT whose linear maps keep 10 % of their blocks is compared with the dense mod
 of some narrower dense models, at equal training FLOPs and at equal wall-clock time::
 
     python benchmarks/sparse_learning.py sparse-learning --workers 2           # two quiet cores, an hour and a half
+    python benchmarks/sparse_learning.py sparse-patterns --patterns            # a quiet core, half an hour
     python benchmarks/sparse_learning.py /tmp/shrunk --shrink                  # minutes, a test of the script alone
+
+With ``--patterns``, smaller models with blocks of 4 show how much of a pattern should change at a time, and how often:
+RigL with several prune ratios and intervals is compared with the static pattern, at equal FLOPs.
 
 For each model and budget the learning rate is tuned with the first seed: four values, and further ones as long as the
 best is at an end of those tried. (That of blocks is higher by ``sparsity.learning_rate_scale``.)
@@ -42,6 +46,8 @@ WIDTHS = (0.25, 0.3125, 0.4375)
 """Of the narrower dense models, over that of the sparse ones."""
 BLOCK_SIZES = (4, 8, 16)
 UPDATES = ("static", "random", "rigl", "rigl_sample")
+CHANGES = ((0.1, 100),)
+"""Prune ratios, each with the number of steps between updates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +66,24 @@ class Scale:
     seeds: Sequence[int] = SEEDS
     block_sizes: Sequence[int] = BLOCK_SIZES
     updates: Sequence[str] = UPDATES
+    changes: Sequence[tuple[float, int]] = CHANGES
+    with_dense: bool = True
+    """Whether dense models take part; without them, the first static pattern is what others are compared with."""
+    budgets: Sequence[str] = ("flops", "seconds")
 
+
+PATTERNS = Scale(
+    hidden_size=128,
+    num_layers=2,
+    sequence_length=64,
+    petaflops=3.046e-4,
+    block_sizes=(4,),
+    updates=("static", "rigl"),
+    changes=((0.03, 36), (0.1, 36), (0.3, 36), (0.1, 100), (0.3, 100)),
+    with_dense=False,
+    budgets=("flops",),
+)
+"""How patterns should change: 720 steps of 512 tokens each."""
 
 SHRUNK = Scale(
     hidden_size=64,
@@ -72,6 +95,7 @@ SHRUNK = Scale(
     seeds=SEEDS[:2],
     block_sizes=(4,),
     updates=("static", "rigl"),
+    changes=((0.1, 5),),
 )
 
 
@@ -100,15 +124,22 @@ def models(scale: Scale) -> list[Model]:
     widths = [size, *(int(size * share) // 4 * 4 for share in WIDTHS)]
     dense = [Model(f"dense {width}", "demo", {"model.hidden_size": width}) for width in widths]
     sparse = [
-        Model(
-            f"blocks of {block} {update}",
-            "sparse-demo",
-            {"model.hidden_size": size, "sparsity.block_size": block, "sparsity.update": update},
-        )
+        _sparse(size, block, update, change)
         for block in scale.block_sizes
         for update in scale.updates
+        for change in (scale.changes if update != "static" else (None,))
     ]
-    return dense + sparse
+    return dense + sparse if scale.with_dense else sparse
+
+
+def _sparse(size: int, block: int, update: str, change: tuple[float, int] | None) -> Model:
+    """Return a model whose pattern changes by a share of blocks every so many steps, or never."""
+    options: dict[str, object] = {"model.hidden_size": size, "sparsity.block_size": block, "sparsity.update": update}
+    if change is None:
+        return Model(f"blocks of {block} {update}", "sparse-demo", options)
+    ratio, interval = change
+    options |= {"sparsity.prune_ratio": ratio, "sparsity.update_interval": interval}
+    return Model(f"blocks of {block} {update} {ratio:g} every {interval}", "sparse-demo", options)
 
 
 class Experiment:
@@ -144,9 +175,10 @@ class Experiment:
         """Tune a model's learning rate at both budgets, then train it with every seed."""
         steps = {"flops": self._steps_of_flops(model)}
         rates = {"flops": self._tune(model, steps["flops"])}
-        seconds = self.train(model, steps["flops"], rates["flops"], self.scale.seeds[0])["seconds"]
-        steps["seconds"] = max(1, round(self.scale.seconds * steps["flops"] / seconds))
-        rates["seconds"] = self._tune(model, steps["seconds"])
+        if "seconds" in self.scale.budgets:
+            seconds = self.train(model, steps["flops"], rates["flops"], self.scale.seeds[0])["seconds"]
+            steps["seconds"] = max(1, round(self.scale.seconds * steps["flops"] / seconds))
+            rates["seconds"] = self._tune(model, steps["seconds"])
         losses = {
             budget: {seed: self.train(model, count, rates[budget], seed)["loss"] for seed in self.scale.seeds}
             for budget, count in steps.items()
@@ -202,8 +234,6 @@ class Experiment:
                 "--evaluation.max-windows=256",
                 "--tracking.sample-every-steps=none",
             ]
-            if model.recipe.startswith("sparse"):
-                options.append(f"--sparsity.update-interval={max(1, min(100, steps // 20))}")
             start, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
             found = hornbook("train", model.recipe, *options, "--output", str(folder), "--threads", "1")
             elapsed, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -234,11 +264,18 @@ def hornbook(*words: str) -> dict[str, float]:
 
 
 def table(outcomes: Mapping[str, Outcome]) -> str:
-    """Return the markdown table of all models, with differences from the best narrower dense model by seed."""
+    """Return the markdown table of all models, with differences by seed.
+
+    They are those from the best narrower dense model; from the first model if none is dense.
+    """
     dense = [name for name in outcomes if name.startswith("dense")]
     lines = ["| model |", "|---|", *(f"| {name} |" for name in outcomes)]
     for budget, title in (("flops", "equal FLOPs"), ("seconds", "equal time")):
-        best = min(dense[1:], key=lambda name: statistics.mean(outcomes[name].losses[budget].values()))
+        if any(budget not in outcome.losses for outcome in outcomes.values()):
+            continue
+        best = min(
+            dense[1:] or [*outcomes][:1], key=lambda name: statistics.mean(outcomes[name].losses[budget].values())
+        )
         lines[0] += f" steps | learning rate | loss, {title} | minus {best} |"
         lines[1] += "---|---|---|---|"
         for number, outcome in enumerate(outcomes.values(), start=2):
@@ -264,9 +301,10 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path, help="of results, corpus and tokenizer")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="runs at once, a thread each (default: 1)")
+    parser.add_argument("--patterns", action="store_true", help="compare prune ratios and intervals of RigL alone")
     parser.add_argument("--shrink", action="store_true", help="tiny models, few of them: tests the script alone")
     arguments = parser.parse_args()
-    scale = SHRUNK if arguments.shrink else Scale()
+    scale = SHRUNK if arguments.shrink else PATTERNS if arguments.patterns else Scale()
     experiment = Experiment(arguments.folder, scale)
     experiment.prepare()
     contestants = models(scale)

@@ -1,15 +1,31 @@
 """One thread, no network, ordinary arithmetic and signals for all tests: they share a machine, and some a process."""
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+# By default, an example that takes more than 200 ms on the wall clock fails; on a busy machine, any may.
+settings.register_profile("busy", deadline=None)
+settings.load_profile("busy")
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
+# The tests sync files thousands of times, which costs nothing in memory, and a process dies there as anywhere. They
+# take less than 200 MB, and run programs there; containers often have a /dev/shm of 64 MB, or one without programs.
+_MEMORY = Path("/dev/shm")
+if (
+    _MEMORY.is_dir()
+    and os.access(_MEMORY, os.W_OK)
+    and not os.statvfs(_MEMORY).f_flag & os.ST_NOEXEC
+    and shutil.disk_usage(_MEMORY).free > 1 << 30
+):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 # A shell's ``&`` and ``nohup`` let what they start ignore these, and all processes that the tests start after it.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) == signal.SIG_IGN:

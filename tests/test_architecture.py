@@ -40,6 +40,8 @@ FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "mar
 MAY_UNPICKLE = "exchange/huggingface/torch_pickles.py"
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "torch.load", "torch.save", "torch.jit.load"}
 WITHOUT_TORCH = ("errors", "extras", "storage", "version", "wording", "config", "formats", "plan", "text", "corpora")
+OFTEN_IGNORED = {"build", "dist", "venv", "env", "node_modules", "target", "out", "bin", "lib"}
+"""Names of folders that linters, editors, pytest and many .gitignore files skip."""
 HEAVY = ("torch", "numpy", "tokenizers", "safetensors", "rich", "transformers")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -123,6 +125,13 @@ def _is_overload(node: Function | ast.ClassDef) -> bool:
 def test_every_room_has_a_floor() -> None:
     rooms = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in source_files()}
     assert rooms == set(FLOOR_OF), "the table above and src/hornbook differ"
+
+
+def test_every_folder_of_modules_is_a_package_that_no_ignore_rule_skips() -> None:
+    folders = {path.parent for path in source_files()}
+    assert [shown(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
+    tested = {path.parent for path in (ROOT / "tests").rglob("test_*.py")}
+    assert [shown(folder) for folder in folders | tested if folder.name in OFTEN_IGNORED] == []
 
 
 def test_imports_point_downwards() -> None:

@@ -6,8 +6,10 @@
     3   the training diverged
     75  stopped by a signal, with the state saved (EX_TEMPFAIL: run the same command again)
 
-A message is one line that says what happened, what was expected and how to fix it. Tracebacks are shown only with
-``--debug``.
+A message is one line that says what happened, what was expected and how to fix it. It names arguments of functions and
+keys of recipes in backquotes, with a value as in Python: `stop` is empty; use `format='text'`; set `training.steps`.
+The command line spells them as its options (`hornbook.cli.option_names`), so no message outside of `hornbook.cli` has
+an option. Tracebacks are shown only with ``--debug``.
 """
 
 from typing import ClassVar
@@ -52,6 +54,10 @@ class DataError(UserError):
 
 class CheckpointError(UserError):
     """A checkpoint is damaged, or does not match the run."""
+
+
+class NotFiniteError(HornbookError):
+    """The outputs of a model are not finite: its training diverged, or they exceed a narrow dtype."""
 
 
 class DivergedError(HornbookError):

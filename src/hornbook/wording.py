@@ -1,6 +1,12 @@
-"""Format counts and short lists for messages, and escape untrusted text for display."""
+"""Format counts and short lists for messages, spell the arguments that they name, and escape untrusted text.
+
+"`output_length` is 0"                               what a function says, and a caller from Python reads
+with spelling(...): spelled("`output_length` is 0")  "--output-length is 0", where a command runs
+"""
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 _SINGULARS: Final = {
@@ -11,6 +17,7 @@ _SINGULARS: Final = {
     "near duplicates": "near duplicate",
     "pages of other namespaces": "page of another namespace",
     "pages that are not wikitext": "page that is not wikitext",
+    "records without text": "record without text",
     "redirects": "redirect",
 }
 """Singular of the plural nouns in reports."""
@@ -21,7 +28,33 @@ _UNSAFE = re.compile(
 )
 
 
+_SECRET = r"(?:token|secret|password|passwd|pwd|key(?:id)?|auth|credentials?|sig|signature)"
+_SECRETS = (
+    re.compile(r"(?<=://)[^/\s?#'\"]*(?=@)"),
+    re.compile(rf"(?<=[?&;])((?:[\w%.-]*[-_.])?(?:api|access)?{_SECRET}=)[^&;#\s'\"]*", re.I),
+    re.compile(
+        rf"(?<!\S)(--(?!start-|stop-)(?:[\w.-]*[-_.])?(?:api|access)?{_SECRET}(?:=|\s+(?!-)))(?:'[^']*'|[^\s']+)", re.I
+    ),
+)
+"""A password of an address, a value of its query, and a value of an option."""
 _MOST_NAMED: Final = 4
+_spelling: list[Callable[[str], str]] = []
+"""The innermost spelling is the last."""
+
+
+def spelled(message: str) -> str:
+    """Return a message in which arguments, in backquotes, are spelled for the user: as the options of a command."""
+    return _spelling[-1](message) if _spelling else message
+
+
+@contextmanager
+def spelling(spell: Callable[[str], str]) -> Iterator[None]:
+    """Let ``spelled`` call ``spell`` during the block."""
+    _spelling.append(spell)
+    try:
+        yield
+    finally:
+        _spelling.pop()
 
 
 def first_few(problems: list[str]) -> list[str]:
@@ -53,3 +86,15 @@ def as_text(name: str) -> str:
 def one_line(text: str) -> str:
     """Return ``visible(text)`` with line ends and tabs escaped, too."""
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def redacted(text: str) -> str:
+    """Return a recipe or command line without passwords and keys in addresses, and without values of secret options.
+
+    ``https://me:pass@host/x?token=ab --api-key cd`` -> ``https://...@host/x?token=... --api-key ...``
+    """
+    password, *named = _SECRETS
+    text = password.sub("...", text)
+    for secret in named:
+        text = secret.sub(lambda match: f"{match[1]}...", text)
+    return text

@@ -56,9 +56,10 @@ def test_what_cannot_be_read_is_skipped_with_a_warning(tmp_path: Path, caplog: p
         ({"format": "pdf"}, "format is 'pdf'; expected one of"),
         ({"on_error": "ignore"}, "on_error is 'ignore'; expected one of stop, skip"),
         ({"suffixes": ".txt"}, "suffixes is a string, '.txt'; expected a list"),
+        ({"suffixes": [b".txt"]}, "suffixes is [b'.txt']; expected a list of strings"),
         ({"kind": "bpe"}, "kind is 'bpe'; expected one of byte-bpe"),
         ({"vocab_size": 1}, "vocab_size 1 is out of range"),
-        ({"cased": True}, "applies only to --kind wordpiece"),
+        ({"cased": True}, "applies only to `kind='wordpiece'`"),
     ],
 )
 def test_bad_options_are_one_line(tmp_path: Path, options: dict, part: str) -> None:
@@ -66,6 +67,13 @@ def test_bad_options_are_one_line(tmp_path: Path, options: dict, part: str) -> N
     with pytest.raises(UserError) as caught:
         hornbook.train_tokenizer(tmp_path / "texts", **options)
     assert one_line(caught.value, part)
+
+
+def test_bytes_are_no_path_of_texts() -> None:
+    for texts in (b"texts", [b"texts"]):
+        with pytest.raises(UserError) as caught:
+            hornbook.train_tokenizer(texts)
+        assert one_line(caught.value, "texts has an entry of type bytes; expected paths")
 
 
 def test_items_are_documents(folder: Path) -> None:
@@ -86,6 +94,15 @@ def test_items_are_documents(folder: Path) -> None:
             corpus[index]
 
 
+def test_a_corpus_parses_its_tokenizer_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load, loaded = hornbook.Tokenizer.load, []
+    monkeypatch.setattr(hornbook.Tokenizer, "load", lambda path: loaded.append(path) or load(path))
+    corpus = hornbook.corpus(folder)
+    texts = [corpus.text(index) for index in range(len(corpus))]
+    assert len(set(texts)) > 1 and corpus.tokenizer is corpus.tokenizer
+    assert loaded == [folder / "train" / "tokenizer.json"]
+
+
 def test_items_are_the_samples_of_a_training(folder: Path, tmp_path: Path) -> None:
     overrides = ("--data.synthetic=false", f"--data.train={folder}", "--model.vocab-size=none", "--training.seed=5")
     recipe = tiny_recipe(tmp_path, *overrides, "--data.sequence-length=12").recipe
@@ -98,6 +115,7 @@ def test_items_are_the_samples_of_a_training(folder: Path, tmp_path: Path) -> No
         assert torch.equal(torch.stack([item[name] for item in corpus]), batch[name])
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes")  # on one core
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_loader_shuffles_with_any_number_of_workers(folder: Path, num_workers: int) -> None:
     corpus = hornbook.corpus(folder, sequence_length=12)

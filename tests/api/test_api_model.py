@@ -67,8 +67,11 @@ def test_whatever_the_commands_take_is_loaded(tmp_path: Path) -> None:
 def test_a_text_becomes_the_ids_of_the_training(tmp_path: Path, gpt: hornbook.Model, bert: hornbook.Model) -> None:
     own = tiny_tokenizer()
     assert gpt.encode(TEXT) == [own.require_end_of_text(), *own.encode(TEXT)]
-    imported = hornbook.load(tiny_folder(tmp_path / "theirs"), device="cpu")
-    assert imported.encode(TEXT) == own.encode(TEXT)
+    exported = hornbook.load(tiny_folder(tmp_path / "theirs"), device="cpu")
+    assert exported.encode(TEXT) == gpt.encode(TEXT)
+    (tmp_path / "theirs" / "tokenizer.json").write_text(own.to_json())  # which adds no token in transformers
+    published = hornbook.load(tmp_path / "theirs", device="cpu")
+    assert published.encode(TEXT) == own.encode(TEXT)
     special = encoder_tokenizer().require_masking()
     ids = bert.encode("the [MASK] sat")
     assert (ids[0], ids[-1]) == (special.cls, special.sep) and ids.count(special.mask) == 1
@@ -220,6 +223,10 @@ def test_a_model_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
         (7, "of type int"),
         (None, "of type NoneType"),
         (torch.zeros(0, dtype=torch.int64), "empty"),
+        (b"the", "the input has bytes; expected a text"),
+        ([b"the", b"cat"], "decode the bytes, as in text.decode()"),
+        (bytearray(b"the"), "the input has bytes"),
+        (memoryview(b"the"), "the input has bytes"),
     ],
 )
 def test_bad_inputs_are_one_line(gpt: hornbook.Model, inputs: object, part: str | None) -> None:
@@ -227,6 +234,21 @@ def test_bad_inputs_are_one_line(gpt: hornbook.Model, inputs: object, part: str 
         gpt.logits(inputs)
     else:
         assert refuses(UserError, part, call=lambda: gpt.logits(inputs))
+
+
+def test_bytes_are_no_text(gpt: hornbook.Model, bert: hornbook.Model) -> None:
+    for model in (gpt, bert):
+        for call in (model.encode, model.embed, model.loss, model.tokenizer.encode):
+            assert refuses(UserError, "bytes", "decode", call=lambda call=call: call(b"the"))  # type: ignore[misc]
+    assert refuses(UserError, "bytes", call=lambda: bert.fill(b"the [MASK]"))
+    assert refuses(UserError, "bytes", call=lambda: gpt.generate(b"the"))
+    assert refuses(UserError, "the stop strings are (10,); expected text", call=lambda: gpt.generate("a", stop=b"\n"))
+    assert refuses(UserError, "a text is of type bytes", call=lambda: gpt.generate("a", stop_token=b"e"))
+    tokenizer = gpt.tokenizer
+    for call in (tokenizer.encode_batch, tokenizer.encode_with_offsets):
+        assert refuses(UserError, "a text is of type bytes; expected a string", call=lambda call=call: call([b"a"]))
+    for ids in ("the", b"the", [0.5], 3):
+        assert refuses(UserError, "expected a sequence of token ids", call=lambda ids=ids: tokenizer.decode(ids))
 
 
 @pytest.mark.parametrize(("head", "shape"), [("classification", (3,)), ("span", (5, 2))])

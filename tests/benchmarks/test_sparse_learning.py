@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from tiny_text import build_tiny
 
+from hornbook.config import load_recipe
+
 SCRIPT = Path(__file__).parent.parent.parent / "benchmarks" / "sparse_learning.py"
 SPEC = importlib.util.spec_from_file_location("sparse_learning", SCRIPT)
 assert SPEC is not None and SPEC.loader is not None
@@ -22,11 +24,30 @@ def test_all_models_are_compared_at_about_the_same_flops() -> None:
     models, experiment = learning.models(scale), learning.Experiment(Path("unused"), scale)
     names = [model.name for model in models]
     assert names[:4] == ["dense 256", "dense 64", "dense 80", "dense 112"]
-    assert names[4:6] == ["blocks of 4 static", "blocks of 4 random"] and len(names) == 16
+    assert names[4:6] == ["blocks of 4 static", "blocks of 4 random 0.1 every 100"] and len(names) == 16
     steps = [experiment._steps_of_flops(model) for model in models]
     assert steps[0] < min(steps[1:]) and len(set(steps[4:])) <= len(
         scale.block_sizes
     )  # sparse ones of a block size agree
+
+
+def test_the_experiment_of_patterns_compares_changes_with_none() -> None:
+    scale = learning.PATTERNS
+    models, experiment = learning.models(scale), learning.Experiment(Path("unused"), scale)
+    assert [model.name for model in models[:2]] == ["blocks of 4 static", "blocks of 4 rigl 0.03 every 36"]
+    assert {experiment._steps_of_flops(model) for model in models} == {720}
+    for model in models:
+        config = load_recipe(model.recipe, experiment._options(model), require_data=False).recipe.sparsity
+        assert model.name.startswith(f"blocks of {config.block_size} {config.update}")
+        if config.update != "static":
+            assert model.name.endswith(f" {config.prune_ratio:g} every {config.update_interval}")
+    outcomes = {
+        name: learning.Outcome({"flops": 3e-3}, {"flops": 720}, {"flops": {0: loss, 1: loss + 0.5}})
+        for name, loss in (("blocks of 4 static", 3.0), ("blocks of 4 rigl 0.1 every 100", 2.75))
+    }
+    lines = learning.table(outcomes).splitlines()
+    assert lines[0].endswith("| minus blocks of 4 static |") and lines[0].count("loss") == 1
+    assert lines[-1].endswith("| 3.000 ± 0.250 | -0.250 ± 0.000 |")
 
 
 def test_the_table_subtracts_the_best_narrower_model_seed_by_seed() -> None:
@@ -70,14 +91,13 @@ def test_a_second_call_makes_only_the_runs_that_are_missing(
     (tmp_path / "tokenizer").mkdir()
     experiment.prepare()
     model = learning.models(scale)[-1]
-    assert model.name == "blocks of 4 rigl"
+    assert model.name == "blocks of 4 rigl 0.1 every 5"
     outcome = experiment.contest(model)
     assert set(outcome.losses["flops"]) == set(outcome.losses["seconds"]) == {0, 1}
     files = sorted((tmp_path / "results").iterdir())
     assert capfd.readouterr().err.count("loss") == len(files) and not any((tmp_path / "runs").iterdir())
-    missing = (
-        tmp_path / "results" / f"blocks-of-4-rigl-{outcome.steps['flops']}-{outcome.learning_rates['flops']:g}-1.json"
-    )
+    run = f"{outcome.steps['flops']}-{outcome.learning_rates['flops']:g}-1"
+    missing = tmp_path / "results" / f"blocks-of-4-rigl-0.1-every-5-{run}.json"
     missing.unlink()
     again = experiment.contest(model)
     assert capfd.readouterr().err.count("loss") == 1  # training is deterministic

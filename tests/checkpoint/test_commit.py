@@ -291,7 +291,8 @@ def test_whatever_stands_in_the_place_of_a_checkpoint_is_replaced(tmp_path, dama
         (path / "manifest.json").write_bytes(b"{}")
     saved(path.parent, 5)
     assert_sound(path.parent, 5)
-    assert names(path.parent) == ["step-00000005"]
+    found, *kept = names(path.parent)
+    assert found == "step-00000005" and len(kept) == (damage in ("file", "link")), "no save has made these"
 
 
 def test_leftovers_of_dead_processes_alone_are_removed(fresh):

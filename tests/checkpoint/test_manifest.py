@@ -134,11 +134,11 @@ def test_a_malformed_manifest_is_told(tmp_path, value, problem):
 
 
 def test_a_manifest_that_cannot_be_read_is_a_problem_not_an_error(tmp_path, monkeypatch):
-    def fail(path, mode):
+    def fail(path, **options):
         raise OSError(5, "Input/output error")
 
     written(tmp_path, manifest())
-    monkeypatch.setattr("pathlib.Path.open", fail)
+    monkeypatch.setattr("hornbook.storage.json_files.open_regular", fail)
     (problem,) = verify(tmp_path)
     assert "manifest.json: Input/output error" in problem
     with pytest.raises(StorageError):

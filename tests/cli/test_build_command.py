@@ -13,10 +13,10 @@ from tiny_text import READ_TEXTS, SHARED, TEXTS, tiny_tokenizer, write_texts
 from hornbook.__main__ import main
 from hornbook.cli.corpus_build import _lines
 from hornbook.cli.progress import Point, progress_line, token_progress
-from hornbook.corpora.build import parts
-from hornbook.corpora.build import token_pipeline as pipeline
-from hornbook.corpora.build.builder import BuildReport
-from hornbook.corpora.build.parts import SplitCounts
+from hornbook.corpora.building import parts
+from hornbook.corpora.building import token_pipeline as pipeline
+from hornbook.corpora.building.builder import BuildReport
+from hornbook.corpora.building.parts import SplitCounts
 from hornbook.corpora.store import open_store
 from hornbook.samples.windows import Stream
 from hornbook.text.tokenizer import Tokenizer

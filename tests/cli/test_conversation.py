@@ -26,12 +26,12 @@ END = b"\x04"
 class Terminal:
     """A process that believes to sit at a terminal."""
 
-    def __init__(self, words: list[str]) -> None:
+    def __init__(self, words: list[str], program: str = "") -> None:
         self._keys, screen = pty.openpty()
         environment = {**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1", "INPUTRC": os.devnull}
         environment.pop("NO_COLOR", None)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _BECOME_LEADER, *words], stdin=screen, stdout=screen, stderr=screen,
+            [sys.executable, "-c", _BECOME_LEADER + program + _RUN, *words], stdin=screen, stdout=screen, stderr=screen,
             env=environment, start_new_session=True,
         )  # fmt: skip
         os.close(screen)
@@ -76,6 +76,17 @@ _BECOME_LEADER = """
 import fcntl, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
+
+# Another thread takes the signal, so it never interrupts what the main thread waits for. To that thread, it is as if
+# Ctrl-C always came between the last look at signals and the start of the wait.
+_SIGNALS_COME_TOO_EARLY = """
+import threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+"""
+
+_RUN = """
 from hornbook.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -84,14 +95,15 @@ sys.exit(main(sys.argv[1:]))
 @pytest.fixture
 def terminal(tmp_path: Path, request: pytest.FixtureRequest):
     run = save_run(tmp_path / "run")
-    words = ["--threads", "1", "--compute", "fp32", "--output", str(tmp_path / "texts.jsonl"), *request.param]
-    opened = Terminal(["generate", str(run), *words])
+    length, program = request.param
+    words = ["--threads", "1", "--compute", "fp32", "--output", str(tmp_path / "texts.jsonl"), *length]
+    opened = Terminal(["generate", str(run), *words], program)
     yield opened
     opened.close()
 
 
 @pytest.mark.parametrize(
-    "terminal", [["--output-length", "60", "--input-length", "8", "--top-k", "none"]], indirect=True
+    "terminal", [(["--output-length", "60", "--input-length", "8", "--top-k", "none"], "")], indirect=True
 )
 def test_lines_are_edited_and_remembered(terminal: Terminal, tmp_path: Path):
     """Backspace, arrows, UTF-8, a text that is cut; no control character of the model gets through; Ctrl-D ends."""
@@ -114,7 +126,12 @@ def test_lines_are_edited_and_remembered(terminal: Terminal, tmp_path: Path):
     assert [(text["prompt"][:7], text["sample"]) for text in saved] == [("the cat", 0), ("the cat", 1), ("é, the ", 2)]
 
 
-@pytest.mark.parametrize("terminal", [["--output-length", "1000000"]], indirect=True)
+@pytest.mark.parametrize(
+    "terminal",
+    [(["--output-length", "1000000"], ""), (["--output-length", "1000000"], _SIGNALS_COME_TOO_EARLY)],
+    indirect=True,
+    ids=["any time", "just before the wait"],
+)
 def test_ctrl_c_ends_the_text_then_the_conversation(terminal: Terminal, tmp_path: Path):
     terminal.wait_for(rb"> ")
     terminal.press(b"the cat\r")

@@ -9,8 +9,10 @@ from tiny_encoder_runs import encoder_contents
 from tiny_labelled import labelled_rows, word_pieces, write_jsonl
 from written_runs import save_run
 
+import hornbook
 from hornbook.__main__ import main
 from hornbook.checkpoint import save
+from hornbook.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +64,30 @@ def test_a_text_is_truncated_to_the_window(capsys):
     (Path("long.txt")).write_text("the white whale swims in the sea\nthe white\n")
     first, second = embed(capsys, "bert", "long.txt", "--window", "4")
     assert first["embedding"] == pytest.approx(second["embedding"], abs=1e-6)
+    capsys.readouterr()
+    assert main(["embed", "bert", "long.txt", "--window", "4", "--json", "--threads", "1"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["truncated"] == 1
+    assert "1 of 2 texts is longer than 4 tokens" in " ".join(printed.err.split())
+    assert embed(capsys, "bert", "texts.txt", "--json")[0]["truncated"] == 0
+
+
+@pytest.mark.parametrize("run", ["bert", "gpt"])
+def test_python_gives_the_same_vectors(capsys, run, caplog):
+    model = hornbook.load(run, device="cpu", compute="fp32")
+    long = "the white whale swims in the sea " * 30
+    texts = [long, "the [MASK] whale", "the white"]
+    Path("mixed.txt").write_text("".join(f"{text.strip()}\n" for text in texts))
+    for words, options in (([], {}), (["--window", "6"], {"window": 6})):
+        rows = [row["embedding"] for row in embed(capsys, run, "mixed.txt", *words)]
+        caplog.clear()
+        found = model.embed([text.strip() for text in texts], **options)
+        np.testing.assert_allclose(found.numpy(), np.array(rows, dtype=np.float32), atol=2e-6)
+        (record,) = caplog.records
+        assert "of 3 texts" in record.message and "embedded without the end" in record.message
+    ids = model.tokenizer.encode(long)
+    with pytest.raises(UserError, match="expected 1 to"):
+        model.embed(ids)
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_whatever_is_forged_is_told_in_one_line(
     refused(words, capfd, may_pass=True)
 
 
-ABSURD = (("num_layers", 10**7), ("vocab_size", 10**12), ("max_positions", 10**13), ("feed_forward_size", 10**13))
+ABSURD = (("vocab_size", 10**12), ("max_positions", 10**13), ("feed_forward_size", 10**13))
 
 
 @pytest.mark.parametrize(("key", "value"), ABSURD, ids=[key for key, _ in ABSURD])
@@ -161,6 +161,45 @@ def test_sizes_that_no_weights_have_are_refused_before_a_model_is_built(
     assert not (tmp_path / "new").exists()
 
 
+LIMITS = (("num_layers", 10**9), ("hidden_size", 10**12), ("hidden_size", 10**18), ("vocab_size", 10**18))
+
+
+@pytest.mark.parametrize(("key", "value"), LIMITS)
+def test_sizes_that_no_model_has_are_refused_wherever_a_recipe_is_read(
+    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], key: str, value: int
+) -> None:
+    def change(recipe: Any) -> Any:
+        recipe["model"] |= {key: value, "num_heads": 1}
+        return recipe
+
+    run = forged_copy(home, tmp_path / "run", f"{STEP}/recipe.json", change)
+    sizes = [f"--model.{key.replace('_', '-')}", str(value), "--model.num-heads", "1"]
+    for words in (
+        ["evaluate", str(run), "--threads", "1"],
+        ["checkpoint", "export", str(run), "--output", str(tmp_path / "out")],
+        ["plan", "gpt2-small", *sizes],
+        command(home, tmp_path / "new", *sizes),
+        command(home, tmp_path / "new", *sizes, "--dry-run"),
+    ):
+        line = refused(words, capfd)
+        limit = "at most 10000" if key == "num_layers" else "expected at most 1e+15"
+        assert f"model.{key} = {value} (" in line and limit in line, words
+    assert not (tmp_path / "new").exists() and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("key", "value"), [("hidden_size", 10**6), ("num_layers", 10**4)])
+def test_an_export_compares_the_recipe_with_the_weights_first(
+    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], key: str, value: int
+) -> None:
+    def change(recipe: Any) -> Any:
+        recipe["model"] |= {key: value, "num_heads": 1}
+        return recipe
+
+    run = forged_copy(home, tmp_path / "run", f"{STEP}/recipe.json", change)
+    line = refused(["checkpoint", "export", str(run), "--output", str(tmp_path / "out")], capfd)
+    assert "but its weights take 93.4 KiB: restore" in line
+
+
 def test_a_batch_that_no_memory_holds_is_refused(home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     line = refused(command(home, tmp_path / "new", "--training.global-batch-size", "100000000000"), capfd)
     assert "the token ids of one step take 34.9 TiB on each rank" in line
@@ -179,6 +218,30 @@ def test_a_damaged_by_product_stops_no_run(
     assert f"{name}: the " in error
     assert "error:" not in error
     assert (tmp_path / "run" / name).read_bytes() == content, "the file is left for whoever can mend it"
+
+
+def nested(depth: int) -> bytes:
+    return b"[" * depth + b"]" * depth
+
+
+ODD_SESSIONS = {
+    "half a character": b'{"command": "\\ud800"}',
+    "a huge number": b'{"cores": 1e999}',
+    **{f"{depth} levels": b'{"gpus": ' + nested(depth) + b"}" for depth in (200, 400, 800, 900, 950, 1000, 3000)},
+    "forms of odd types": b'{"kernels": {"forms": {"linear_f32": [1], "block_sparse_f32": {}, "adamw": 5}}}',
+    "kernels of another type": b'{"kernels": 5}',
+    "sessions of another type": b"5",
+}
+
+
+@pytest.mark.parametrize("kind", ODD_SESSIONS)
+def test_an_odd_value_in_the_environment_stops_no_run(
+    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
+) -> None:
+    shutil.copytree(home / "run", tmp_path / "run")
+    (tmp_path / "run/environment.json").write_bytes(b'{"sessions": [' + ODD_SESSIONS[kind] + b"]}")
+    assert main(command(home, tmp_path / "run")) == 0
+    assert "error:" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 from fake_run import make_run
 
 from hornbook.__main__ import main
+from hornbook.wording import one_line
 
 
 def last_object(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
@@ -29,14 +30,16 @@ def test_list_has_a_line_for_each_run_and_hides_none(tmp_path: Path, capsys: pyt
         "2.1500",
         "2.6000",
         "2.5000",
+        "@30",
         "1.790",
         "2k",
         "20",
         "s",
     ]
     assert lines[2].startswith(str(tmp_path / "b"))
-    assert lines[3].startswith(f"unreadable: {broken / 'recipe.toml'}")
-    assert len(lines) == 4
+    assert lines[3].startswith("@ the step at which")
+    assert lines[4].startswith(f"unreadable: {broken / 'recipe.toml'}")
+    assert len(lines) == 5
 
 
 def test_list_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,3 +92,28 @@ def test_report_writes_and_names_the_page(tmp_path: Path, capsys: pytest.Capture
     assert (run / "report.html").read_text().startswith("<!doctype html>")
     assert main(["runs", "report", str(run), "--json"]) == 0
     assert last_object(capsys) == {"report": str(run / "report.html")}
+
+
+ESCAPES = "a\x1b]0;title\x07\x1b[2Jb"
+
+
+def test_names_of_folders_do_not_control_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / ESCAPES)
+    (run / "samples.jsonl").write_text("{}\n{}\n")
+    page = str(run / "x.html")
+    commands = (
+        ["runs", "list", str(tmp_path)],
+        ["runs", "report", str(run)],
+        ["runs", "compare", str(run), str(run), "--html", page],
+        ["runs", "list", str(run / "missing")],
+        ["checkpoint", "list", str(run)],
+        ["checkpoint", "verify", str(run)],
+        ["recipes", "copy", "demo", str(run / "copy.toml")],
+    )
+    for command in commands:
+        main(command)
+        out, err = capsys.readouterr()
+        assert "\x1b" not in out + err, command
+    (run / "samples.jsonl").unlink()
+    assert main(["runs", "report", str(run)]) == 0
+    assert capsys.readouterr().out == f"{one_line(str(run / 'report.html'))}\n"

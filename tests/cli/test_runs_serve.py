@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -22,13 +23,31 @@ def test_it_serves_until_ctrl_c_and_warns_where_others_can_read(tmp_path: Path, 
         assert served.stdout and served.stderr
         first = served.stderr.readline()
         if host == "0.0.0.0":
-            assert first == "hornbook: warning: other machines can read these runs, without a password\n"
+            expected = "other machines with this address can read these runs, unencrypted"
+            assert first == f"hornbook: warning: {expected}\n"
             first = served.stderr.readline()
         url = first.split()[0].replace("0.0.0.0", "127.0.0.1")
-        with urllib.request.urlopen(f"{url}data") as reply:
+        page, _, token = url.partition("?token=")
+        assert len(token) >= 32
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(f"{page}data")
+        with urllib.request.urlopen(f"{page}data?token={token}") as reply:
             assert json.load(reply)["selected"] == ["runs/mine"]
         served.send_signal(signal.SIGINT)
         assert json.loads(served.stdout.read())["url"].startswith(f"http://{host}:")
+        assert served.wait(600) == 0
+
+
+def test_without_a_token_everyone_on_the_machine_can_read_and_it_says_so(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "mine")
+    command = [sys.executable, "-m", "hornbook", "runs", "serve", "--no-token"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as served:
+        assert served.stdout and served.stderr
+        url = served.stdout.readline().split()[0]
+        with urllib.request.urlopen(f"{url}data") as reply:
+            assert json.load(reply)["selected"] == ["runs/mine"]
+        served.send_signal(signal.SIGINT)
+        assert "other users of this machine can read these runs" in served.stderr.read()
         assert served.wait(600) == 0
 
 

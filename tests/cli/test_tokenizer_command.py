@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tiny_text import READ_TEXTS, TEXTS, tiny_tokenizer, write_texts
 
 from hornbook.__main__ import main
-from hornbook.corpora.build.token_pipeline import falls_to_validation
+from hornbook.corpora.building.token_pipeline import falls_to_validation
 from hornbook.text.tokenizer import Tokenizer
 
 

@@ -169,7 +169,7 @@ def test_bundled_recipes_need_nothing_but_data(name):
     with pytest.raises(RecipeError) as caught:
         load_recipe(name)
     assert caught.value.problems == [
-        "data.train = [] (default): no training data; set --data.train PATH, or use --data.synthetic"
+        "data.train = [] (default): no training data; set `data.train=PATH`, or use `data.synthetic`"
     ]
     if name in MNLI:
         return

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from hornbook.config import load_recipe
@@ -57,11 +59,13 @@ def test_files_that_are_no_recipes(tmp_path, content, problem):
 
 def test_paths_that_are_no_files(tmp_path):
     what = "r.toml: is a folder, neither a recipe file nor a run"
-    assert refused(tmp_path) == f"{what}; to train on it: hornbook train demo --data.train {tmp_path}"
+    assert refused(tmp_path) == f"{what}; to train on it: `data.train={tmp_path}`"
     (tmp_path / "checkpoints").mkdir()
-    assert refused(tmp_path) == f"{what}; to start a run from its weights: --init-from {tmp_path}"
+    assert refused(tmp_path) == f"{what}; to start a run from its weights: `init_from={tmp_path}`"
     assert refused(tmp_path / "missing.toml") == "r.toml: no such recipe file or run"
     assert refused(tmp_path / ("x" * 5000)).startswith("r.toml: cannot be read: ")
+    os.mkfifo(tmp_path / "pipe")
+    assert refused(tmp_path / "pipe").startswith("r.toml: is a pipe or a device, which can be read only once")
     assert refused(tmp_path / "a\0b") == "r.toml: no such recipe file or run"
 
 

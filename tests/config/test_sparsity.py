@@ -38,7 +38,10 @@ def test_the_learning_rate_of_blocks_rises_with_sparsity() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--model.num-layers=9000000000000",), "sparsity is for at most 10,000 layers; set fewer, or remove linears"),
+        (
+            ("--model.num-layers=9000000000000",),
+            "model.num_layers = 9000000000000 (command line): must be at least 1 and at",
+        ),
         (("--sparsity.block-size=12",), "sparsity.block_size = 12 (command line): must be 1, 4, 8, 16, 32, 64 or 128"),
         (("--model.hidden-size=72",), "does not divide blocks.0.attention.qkv, 72 x 72"),
         (("--sparsity.density=1e-4",), "leaves no block of blocks.0.attention.qkv, which has 48 x 48 blocks; raise it"),

@@ -145,6 +145,20 @@ def test_every_option_has_a_counterpart_or_a_reason(system: str) -> None:
     assert [row for row in rows if row.here in ABSENT and not row.note] == []
 
 
+@pytest.mark.parametrize(
+    ("system", "option"),
+    [
+        ("B", "--poptorch_loop"),
+        ("C", "dataloader_num_workers"),
+        ("C", "dataloader_drop_last"),
+        ("E", "--batches-per-step"),
+    ],
+)
+def test_spellings_of_readmes_and_scripts_have_a_row(system: str, option: str) -> None:
+    """Options that the programs inherit from a library, or whose spelling differs from the parser's."""
+    assert [row for row in rows_of(system) if option in codes_of(row.there)] != []
+
+
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_counterpart_exists(system: str) -> None:
     assert [code for row in rows_of(system) for code in codes_of(row.here) if not exists(code)] == []

@@ -95,11 +95,11 @@ def test_the_scale_of_each_update():
     assert build_loss_scale(PrecisionConfig(compute="fp16"), model, World()).value(Progress()) == 32768
 
 
-def narrow_run(precision: PrecisionConfig, num_steps: int, progress: Progress | None = None):
+def narrow_run(precision: PrecisionConfig, num_steps: int, progress: Progress | None = None, **changes):
     """Train a model with fp16 activations; return the state and the results of its steps."""
     state = fresh_state(tiny_model(compute_dtype=torch.float16), build_update(AdamWConfig()))
     state.progress = progress or state.progress
-    config = tiny_step_config(loss_scale=build_loss_scale(precision, state.model, World()))
+    config = tiny_step_config(loss_scale=build_loss_scale(precision, state.model, World()), **changes)
     start = state.progress.step
     steps = range(start, start + num_steps)
     return state, [train_step(state, split(random_batch(4, 8, seed=step), 2), config) for step in steps]
@@ -142,12 +142,14 @@ def test_without_a_scale_fp16_loses_gradients():
     assert share_of_zeros(PrecisionConfig(compute="fp16")) == 0.0
 
 
-def test_a_histogram_scale_doubles_until_gradients_come_near_the_largest_number():
+def test_a_histogram_scale_doubles_up_to_the_largest_while_gradients_are_far_from_overflow():
+    """With weights that hardly move: at scale 2^15, the greatest gradient of any step is 9 % below what halves it.
+
+    The processor's rounding moves it by less than 0.1 %. At a large learning rate, it decides where a training goes.
+    """
     precision = PrecisionConfig(compute="fp16", loss_scaling="histogram", loss_scale=1.0)
-    _, results = narrow_run(precision, 30)
-    scales = [result.loss_scale for result in results]
-    assert scales[:16] == [2.0**step for step in range(16)]
-    assert set(scales[16:]) <= {2.0**14, 2.0**15}, "fp16 has no larger one, and some gradients come near"
+    _, results = narrow_run(precision, 30, learning_rate=1e-5)
+    assert [result.loss_scale for result in results] == [2.0 ** min(step, 15) for step in range(30)]
     assert not any(result.skipped for result in results)
 
 

@@ -11,7 +11,7 @@ from hornbook.storage.scratch import ScratchFile
 
 @pytest.fixture
 def space(tmp_path):
-    space = FileSpace(ScratchFile(tmp_path / "state"), torch.device("cpu"))
+    space = FileSpace(ScratchFile(tmp_path), torch.device("cpu"))
     space.reserve(1 << 16)
     return space
 

@@ -129,9 +129,9 @@ def test_data_of_each_task(words, data):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["lambda=x"], "--data names 'lambda', which is not among the tasks; did you mean \"lambada\"?"),
-        (["x", "y"], "two --data entries for all tasks"),
-        (["lambada=x", "lambada=y"], "two --data entries for lambada"),
+        (["lambda=x"], "`data` names 'lambda', which is not among the tasks; did you mean \"lambada\"?"),
+        (["x", "y"], "two `data` entries for all tasks"),
+        (["lambada=x", "lambada=y"], "two `data` entries for lambada"),
     ],
 )
 def test_data_of_no_task(words, message):
@@ -146,7 +146,7 @@ def test_windows_have_to_fit_the_model():
     assert tiny_input(window=7, overlap=0).overlap_or(3) == 0
     with pytest.raises(UserError, match="a window of 25 tokens is longer than the model's 24 positions"):
         _ = tiny_input(window=25).window_length
-    with pytest.raises(UserError, match="windows of 7 tokens cannot overlap by 7: lower --overlap to 6"):
+    with pytest.raises(UserError, match="windows of 7 tokens cannot overlap by 7: lower `overlap` to 6"):
         tiny_input(window=7, overlap=7).overlap_or(0)
 
 

@@ -38,11 +38,13 @@ def test_the_training_text_is_scored_only_if_it_is_named(corpus):
         with pytest.raises(UserError) as caught:
             paths(*train)
         named = ", ".join(map(str, train))
-        assert one_line(caught.value, f"was trained on {named}, which have no held-out data: name a store by", "--data")
+        assert one_line(
+            caught.value, f"was trained on {named}, which have no held-out data: name a store by", "`data=FOLDER`"
+        )
     assert paths(bare, data=bare) == [bare]
 
 
 def test_a_run_without_stores_has_nothing_to_score():
     with pytest.raises(UserError) as caught:
         paths()
-    assert one_line(caught.value, "the run names no validation data: say which store to score with `--data FOLDER`")
+    assert one_line(caught.value, "the run names no validation data: say which store to score with `data=FOLDER`")

@@ -17,7 +17,7 @@ from tiny_text import build_tiny, one_line
 from torch.nn import functional
 
 from hornbook.config import ClassificationConfig, DataConfig, MaskedLMConfig, PretrainingConfig, Recipe
-from hornbook.corpora.build.builder import BuildOptions, build_corpus
+from hornbook.corpora.building.builder import BuildOptions, build_corpus
 from hornbook.corpora.store import open_store
 from hornbook.errors import CheckpointError, DataError, UserError
 from hornbook.evaluate import run_tasks
@@ -184,7 +184,7 @@ def test_instances_keep_the_masks_that_they_have(model, corpora, tmp_path):
     assert "masked when they were made; instances of up to 24 tokens" in rows[0].convention
     with pytest.raises(UserError) as caught:
         run_task("masked_lm", given(model, path, window=20))
-    assert one_line(caught.value, "has instances of 24 tokens, but the window is 20: pass --window 24")
+    assert one_line(caught.value, "has instances of 24 tokens, but the window is 20: pass `window=24`")
 
 
 def test_a_part_of_the_sequences_and_shorter_ones(model, corpora):
@@ -298,7 +298,7 @@ def test_mistakes_are_one_line(model, corpora, tmp_path, task):
 
     build_tiny(tmp_path / "other")
     (tmp_path / "empty.txt").write_text("\n")
-    refusal(UserError, "the run names no validation data", "--data")
+    refusal(UserError, "the run names no validation data", "`data=FOLDER`")
     refusal(UserError, "the store was made with tokenizer", data=tmp_path / "other")
     refusal(DataError, "no/such", "no such token store", data="no/such")
     refusal(UserError, "a window of 25 tokens is longer than the model's 24", data=corpora["lines"], window=25)

@@ -172,7 +172,7 @@ def test_files_that_cannot_be_scored(tmp_path, content, message):
 
 
 def test_no_file():
-    with pytest.raises(UserError, match=r"^the task needs WikiText's test file.*--data FILE"):
+    with pytest.raises(UserError, match=r"^the task needs WikiText's test file.*`data=FILE`"):
         run_task("wikitext2", tiny_input())
 
 

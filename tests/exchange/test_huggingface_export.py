@@ -14,6 +14,7 @@ from hornbook.storage.faults import count_operations, inject
 from hornbook.storage.files import sha256_file
 
 FILES = [
+    "README.md",
     "config.json",
     "generation_config.json",
     "merges.txt",
@@ -48,7 +49,8 @@ def test_the_config_says_what_the_model_is(tmp_path):
     expected |= {"n_inner": None, "activation_function": "relu2", "attn_pdrop": 0.25, "torch_dtype": "float32"}
     expected |= {"bos_token_id": 299, "eos_token_id": 299, "n_positions": 24, "vocab_size": 300}
     assert expected.items() <= config.items()
-    assert json.loads((folder / "generation_config.json").read_text()) == {"bos_token_id": 299, "eos_token_id": 299}
+    ends = {"bos_token_id": 299, "eos_token_id": 299, "pad_token_id": 299}
+    assert json.loads((folder / "generation_config.json").read_text()) == ends
 
 
 def test_vocabulary_and_merges_are_those_of_the_tokenizer(tmp_path):
@@ -64,6 +66,7 @@ def test_vocabulary_and_merges_are_those_of_the_tokenizer(tmp_path):
 def test_without_a_tokenizer_no_token_ends_a_text(tmp_path):
     write_folder(tmp_path / "out", changed(tiny_contents(), files={}))
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "README.md",
         "config.json",
         "generation_config.json",
         "model.safetensors",

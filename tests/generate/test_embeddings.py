@@ -85,11 +85,13 @@ def test_texts_are_framed_for_an_encoder_and_truncated_at_their_end():
     tokenizer = encoder_tokenizer()
     special, ids = tokenizer.require_masking(), tokenizer.encode("the cat sat on the mat")
     model = tiny_encoder(vocab_size=tokenizer.vocab_size)
-    whole, short = (ids_of_texts(model, tokenizer, ["the cat sat on the mat"], length)[0] for length in (24, 5))
-    assert whole.tolist() == [special.cls, *ids, special.sep]
-    assert short.tolist() == [special.cls, *ids[:3], special.sep]
+    text = "the cat sat on the mat"
+    whole, short, exact = (ids_of_texts(model, tokenizer, [text, "the"], n) for n in (24, 5, len(ids) + 2))
+    assert whole.ids[0].tolist() == exact.ids[0].tolist() == [special.cls, *ids, special.sep]
+    assert short.ids[0].tolist() == [special.cls, *ids[:3], special.sep]
+    assert [each.num_truncated for each in (whole, short, exact)] == [0, 1, 0]
     with pytest.raises(UserError, match="2 tokens are too few"):
         ids_of_texts(model, tokenizer, ["the"], 2)
     plain = tiny_tokenizer()
-    (found,) = ids_of_texts(decoder(), plain, ["the cat sat"], 3)
-    assert found.tolist() == plain.encode("the cat sat")[:3]
+    (found,), num_truncated = ids_of_texts(decoder(), plain, ["the cat sat"], 2)
+    assert found.tolist() == plain.encode("the cat sat")[:2] and num_truncated == 1

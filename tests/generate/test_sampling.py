@@ -120,11 +120,13 @@ def test_the_repetition_penalty_counts_the_prompt_and_what_was_chosen():
     assert chooser.choose(logits[:1]) == [0], "all were seen, so the likeliest again"
 
 
-def test_the_stop_token_is_not_penalized():
+def test_a_stop_token_in_the_prompt_is_penalized_as_in_transformers():
+    """Prompts begin with the end-of-text token, which is also the stop token."""
     logits = torch.tensor([[2.0, 1.9, 1.8]])
     sampling = Sampling(temperature=0.0, repetition_penalty=1.5)
-    chooser = Chooser(sampling, [[0, 1]], [draws_of(0, [])], vocab_size=3, unpenalized=0)
-    assert [chooser.choose(logits), chooser.choose(logits)] == [[0], [0]]
+    chooser = Chooser(sampling, [[0, 1]], [draws_of(0, [])], vocab_size=3)
+    theirs = RepetitionPenaltyLogitsProcessor(1.5)(torch.tensor([[0, 1]]), logits.clone())
+    assert chooser.choose(logits) == [int(theirs.argmax())] == [2]
 
 
 def test_only_the_vocabulary_is_chosen():

@@ -115,7 +115,7 @@ def test_a_prompt_may_begin_anywhere():
 def test_a_prompt_that_does_not_fit_is_refused():
     with pytest.raises(UserError) as caught:
         writer().request("the cat sat on the mat, " * 20, place="p.txt, line 3")
-    assert one_line(caught.value, "p.txt, line 3 has ", "but the model has 32 positions", "--input-length 32")
+    assert one_line(caught.value, "p.txt, line 3 has ", "but the model has 32 positions", "`input_length=32`")
 
 
 def test_only_the_tokenizers_ids_are_written():
@@ -132,7 +132,7 @@ def test_only_the_tokenizers_ids_are_written():
         ({"output_length": 0}, "the output length is 0; expected at least 1 token"),
         ({"input_length": 0}, "the input length is 0; expected 1 to 32, the model's positions"),
         ({"input_length": 33}, "the input length is 33; expected 1 to 32"),
-        ({"stop_strings": ("a", "")}, "--stop is empty"),
+        ({"stop_strings": ("a", "")}, "`stop` is empty"),
         ({"stop_id": 300}, "the stop token is 300; expected 0 to 299"),
     ],
 )

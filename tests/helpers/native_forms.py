@@ -13,7 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hornbook.ops.native import build, library
-from hornbook.ops.native.build import HALVES, TILES, BuildError
+from hornbook.ops.native.build import HALVES, TILES
+from hornbook.ops.native.cache import BuildError, default_cache
 from hornbook.ops.native.choice import KERNELS
 from hornbook.ops.native.kernels import Kernels
 from hornbook.ops.native.library import Form, instruction_sets, load
@@ -60,13 +61,13 @@ def _emulated_library() -> ctypes.CDLL:
     """Compile the sources with a form for tiles, with this machine's vectors, once for each version of them."""
     flags = ["-DHB_AMX", "-DHORNBOOK_EMULATED_TILES", f"-DHB_ISA={EMULATED}", *build.INSTRUCTION_SETS[forms()[0].isa]]
     compiler, version = build.find_compiler()
-    folder = build.default_cache() / f"{EMULATED}-{build._name(f'{version}{flags}')}"
+    folder = default_cache() / f"{EMULATED}-{build._name(f'{version}{flags}')}"
     target = folder / "libhornbook.so"
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
         made = folder / f"{os.getpid()}.so"
         sources = map(str, (*build.sources(None), *build.sources(TILES)))
-        build._run([compiler, *build._FLAGS, "-O1", *flags, "-shared", *sources, "-o", str(made)])
+        build._run([*compiler, *build._FLAGS, "-O1", *flags, "-shared", *sources, "-o", str(made)])
         made.rename(target)
     return library.open_library(target)
 

@@ -11,7 +11,7 @@ from tiny_encoders import tiny_encoder, tiny_encoder_config
 
 from hornbook.checkpoint import Contents
 from hornbook.config import LabelledConfig, MaskedLMConfig, Recipe, TrainingConfig, recipe_to_dict
-from hornbook.corpora.build.builder import BuildOptions, build_corpus
+from hornbook.corpora.building.builder import BuildOptions, build_corpus
 from hornbook.text.tokenizer import Tokenizer
 
 FAMILIES = ("bert", "roberta", "groupbert")

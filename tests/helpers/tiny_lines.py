@@ -4,7 +4,7 @@ import random
 from functools import cache
 from pathlib import Path
 
-from hornbook.corpora.build.builder import BuildOptions, build_corpus
+from hornbook.corpora.building.builder import BuildOptions, build_corpus
 from hornbook.text.documents import ReadOptions
 from hornbook.text.tokenizer import Tokenizer
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from hornbook.corpora.build.builder import BuildOptions, BuildReport, Progress, build_corpus
+from hornbook.corpora.building.builder import BuildOptions, BuildReport, Progress, build_corpus
 from hornbook.text.documents import ReadOptions
 from hornbook.text.tokenizer import Tokenizer
 

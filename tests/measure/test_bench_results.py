@@ -1,4 +1,5 @@
 import csv
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,22 @@ def test_a_refused_command_is_an_error_with_its_line() -> None:
     assert "no such bundled recipe" in run_bench(["step", "no-such-recipe"])["error"]
 
 
-@pytest.mark.parametrize("content", ["{}", '{"cases": []}', '{"cases": {"a": {"runs": [{}]}}}'])
+SOUND = {"name": "a", "description": "", "machine": {}, "cases": {"a": {"words": ["step"], "runs": [{"repeat": 0}]}}}
+ODD_RUNS = [{}, {"repeat": "0"}, {"repeat": True}, {"repeat": 0, "values": []}, 5]
+ODD_CASES = [[], {"a": 5}, {"a": {"runs": []}}, {"a": {"words": [1], "runs": []}}]
+ODD_CASES += [{"a": {"words": [], "runs": [run]}} for run in ODD_RUNS]
+ODD = [{}, [], 5, *({**SOUND, key: None} for key in SOUND), *({**SOUND, "cases": cases} for cases in ODD_CASES)]
+
+
+def test_results_without_a_positive_value_have_no_row(tmp_path: Path) -> None:
+    cases = {"a": {"words": [], "runs": [{"repeat": 0, "values": {"seconds": -1.0, "step_seconds": "x"}}]}}
+    (tmp_path / "results.json").write_text(json.dumps({**SOUND, "cases": cases}))
+    results = read_results(tmp_path)
+    assert spreads_of(results) == []
+    write_results(tmp_path, results)
+
+
+@pytest.mark.parametrize("content", [json.dumps(content) for content in ODD])
 def test_results_of_others_are_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "results.json").write_text(content)
     with pytest.raises(DataError, match="not written by `hornbook bench run`"):

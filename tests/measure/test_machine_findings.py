@@ -51,22 +51,22 @@ def test_a_sound_machine_has_no_findings() -> None:
             {"products": {"flops_per_second": {"fp32": 1.34e11, "bf16": 7.7e10}}},
             "precision",
             "auto chooses bf16, whose products run at 77 GFLOP/s here, but those of fp32 run at 134 GFLOP/s",
-            "--precision.compute fp32",
+            "`precision.compute='fp32'`",
         ),
         (
             {"products": {"flops_per_second": {"fp32": 1e12, "bf16": 3e12}, "auto": "fp32"}},
             "precision",
             "auto chooses fp32, whose products run at 1 TFLOP/s here, but those of bf16 run at 3 TFLOP/s",
-            "--precision.compute bf16",
+            "`precision.compute='bf16'`",
         ),
         ({"processor": {"load": 7.0}}, "cores", "the load is 7.0 on 8 cores", "stop other processes"),
-        ({"processor": {"threads": 9}}, "cores", "9 threads in total share 4 cores", "decrease --threads"),
+        ({"processor": {"threads": 9}}, "cores", "9 threads in total share 4 cores", "decrease `threads`"),
         ({"versions": {"torch": {"version": "2.9.1", "oldest": "2.11"}}}, "versions", "torch 2.9.1", "pip install"),
         ({"memory": {"available": 5 << 20}}, "memory", "only 5.0 MiB", "stop other processes"),
         ({"disk": {"free": 1 << 20}}, "disk", "/home/me has 1.0 MiB free", "free some space"),
         ({"disk": {"write": 1e6}}, "disk", "976.6 KiB/s", "faster disk"),
         ({"disk": {"is_network": True, "file_system": "nfs4"}}, "disk", "network file system (nfs4)", "local disk"),
-        ({"disk": {"is_memory": True, "file_system": "tmpfs"}}, "disk", "in memory (tmpfs)", "--output"),
+        ({"disk": {"is_memory": True, "file_system": "tmpfs"}}, "disk", "in memory (tmpfs)", "`output`"),
         ({"cuda": {"driver": "550.1"}}, "GPUs", "built without CUDA", "install a CUDA build"),
         ({"cuda": {"driver": "550.1", "build": "13.0"}}, "GPUs", "finds no GPU", "check CUDA_VISIBLE_DEVICES"),
     ],
@@ -83,7 +83,7 @@ def test_ranks_that_share_cores() -> None:
     one_thread = {"processor": {"threads": 1}}
     assert found(one_thread, processes=4) == []
     assert (
-        "5 threads in total share 4 cores and wait for each other: decrease --processes"
+        "5 threads in total share 4 cores and wait for each other: decrease `processes`"
         in found(one_thread, processes=5)[0][2]
     )
 

@@ -67,6 +67,20 @@ def test_a_layer_of_its_own_computes_its_dense_matrix(block_size: int, density: 
     assert layer(x).std().item() == pytest.approx(1.0, rel=0.25)
 
 
+@pytest.mark.parametrize("kernel", ["reference", "torch", "auto"])
+def test_positions_from_elsewhere_are_checked_before_they_are_used(kernel: str) -> None:
+    layer = BlockSparseLinear(32, 64, block_size=8, density=0.4, kernel=kernel, name="up")
+    x, good = torch.ones(2, 32), {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    expected = layer(x)
+    for name, value in (("rows", 8), ("rows", -1), ("columns", 2**31 - 1), ("columns", 0)):
+        layer.load_state_dict({**good, name: torch.full_like(good[name], value)})
+        with pytest.raises(UserError, match="the positions of a block-sparse layer are wrong: ") as caught:
+            layer(x)
+        assert "\n" not in str(caught.value)
+    layer.load_state_dict(good)
+    assert torch.equal(layer(x), expected)
+
+
 def test_positions_and_weights_are_a_function_of_seed_and_name() -> None:
     def tensors(seed: int, name: str) -> list[torch.Tensor]:
         layer = BlockSparseLinear(64, 64, block_size=8, density=0.25, seed=seed, name=name)
@@ -226,6 +240,7 @@ def test_the_meta_device_tells_the_shapes_of_a_layer() -> None:
 
 
 @pytest.mark.filterwarnings("default::DeprecationWarning")  # PyTorch's own, while it compiles
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")
 @pytest.mark.parametrize("kernel", ["auto", "reference", "torch"])
 def test_a_block_with_sparse_maps_compiles_to_one_graph(kernel: str) -> None:
     recipe = sparse_recipe()
@@ -242,9 +257,9 @@ def test_a_block_with_sparse_maps_compiles_to_one_graph(kernel: str) -> None:
     for moved in (False, True):
         layer = block.feed_forward.up
         if moved:  # the pattern is an input of the graph
-            layer.columns.copy_(torch.zeros_like(layer.columns))
-            layer.rows.copy_(torch.arange(len(layer.rows)) % layer.grid_shape[0])
-            layer.rows.copy_(layer.rows.sort().values)
+            first = torch.arange(len(layer.rows))
+            layer.rows.copy_(first // layer.grid_shape[1])
+            layer.columns.copy_(first % layer.grid_shape[1])
         for module in (block, compiled):
             block.zero_grad()
             y_BTD = module(x_BTD, model.make_context(batch))

@@ -50,7 +50,7 @@ def encoders_alone(corpus, tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def ranks_folder(request, corpus, tmp_path_factory):
     """What 2 and 4 processes wrote."""
     folder = tmp_path_factory.mktemp("ranks")

@@ -64,11 +64,9 @@ def test_a_batch_of_unequal_prompts_as_transformers_has_it(pair, penalty):
 
 
 @pytest.mark.parametrize("source", ["exported", "imported"])
-@pytest.mark.parametrize(
-    ("words", "has_start"), [([], False), (["--no-start-token"], False), (["--start-token"], True)]
-)
+@pytest.mark.parametrize(("words", "has_start"), [([], True), (["--no-start-token"], False), (["--start-token"], True)])
 def test_a_command_writes_what_transformers_writes(tmp_path, capsys, source, words, has_start):
-    """The folder's own weights and tokenizer on both sides; a start token there is one id more."""
+    """The folder's own weights and tokenizer on both sides, which adds the start token of the exported run."""
     folder = tiny_folder(tmp_path / "exported", max_positions=64)
     peer, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     if source == "imported":
@@ -79,7 +77,7 @@ def test_a_command_writes_what_transformers_writes(tmp_path, capsys, source, wor
     given = ["generate", str(tmp_path / source), "--prompt", prompt, "--json-lines", "--threads", "1"]
     assert main([*given, *greedy, *words]) == 0
     text = json.loads(capsys.readouterr().out)["text"]
-    ids = torch.tensor([[tokenizer.eos_token_id] * has_start + tokenizer(prompt)["input_ids"]])
+    ids = torch.tensor([tokenizer(prompt, add_special_tokens=has_start)["input_ids"]])
     options = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None, "pad_token_id": 0}
     theirs = peer.generate(ids, attention_mask=torch.ones_like(ids), **options)
     assert text == tokenizer.decode(theirs[0, ids.shape[1] :])

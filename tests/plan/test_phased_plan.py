@@ -68,10 +68,10 @@ def test_a_model_larger_than_the_device_is_advised_and_found_phased():
     machine = Machine(device=DEVICES["4090"], memory=16 * GIB)
     recipe = recipe_of("gpt3-2.7b", "--memory.execution=resident", "--training.global_batch_size=4")
     plan = make_plan(recipe, machine)
-    assert plan.advice == "--memory.execution phased"
+    assert plan.advice == "`memory.execution=phased`"
     layouts = search_layouts(recipe, machine)
     assert {layout.plan.recipe.memory.execution for layout in layouts} == {"phased"}
-    assert layouts[0].words.startswith("--memory.execution phased")
+    assert layouts[0].words.startswith("`memory.execution=phased`")
     (memory,) = layouts[0].plan.stages.values()
     table = 50304 * 2560 * 4
     assert 3 * table < memory.peak < 6 * table, "weights, gradients and the new gradients of the table, and logits"

@@ -1,10 +1,14 @@
 """Divergence: weights that an update ruined are finite and give NaN, and must not displace the ones before them."""
 
+import json
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tiny_runs
+import torch
 from tiny_text import build_tiny
 
 from hornbook import checkpoint
@@ -136,3 +140,27 @@ def test_a_run_in_fp16_resumes_with_its_scale_bit_for_bit(tmp_path, scale, monke
     assert tiny_runs.digest(tmp_path / "cut", 8) == tiny_runs.digest(tmp_path / "whole", 8)
     scales = [row["loss_scale"] for row in read(tmp_path / "whole" / "run" / "metrics.jsonl") if row["kind"] == "train"]
     assert len(set(scales)) > 2
+
+
+def on_texts(folder: Path) -> tuple[str, ...]:
+    """Options of a run on texts, which generates a sample after every step."""
+    if not (folder / "corpus").exists():
+        build_tiny(folder / "corpus")
+    data = ("--data.train", str(folder / "corpus"), "--data.synthetic=false", "--model.vocab-size=none")
+    return (*data, "--tracking.sample-every-steps=1", "--tracking.sample-tokens=2")
+
+
+def test_a_sample_of_a_model_that_diverged_says_so(tmp_path: Path) -> None:
+    """The checkpoint's moments are NaN, so the first update ruins the weights before the sample that is due."""
+    folder = tmp_path / "run/checkpoints"
+    tiny_runs.run_tiny(tmp_path, "--training.steps=3", "--schedule.name=constant", *on_texts(tmp_path))
+    contents = checkpoint.load(checkpoint.folder_of(folder, 3))
+    moments = {name: torch.full_like(moment, math.nan) for name, moment in contents.tensors["optimizer"].items()}
+    shutil.rmtree(checkpoint.folder_of(folder, 3))
+    checkpoint.save(folder, replace(contents, tensors={**contents.tensors, "optimizer": moments}))
+    with pytest.raises(DivergedError, match=r"logits are not finite after step 4, .* step 3: lower") as caught:
+        tiny_runs.run_tiny(tmp_path, "--training.steps=4", "--schedule.name=constant", *on_texts(tmp_path))
+    assert caught.value.exit_code == 3 and "\n" not in str(caught.value)
+    assert kept(tmp_path) == [3]
+    sessions = json.loads((tmp_path / "run/environment.json").read_text())["sessions"]
+    assert sessions[-1]["ended"] == "diverged"

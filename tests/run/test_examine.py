@@ -142,7 +142,7 @@ def test_the_folder_of_another_run(tmp_path: Path) -> None:
 def test_a_length_that_makes_the_learning_rate_jump(tmp_path: Path) -> None:
     run_tiny(tmp_path)
     ((level, about, message),) = look(tmp_path, "--training.steps=20")
-    assert (level, about) == ("error", "schedule") and "--allow-learning-rate-change" in message
+    assert (level, about) == ("error", "schedule") and "`allow_learning_rate_change`" in message
     recipe = tiny_recipe(tmp_path, "--training.steps=20").recipe
     assert examine(recipe, tmp_path / "run", CPU, allow_rate_change=True) == []
 
@@ -161,7 +161,7 @@ def test_a_folder_that_is_in_use_or_a_file(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "run").write_text("")
-    assert "is a file: choose another --output" in look(other)[0][2]
+    assert "is a file: choose another `output`" in look(other)[0][2]
 
 
 def test_weights_to_start_from_that_do_not_fit(tmp_path: Path) -> None:
@@ -179,4 +179,14 @@ def test_a_device_that_the_machine_lacks() -> None:
     findings = Findings()
     assert choose_devices("cuda:99", 1, findings) == CPU
     assert [(finding.level, finding.about) for finding in findings.found] == [("error", "device")]
-    assert "choose another --device" in findings.found[0].message
+    assert "choose another `device`" in findings.found[0].message
+
+
+def test_no_product_is_timed_for_a_model_that_no_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = []
+    monkeypatch.setattr("hornbook.run.examine.scarce_memory", lambda *given: timed.append(given))
+    for size in ("1000000", "32"):
+        recipe = tiny_recipe(tmp_path, f"--model.hidden-size={size}").recipe
+        found = examine(recipe, tmp_path / "run", torch.device("cpu"))
+        assert any("parameters takes" in finding.message for finding in found) == (size != "32")
+    assert len(timed) == 1

@@ -218,7 +218,7 @@ def test_the_best_may_be_chosen_by_a_task(files, tmp_path):
 
 
 def test_moments_of_a_pretraining_cannot_be_kept(files, pretrained, tmp_path):
-    with pytest.raises(UserError, match="the optimizer state cannot be kept: remove --init-optimizer keep"):
+    with pytest.raises(UserError, match="the optimizer state cannot be kept: remove `init_optimizer='keep'`"):
         run(tmp_path, *of(files)[:-1], init=InitFrom(source=pretrained.source, keep_optimizer=True))
 
 
@@ -289,7 +289,7 @@ def test_a_run_without_validation_says_how_to_name_data(files, tmp_path, capsys)
     run(tmp_path, *of(files), "--data.validation=none", "--training.steps=1")
     assert main(["evaluate", str(tmp_path / "run")]) == 2
     told = capsys.readouterr().err
-    assert "has no validation file to score (data.validation): name a labeled file by `--data FILE`" in told
+    assert "has no validation file to score (data.validation): name a labeled file by --data FILE" in told
 
 
 def test_a_model_may_say_that_there_is_no_answer(files, tmp_path, capsys):

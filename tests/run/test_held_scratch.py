@@ -1,4 +1,4 @@
-"""Scratch in runs: refused in one line, gone at the end, and after a kill gone with the next start."""
+"""Scratch in runs: without names, as large as was said, and gone however a run ends."""
 
 import os
 import random
@@ -6,21 +6,33 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import suppress
 
 import pytest
 import tiny_runs
 import torch
-from ranks import environment
+from ranks import environment, train_on_ranks
 
-from hornbook.errors import StorageError, UserError
+from hornbook.errors import StorageError
 from hornbook.parallel.world import World
 from hornbook.run.examine import examine
 from hornbook.run.held_scratch import bytes_of_scratch
 from hornbook.run.training_run import TrainingRun
-from hornbook.storage.scratch import scratch_folder
 
 PHASED = "--memory.execution=phased"
+
+
+def scratch_of(process):
+    """The sizes of the scratch files that a process has open; none once it has ended."""
+    found = {}
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for number in os.listdir(f"/proc/{process}/fd"):  # noqa: PTH208 - a file may be closed meanwhile
+            with suppress(FileNotFoundError):
+                path = f"/proc/{process}/fd/{number}"
+                target = os.readlink(path)  # noqa: PTH115
+                if target.endswith(" (deleted)") and ("hornbook-scratch-" in target or "/#" in target):
+                    found[target] = os.stat(path).st_size  # noqa: PTH116
+    return found
 
 
 def test_a_model_without_room_for_its_scratch_is_refused_in_one_line(tmp_path):
@@ -35,21 +47,23 @@ def test_a_model_without_room_for_its_scratch_is_refused_in_one_line(tmp_path):
     ]
 
 
-def test_scratch_that_another_run_holds_is_refused_in_one_line(tmp_path):
-    holder = "import sys, time; from hornbook.storage.scratch import *; from pathlib import Path\n"
-    holder += "with scratch_folder(Path(sys.argv[1]), 1): print('held', flush=True); time.sleep(600)"
-    with ExitStack() as stack:
-        held = tmp_path / "shared" / "scratch-00000"
-        child = stack.enter_context(
-            subprocess.Popen([sys.executable, "-c", holder, str(held)], stdout=subprocess.PIPE, env=environment())
-        )
-        stack.callback(child.kill)
-        assert child.stdout.readline() == b"held\n"
-        with pytest.raises(UserError, match=rf"scratch-00000 is in use by another process \({child.pid}\); wait"):
-            tiny_runs.run_tiny(tmp_path, PHASED, f"--memory.scratch={tmp_path / 'shared'}")
-        assert not (tmp_path / "run").exists()
-    tiny_runs.run_tiny(tmp_path, PHASED, f"--memory.scratch={tmp_path / 'shared'}")
-    assert not held.exists()
+def test_a_start_leaves_the_folders_and_links_of_the_user_alone(tmp_path):
+    """Whatever their names are; the run's folder and that of scratch may be shared with others."""
+    run, shared, home = (tmp_path / name for name in ("run", "shared", "home"))
+    home.mkdir()
+    (home / ".bashrc").write_text("mine")
+    for base in (run, shared):
+        for name in ("scratch-2024", "scratch-1", "scratch-00001"):
+            (base / name / "thesis").mkdir(parents=True)
+            (base / name / "thesis" / "chapter1.txt").write_text("mine")
+        (base / "scratch-00000").symlink_to(home)
+    before = sorted(path for base in (run, shared, home) for path in base.rglob("*"))
+    tiny_runs.run_tiny(tmp_path)
+    tiny_runs.run_tiny(tmp_path, PHASED, "--training.steps=9")
+    tiny_runs.run_tiny(tmp_path, PHASED, "--training.steps=10", f"--memory.scratch={shared}")
+    assert [path for path in before if not os.path.lexists(path)] == []
+    assert sorted(shared.rglob("*")) == [path for path in before if path.is_relative_to(shared)]
+    assert list(home.iterdir()) == [home / ".bashrc"] and (home / ".bashrc").read_text() == "mine"
 
 
 def test_scratch_is_as_large_as_was_said(tmp_path, monkeypatch):
@@ -57,11 +71,11 @@ def test_scratch_is_as_large_as_was_said(tmp_path, monkeypatch):
     sizes = []
     resolved = tiny_runs.tiny_recipe(tmp_path, PHASED)
     record = TrainingRun.record
+    before = scratch_of(os.getpid())  # of other tests, for the garbage collector
 
     def record_and_look(run, result):
         record(run, result)
-        files = (tmp_path / "run" / "scratch-00000").glob("[rs]*")
-        sizes.append(sum(file.stat().st_size for file in files))
+        sizes.append(sum(size for name, size in scratch_of(os.getpid()).items() if name not in before))
 
     monkeypatch.setattr(TrainingRun, "record", record_and_look)
     tiny_runs.run_tiny(tmp_path, PHASED)
@@ -69,36 +83,38 @@ def test_scratch_is_as_large_as_was_said(tmp_path, monkeypatch):
     assert sizes[-1] == pytest.approx(bytes_of_scratch(resolved.recipe, World()) + padding, rel=0.01)
 
 
+def test_ranks_share_a_folder_of_scratch(tmp_path):
+    """Another user's run may use it, too; nothing is created in it or removed from it."""
+    shared = tmp_path / "shared"
+    for other in ("scratch-00000", "scratch-00001"):
+        (shared / other).mkdir(parents=True)
+        (shared / other / "mine").write_text("stays")
+    before = sorted(shared.rglob("*"))
+    tiny_runs.tiny_recipe(tmp_path)
+    options = (PHASED, f"--memory.scratch={shared}", "--training.steps=2")
+    train_on_ranks(2, {tmp_path / "run": (tmp_path / "tiny.toml", *options)})
+    assert sorted(shared.rglob("*")) == before
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("then", ["phased", "resident"])
-def test_a_run_that_is_killed_at_any_instant_leaves_scratch_alone(then, tmp_path):
-    """Which the next start removes, and the run ends in the bits of one that was not killed."""
+def test_nothing_remains_of_the_scratch_of_a_run_that_is_killed_at_any_instant(then, tmp_path):
+    """And the run ends in the bits of one that was not killed."""
     tiny_runs.run_tiny(tmp_path / "whole")
+    shared = tmp_path / "shared"
     command = [sys.executable, "-m", "hornbook", "train", str(tmp_path / "tiny.toml"), PHASED]
-    command += ["--output", str(tmp_path / "run"), "--device", "cpu", "--threads", "1"]
+    command += ["--output", str(tmp_path / "run"), "--device", "cpu", "--threads", "1", f"--memory.scratch={shared}"]
     tiny_runs.tiny_recipe(tmp_path)
-    lefts = 0
+    had_scratch = 0
     for _ in range(6):
         with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as child:
             deadline = time.monotonic() + 600
-            state = tmp_path / "run" / "scratch-00000" / "state"
-            while child.poll() is None and not state.exists() and time.monotonic() < deadline:
+            while child.poll() is None and not scratch_of(child.pid) and time.monotonic() < deadline:
                 time.sleep(0.01)
             time.sleep(random.uniform(0.0, 0.3))
+            had_scratch += bool(scratch_of(child.pid))
             os.kill(child.pid, signal.SIGKILL)
-        lefts += state.exists()
-    assert lefts
+        assert list(shared.iterdir()) == []
+    assert had_scratch
     tiny_runs.run_tiny(tmp_path, f"--memory.execution={then}")
-    assert not list((tmp_path / "run").glob("scratch-*"))
     assert tiny_runs.digest(tmp_path, 8) == tiny_runs.digest(tmp_path / "whole", 8)
-
-
-def test_a_start_removes_what_others_left_but_holds_to_its_own(tmp_path):
-    left = tmp_path / "run" / "scratch-00007"
-    left.mkdir(parents=True)
-    (left / "state").write_bytes(b"left")
-    (left / "lock").touch()
-    with scratch_folder(tmp_path / "run" / "scratch-00001", 1):
-        tiny_runs.run_tiny(tmp_path)
-        assert not left.exists()
-        assert (tmp_path / "run" / "scratch-00001").exists()

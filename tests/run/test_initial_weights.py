@@ -97,7 +97,7 @@ def test_kept_moments_go_on_into_the_next_run(trained: Path, tmp_path: Path) -> 
 def test_a_run_from_fresh_weights_remembers_that(tmp_path: Path) -> None:
     start(tmp_path, "--training.steps=1")
     assert identity(tmp_path)["init_from"] is None
-    with pytest.raises(UserError, match="the run was not started from somewhere: remove --init-from"):
+    with pytest.raises(UserError, match="the run was not started from somewhere: remove `init_from`"):
         start(tmp_path, init=InitFrom(source="somewhere"))
 
 
@@ -136,7 +136,7 @@ def test_a_source_that_has_changed_is_refused(source: Path, tmp_path: Path) -> N
     for other in (init, replace(init, keep_optimizer=True)):
         with pytest.raises(UserError, match=r"the run started from .*step-00000008 \(") as caught:
             start(tmp_path, init=other)
-        assert one_line(caught.value, "--init-from is now", "remove --init-from to resume")
+        assert one_line(caught.value, "`init_from` is now", "remove `init_from` to resume")
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     shutil.copytree(source / "checkpoints" / "step-00000006", source / "checkpoints" / "step-00000008")
     with pytest.raises(HornbookError, match="damaged"):
@@ -185,11 +185,11 @@ def test_moments_of_another_optimizer_are_no_matter_of_the_model(trained: Path, 
     with pytest.raises(CheckpointError) as caught:
         start(tmp_path, "--optimizer.name=sgd", init=init)
     assert str(caught.value).endswith(
-        "the optimizer keeps exp_avg, exp_avg_sq there and nothing here, so start with --init-optimizer fresh"
+        "the optimizer keeps exp_avg, exp_avg_sq there and nothing here, so start with `init_optimizer='fresh'`"
     )
     with pytest.raises(CheckpointError) as caught:
         start(tmp_path, "--optimizer.name=sgd", "--model.num-heads=4", init=init)
-    assert one_line(caught.value, "--init-optimizer fresh; the recipe's model differs", "change the recipe's [model]")
+    assert one_line(caught.value, "`init_optimizer='fresh'`; the recipe's model differs", "change the recipe's [model]")
 
 
 def test_dropout_and_length_may_differ(trained: Path, tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_hugging_face_folder_is_a_start(tmp_path: Path) -> None:
         expected = tiny_contents().tensors["model"]
         assert all(torch.equal(found[name], value) for name, value in expected.items())
         assert run.tokenizer is not None and run.tokenizer.digest == tiny_tokenizer().digest
-    with pytest.raises(CheckpointError, match="has no optimizer state: use --init-optimizer fresh"):
+    with pytest.raises(CheckpointError, match="has no optimizer state: use `init_optimizer='fresh'`"):
         inspect(replace(init, keep_optimizer=True), recipe, None)
 
 

@@ -209,4 +209,4 @@ def test_a_python_caller_takes_up_a_run_without_the_command_line(recipe, tmp_pat
     summary = train(start_recipe("runs/a"), output=None, device="cpu", threads=1)
     assert (summary["run"], summary["step"]) == ("runs/a", 8)
     other = start_recipe(recipe, init_from=InitFrom(source="runs/a"), output=tmp_path / "b")
-    assert other.sources["model.num_layers"].startswith("--init-from, runs/a/checkpoints/step-00000008")
+    assert other.sources["model.num_layers"].startswith("initial weights, runs/a/checkpoints/step-00000008")

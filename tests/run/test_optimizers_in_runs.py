@@ -49,6 +49,6 @@ def test_another_optimizers_state_cannot_be_kept(tmp_path: Path) -> None:
     tiny_runs.run_tiny(tmp_path, "--optimizer.name=sgd")
     recipe = tiny_runs.tiny_recipe(tmp_path, "--optimizer.name=momentum")
     init = InitFrom(source=str(tmp_path / "run"), keep_optimizer=True)
-    message = "the optimizer keeps nothing there and momentum here, so start with --init-optimizer fresh"
+    message = "the optimizer keeps nothing there and momentum here, so start with `init_optimizer='fresh'`"
     with pytest.raises(CheckpointError, match=message):
         train(recipe, output=tmp_path / "other", device="cpu", threads=1, init_from=init)

@@ -39,7 +39,7 @@ def sources(vocab_size: int | None) -> Sources:
 def test_a_warmup_that_is_longer_than_the_run() -> None:
     assert long_warmup(recipe(schedule=CosineConfig(warmup_steps=2000)), 20) == (
         "schedule.warmup_steps is 2000, but the run has 20 steps: the learning rate only reaches 6e-06 of 0.0006; "
-        "lower it, or use --schedule.warmup-fraction"
+        "lower it, or use `schedule.warmup_fraction`"
     )
     by_root = recipe(schedule=PolynomialConfig(warmup_steps=80, warmup_power=0.5))
     assert "the learning rate only reaches 0.0003 of 0.0006" in (long_warmup(by_root, 20) or "")
@@ -73,7 +73,8 @@ def test_a_run_tells_both_at_its_start(tmp_path: Path, capsys: pytest.CaptureFix
     build_tiny(tmp_path / "corpus")
     data = ("--data.train", str(tmp_path / "corpus"), "--data.synthetic=false", "--model.vocab-size=5000")
     words = (*data, "--schedule.warmup-steps=100", "--training.steps=4")
-    told = "model.vocab_size is 5,000, but the vocabulary of the data has 300 tokens; to use that, pass --model"
+    told = "model.vocab_size is 5,000, but the vocabulary of the data has 300 tokens; to use that, pass "
+    told += "`model.vocab_size='none'`"
     tiny_runs.run_tiny(tmp_path, *words)
     shown = capsys.readouterr().err
     assert told in shown and shown.count("schedule.warmup_steps is 100, but the run has 4 steps") == 1

@@ -5,10 +5,13 @@ import time
 
 import pytest
 from crashes import crashes_in_child
+from tiny_checkpoints import contents
 from tiny_runs import digest, metrics_without_time, run_tiny, stop_after
 
 from hornbook import checkpoint
 from hornbook.errors import StoppedBySignal, StorageError
+from hornbook.parallel.world import World
+from hornbook.run.saving import Saver, Snapshot
 from hornbook.run.training_run import TrainingRun
 from hornbook.storage.faults import inject
 
@@ -51,6 +54,30 @@ def test_a_checkpoint_has_the_same_bytes_either_way(tmp_path):
     for step in (6, 8):
         assert digest(tmp_path / "front", step) == digest(tmp_path / "behind", step)
     assert metrics_without_time(tmp_path / "front") == metrics_without_time(tmp_path / "behind")
+
+
+class LostRanks(World):
+    """Ranks of which one was killed."""
+
+    def barrier(self):
+        raise RuntimeError("Connection closed by peer")
+
+
+def test_a_rank_lost_during_a_save_is_told_once_by_whoever_waits(tmp_path, monkeypatch, capfd):
+    uncaught = []
+    monkeypatch.setattr(threading, "excepthook", uncaught.append)
+    world = World()
+    world.aside = LostRanks()
+    saver = Saver(world=world, folder=tmp_path, require_folder=lambda: None)
+    snapshot = Snapshot(contents=contents(4), held={}, best_before=("validation", None, None), keep_last=1, keep=())
+    for behind in (True, False):
+        saver.start(snapshot, behind=behind)
+        with pytest.raises(RuntimeError, match="closed by peer"):
+            saver.finish()
+    for thread in threading.enumerate():
+        if thread.name == "hornbook-checkpoint":
+            thread.join()
+    assert not uncaught and "Traceback" not in capfd.readouterr().err
 
 
 def test_steps_go_on_while_one_checkpoint_is_written(tmp_path, slow_disk, capfd):

@@ -56,7 +56,7 @@ def test_an_option_that_contradicts_is_refused_in_one_line(source, tmp_path):
     ]
     with pytest.raises(UserError) as caught:
         start_recipe(written(tmp_path, BARE), overrides, output=tmp_path / "run", init_from=source)
-    assert '--model.num-layers 3 (there: 2), --model.activation "relu" (there: "gelu_tanh")' in str(caught.value)
+    assert '`model.num_layers=3` (there: 2), `model.activation="relu"` (there: "gelu_tanh")' in str(caught.value)
     assert "hidden" not in str(caught.value) and "dropout" not in str(caught.value)
 
 

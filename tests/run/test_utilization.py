@@ -1,6 +1,9 @@
 """FLOP/s and MFU of a run: the machine's peak, what a run logs of it, and that nothing else notices."""
 
+import itertools
 import json
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +14,16 @@ from hornbook.__main__ import main
 from hornbook.config import load_recipe
 from hornbook.engine.build_training import build_samples
 from hornbook.parallel.world import World
-from hornbook.run import utilization
-from hornbook.run.utilization import Product, Utilization, measure_rates, measure_utilization, peak_of
+from hornbook.run import peaks, utilization
+from hornbook.run.utilization import (
+    Peak,
+    Product,
+    Utilization,
+    compute_clock,
+    measure_rates,
+    measure_utilization,
+    peak_of,
+)
 from hornbook.samples.sources import open_sources
 from hornbook.track.metrics import read
 
@@ -20,10 +31,10 @@ CPU = torch.device("cpu")
 
 
 def test_speed_becomes_operations_and_their_share_of_the_peak() -> None:
-    measured = Utilization(flops_per_token=2e9, peak=4e12, source="measured")
+    peak = Peak(device="a processor", rate=2e12, source="measured")
+    measured = Utilization(flops_per_token=2e9, peak=peak, num_ranks=2)
     assert measured.at(500.0) == {"tflops": 1.0, "mfu": 0.25}
     assert measured.describe() == "4 TFLOP/s, measured"
-    assert Utilization(flops_per_token=1.0, peak=2.5e10, source="measured").describe() == "25 GFLOP/s, measured"
 
 
 @pytest.mark.parametrize(
@@ -72,6 +83,12 @@ def test_measuring_gives_a_rate_and_draws_no_random_number() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keep the rates of this file's tests, some of which are made up, out of the user's cache."""
+    monkeypatch.setattr(peaks, "folder", lambda: tmp_path / "peaks")
+
+
 @pytest.mark.parametrize("faster", [torch.float32, torch.bfloat16])
 def test_the_faster_product_of_a_cpu_is_the_peak(monkeypatch: pytest.MonkeyPatch, faster: torch.dtype) -> None:
     recipe = load_recipe("demo", ["--data.synthetic", "--model.vocab-size=64"]).recipe
@@ -82,8 +99,68 @@ def test_the_faster_product_of_a_cpu_is_the_peak(monkeypatch: pytest.MonkeyPatch
         lambda products, device: [2e9 if product.left.dtype == faster else 1e9 for product in products],
     )
     found = measure_utilization(recipe, samples, World(), torch.bfloat16)
-    assert found is not None and found.peak == 2e9
-    assert found.source.endswith("product in bf16" if faster == torch.bfloat16 else "product in fp32")
+    assert found is not None and found.peak.rate == 2e9
+    assert found.peak.source.endswith("product in bf16" if faster == torch.bfloat16 else "product in fp32")
+
+
+def utilization_at(monkeypatch: pytest.MonkeyPatch, rate: float, earlier: Iterable[Peak] = ()) -> Utilization:
+    """The utilization of a run whose products are found to have this rate."""
+    recipe = load_recipe("demo", ["--data.synthetic", "--model.vocab-size=64"]).recipe
+    samples = build_samples(recipe, open_sources(recipe), on_cpu=True)
+    monkeypatch.setattr(utilization, "measure_rates", lambda products, device: [rate for _ in products])
+    found = measure_utilization(recipe, samples, World(), torch.float32, earlier)
+    assert found is not None
+    return found
+
+
+def test_the_fastest_rate_of_a_machine_is_its_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that starts while the machine is busy has the same peak as the others."""
+    rates = [utilization_at(monkeypatch, rate).peak.rate for rate in (2e9, 1e9, 3e9, 2e9)]
+    assert rates == [2e9, 2e9, 3e9, 3e9]
+
+
+def test_a_resumed_run_keeps_its_peak_on_the_same_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = utilization_at(monkeypatch, 2e9).peak
+    elsewhere = replace(first, device="another processor", rate=5e9)
+    assert utilization_at(monkeypatch, 3e9, [elsewhere, first]).peak == first
+    assert utilization_at(monkeypatch, 3e9, [elsewhere]).peak == replace(first, rate=3e9)
+
+
+def test_a_run_in_its_folder_keeps_its_peak_and_says_when_it_changes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def peaks_of_rows() -> list[float]:
+        rows = [row for row in read(tmp_path / "run" / "metrics.jsonl") if row["kind"] == "train"]
+        return [row["tflops"] / row["mfu"] for row in rows]
+
+    options = ["--checkpoint.every-steps=2", "--schedule.name=constant"]
+    tiny_runs.run_tiny(tmp_path, *options, "--training.steps=2")
+    (first,) = {round(peak, 9) for peak in peaks_of_rows()}
+    monkeypatch.setattr(utilization, "measure_rates", lambda products, device: [1e15 for _ in products])
+    tiny_runs.run_tiny(tmp_path, *options, "--training.steps=4")
+    assert peaks_of_rows() == pytest.approx([first] * 4)
+    assert "peak rate" not in capfd.readouterr().err
+    monkeypatch.setattr(utilization, "cpu_model", lambda: "another processor")
+    tiny_runs.run_tiny(tmp_path, *options, "--training.steps=6")
+    assert peaks_of_rows() == pytest.approx([first] * 4 + [1e3] * 2)
+    assert "the peak rate, of which MFU is a share, is 1000 TFLOP/s (another processor" in capfd.readouterr().err
+
+
+def test_products_are_timed_by_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes only make the wall's clock advance, here by an hour each time that it is read."""
+    hours = itertools.count(step=3600)
+    monkeypatch.setattr(utilization.time, "perf_counter", lambda: float(next(hours)))
+    (rate,) = measure_rates([Product.of_shape(64, 64, 64, torch.float32, CPU)], CPU)
+    assert rate > 1e6
+
+
+def test_processor_time_is_shared_among_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(utilization.time, "process_time", lambda: 8.0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert compute_clock(CPU)() == 2.0
+    monkeypatch.setattr(utilization.time, "thread_time", lambda: 3.0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert compute_clock(CPU)() == 3.0
 
 
 def test_every_logged_step_has_both_and_a_checkpoint_neither(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -144,7 +144,7 @@ def test_beside_the_file_of_googles_script(tmp_path):
         ({"duplicates": 0}, "one pass"),
         ({"mask_probability": 0.0}, "must be between 0 and 1"),
         ({"format_name": "npy"}, "not a format of instances"),
-        ({"format_name": "bert-arrow", "records_per_file": 3}, "leave out --records-per-file"),
+        ({"format_name": "bert-arrow", "records_per_file": 3}, "leave out `records_per_file`"),
     ],
 )
 def test_bad_options(store, tmp_path, changes, message):
@@ -173,7 +173,7 @@ def test_a_store_without_a_manifest_needs_its_tokenizer(store, tokenizer, tmp_pa
     for suffix in (".bin", ".idx"):
         (tmp_path / f"others{suffix}").write_bytes((store.path / f"tokens{suffix}").read_bytes())
     others = open_store(tmp_path / "others")
-    with pytest.raises(UserError, match="name it with --tokenizer"):
+    with pytest.raises(UserError, match="name it with `tokenizer`"):
         build_instances(others, tmp_path / "out", OPTIONS)
     build_instances(others, tmp_path / "out", OPTIONS, tokenizer)
     build_instances(store, tmp_path / "own", OPTIONS)

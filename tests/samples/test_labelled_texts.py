@@ -74,7 +74,7 @@ def test_what_is_wrong_is_told(tmp_path, name, text, parts):
 
 def test_a_column_out_of_range(tmp_path):
     with pytest.raises(
-        DataError, match=r"'5' is out of range \(columns: '0', '1'\); name the right one by --objective.l"
+        DataError, match=r"'5' is out of range \(columns: '0', '1'\); name the right one by `objective.label`"
     ):
         read_examples(write(tmp_path / "x.csv", "a,b\n"), ClassificationConfig(text="0", label="5"))
 
@@ -211,8 +211,8 @@ def test_any_other_file_has_a_text_a_line(tmp_path, name):
         ("x.txt", "", ["the file has no examples", "a text per line"]),
         ("x.txt", "a\n \nb", ["line 2: the line is blank"]),
         ("x.txt", b"a\n\xff", ["line 2: not UTF-8 at byte 0"]),
-        ("x.jsonl", '{"text": "a"}\n{"txt": "a"}', ["line 2", "'text' is missing", "by --text"]),
-        ("x.csv", "txt\na\n", ["line 1", "'text' is missing", "by --text"]),
+        ("x.jsonl", '{"text": "a"}\n{"txt": "a"}', ["line 2", "'text' is missing", "by `text`"]),
+        ("x.csv", "txt\na\n", ["line 1", "'text' is missing", "by `text`"]),
     ],
 )
 def test_a_text_that_cannot_be_read_is_told_with_its_line(tmp_path, name, text, parts):

@@ -17,13 +17,12 @@ from hornbook.storage.files import (
     Written,
     commit_directory,
     make_directory,
-    remove_file,
-    remove_tree,
     rename,
     replace_file,
     sha256_file,
     write_file,
 )
+from hornbook.storage.removal import remove_file, remove_tree
 
 DEAD_PID = 2**31 - 2  # above the kernel's largest
 
@@ -173,10 +172,24 @@ def test_replace_file_that_fails_leaves_the_old_content(tmp_path, kind, lasting)
 
 
 def test_replace_file_removes_the_litter_of_dead_processes_alone(tmp_path):
-    for name in (f".x.tmp-{DEAD_PID}", f".x.tmp-{DEAD_PID}-0123abcd", ".x.tmp-1", ".x.tmp-abc", f".y.tmp-{DEAD_PID}"):
+    others = [
+        f".x.tmp-{DEAD_PID}",
+        ".x.tmp-1-0123abcd",
+        ".x.tmp-abc",
+        f".x.tmp-{DEAD_PID}-a",
+        f".y.tmp-{DEAD_PID}-0123abcd",
+    ]
+    for name in (f".x.tmp-{DEAD_PID}-0123abcd", *others):
         (tmp_path / name).touch()
+    (tmp_path / f".x.tmp-{DEAD_PID}-11111111").mkdir()
+    (tmp_path / f".x.tmp-{DEAD_PID}-22222222").symlink_to("x")
+    others += [f".x.tmp-{DEAD_PID}-11111111", f".x.tmp-{DEAD_PID}-22222222"]
+    if not os.geteuid():
+        (tmp_path / f".x.tmp-{DEAD_PID}-33333333").touch()
+        os.chown(tmp_path / f".x.tmp-{DEAD_PID}-33333333", 12345, 12345)
+        others += [f".x.tmp-{DEAD_PID}-33333333"]
     replace_file(tmp_path / "x", b"new")
-    assert names(tmp_path) == [".x.tmp-1", ".x.tmp-abc", f".y.tmp-{DEAD_PID}", "x"]
+    assert names(tmp_path) == sorted([*others, "x"])
 
 
 def test_lines_are_appended_whole(tmp_path):

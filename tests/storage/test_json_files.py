@@ -40,6 +40,10 @@ def test_json_has_no_word_for_a_number_that_is_not_finite(value):
         b'{"a": "\n"}',
         b"01",
         b"nul",
+        b'{"half a character": "\\ud83d"}',
+        b'["\\uDC00\\uD800"]',
+        b"[1e999]",
+        b"[-1e999]",
     ],
 )
 def test_malformed_json_is_told_in_one_line_with_the_file(tmp_path, data):
@@ -48,6 +52,11 @@ def test_malformed_json_is_told_in_one_line_with_the_file(tmp_path, data):
         read_json(tmp_path / "x.json", "the test's file")
     assert str(caught.value).startswith(f"{tmp_path / 'x.json'}: the test's file is not valid JSON")
     assert "\n" not in str(caught.value)
+
+
+def test_a_whole_character_may_be_escaped(tmp_path):
+    (tmp_path / "x.json").write_bytes(b'["\\ud83d\\ude00", 1e308]')
+    assert read_json(tmp_path / "x.json", "the test's file") == ["\U0001f600", 1e308]
 
 
 @pytest.mark.parametrize("name", ["missing.json", "missing/x.json", "file/x.json"])

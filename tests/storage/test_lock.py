@@ -11,9 +11,11 @@ import pytest
 from held import hold_in_child
 
 from hornbook.errors import PathError, StorageError, UserError
-from hornbook.storage import faults
+from hornbook.storage import faults, removal
 from hornbook.storage import files as module
-from hornbook.storage.files import lock_folder, remove_locked_folder
+from hornbook.storage.files import lock_folder
+from hornbook.storage.new_files import new_folder
+from hornbook.storage.removal import remove_locked_folder
 from hornbook.storage.system import is_locked
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -161,14 +163,14 @@ def test_a_held_folder_is_removed_with_its_lock_last(tmp_path):
 
 
 def test_a_folder_that_another_process_has_by_then_stays(tmp_path, monkeypatch):
-    folder, original = tmp_path / "work", module.remove_file
+    folder, original = tmp_path / "work", removal.remove_file
     with ExitStack() as another, lock_folder(folder):
 
         def remove_file(path):
             original(path)
             another.enter_context(lock_folder(folder))
 
-        monkeypatch.setattr(module, "remove_file", remove_file)
+        monkeypatch.setattr(removal, "remove_file", remove_file)
         remove_locked_folder(folder)
         assert holds(folder)
 
@@ -213,3 +215,49 @@ def test_who_asks_keeps_nobody_out(tmp_path):
     with lock_folder(folder):
         pass
     timer.join()
+
+
+@pytest.mark.parametrize("content", ["mine", "12\n34\n", "1" * 40, " "])
+def test_a_file_of_the_user_called_lock_is_not_overwritten(tmp_path, content):
+    (tmp_path / "lock").write_text(content)
+    with (
+        pytest.raises(UserError, match="lock is not a lock file of hornbook; move it, or choose"),
+        lock_folder(tmp_path),
+    ):
+        raise AssertionError("locked")
+    assert (tmp_path / "lock").read_text() == content
+
+
+@pytest.mark.parametrize("what", ["a folder", "a file", "a link", "a link to nothing", "another user's"])
+def test_a_working_folder_that_hornbook_did_not_make_is_not_used(tmp_path, what):
+    home, work = tmp_path / "home", tmp_path / ".out.converting"
+    (home / "content").mkdir(parents=True)
+    (home / "content" / "thesis.tex").write_text("mine")
+    if what == "a folder":
+        home.rename(work)
+    elif what == "another user's":
+        if os.geteuid():
+            pytest.skip("only root can give a folder away")
+        work.mkdir()
+        (work / "lock").touch()
+        os.chown(work, 12345, 12345)
+    elif what == "a file":
+        work.write_text("mine")
+    else:
+        work.symlink_to(home if what == "a link" else tmp_path / "nothing")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match="converting was not made by hornbook for this user, so it is not used; move"):
+        new_folder(tmp_path / "out").__enter__()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_working_folder_of_a_killed_process_is_used(tmp_path):
+    for content in ([], ["lock"], ["lock", "content"]):
+        (tmp_path / ".out.converting").mkdir()
+        for name in content:
+            (tmp_path / ".out.converting" / name).touch()
+        with new_folder(tmp_path / "out") as folder:
+            (folder / "new").touch()
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["new"]
+        assert not (tmp_path / ".out.converting").exists()
+        shutil.rmtree(tmp_path / "out")

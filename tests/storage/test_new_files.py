@@ -59,6 +59,7 @@ def test_short_writes_are_completed(tmp_path):
 def test_content_that_leads_elsewhere_is_refused(tmp_path):
     (tmp_path / "mine").write_text("mine")
     (tmp_path / ".a.bin.partial").mkdir()
+    (tmp_path / ".a.bin.partial" / "lock").touch()
     (tmp_path / ".a.bin.partial" / "content").symlink_to(tmp_path / "mine")
     with pytest.raises(StorageError, match="content: expected a regular file"), open_partial(tmp_path / "a.bin"):
         raise AssertionError("opened")

@@ -1,29 +1,39 @@
-"""Scratch: room is taken at the start, one process holds it, and what a killed one left is removed."""
+"""Scratch: space is reserved at the start, no name refers to it, and nothing remains of a killed process."""
 
 import errno
 import os
 import resource
 import signal
+import stat
+import tempfile
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from held import hold_in_child
 
-from hornbook.errors import StorageError, UserError
-from hornbook.storage.scratch import ScratchFile, remove_leftovers, scratch_folder, scratch_path
+from hornbook.errors import StorageError
+from hornbook.storage.scratch import ScratchFile, require_scratch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 
+@pytest.fixture(params=["O_TMPFILE", "a name for an instant"])
+def folder(request, tmp_path, monkeypatch):
+    """A folder on a file system with and without files that never had a name."""
+    if request.param != "O_TMPFILE":
+        monkeypatch.setattr(tempfile, "_O_TMPFILE_WORKS", False)
+    return tmp_path
+
+
 @contextmanager
 def written_scratch(folder):
-    with scratch_folder(folder, 1000):
-        ScratchFile(folder / "state").reserve(100_000)
-        yield
+    ScratchFile(folder).reserve(1 << 22)
+    yield
 
 
-def test_pieces_come_back_and_show_in_the_map(tmp_path):
-    file = ScratchFile(tmp_path / "state")
+def test_pieces_come_back_and_show_in_the_map(folder):
+    file = ScratchFile(folder)
     file.reserve(1 << 20)
     with file.map() as view:
         assert bytes(view) == bytes(1 << 20)
@@ -35,71 +45,63 @@ def test_pieces_come_back_and_show_in_the_map(tmp_path):
     assert bytes(back) == b"xyz"
     assert (file.num_read, file.num_written, file.size) == (3, 6, 1 << 20)
     file.reserve(10)
-    assert (tmp_path / "state").stat().st_size == 1 << 20
+    assert os.fstat(file.descriptor).st_size == 1 << 20
     file.close()
 
 
-def test_room_is_really_taken(tmp_path):
-    ScratchFile(tmp_path / "state").reserve(1 << 22)
-    assert (tmp_path / "state").stat().st_blocks * 512 >= 1 << 22
+def test_space_is_really_reserved(tmp_path):
+    file = ScratchFile(tmp_path)
+    file.reserve(1 << 22)
+    assert os.fstat(file.descriptor).st_blocks * 512 >= 1 << 22
+    file.close()
 
 
-def test_a_folder_is_gone_after_the_block(tmp_path):
-    folder = scratch_path(tmp_path / "mine", 3)
-    with scratch_folder(folder, 1000) as entered:
-        assert entered == folder
-        assert folder.name == "scratch-00003"
-        ScratchFile(folder / "state")
-    assert not folder.exists()
-    with pytest.raises(ZeroDivisionError), scratch_folder(folder, 1000):
-        raise ZeroDivisionError
-    assert not folder.exists()
+def test_no_other_user_can_open_it(folder):
+    file = ScratchFile(folder)
+    status = os.fstat(file.descriptor)
+    assert (stat.S_IMODE(status.st_mode), status.st_uid, status.st_nlink) == (0o600, os.geteuid(), 0)
+    file.close()
 
 
-def test_a_second_process_is_refused_in_one_line(tmp_path):
-    folder = scratch_path(tmp_path, 0)
+def test_its_folder_stays_as_it_is(folder):
+    """Whatever it contains: folders and links with names like those of scratch."""
+    target = folder / "home"
+    target.mkdir()
+    (target / "thesis.tex").write_text("mine")
+    for name in ("scratch-00000", "scratch-2024", "hornbook-scratch-00000"):
+        (folder / name).symlink_to(target)
+    (folder / "scratch-1").mkdir()
+    (folder / "scratch-1" / "chapter1.txt").write_text("mine")
+    before = sorted(folder.rglob("*"))
+    file = ScratchFile(folder)
+    file.reserve(1 << 20)
+    assert sorted(folder.rglob("*")) == before
+    file.close()
+    assert sorted(folder.rglob("*")) == before and (target / "thesis.tex").read_text() == "mine"
+
+
+def test_nothing_remains_of_a_killed_process(folder):
     child = hold_in_child(written_scratch(folder))
-    try:
-        with pytest.raises(UserError, match=rf"{folder} is in use by another process \({child}\)"):
-            scratch_folder(folder, 1000).__enter__()
-        remove_leftovers(tmp_path)
-        assert (folder / "state").exists()
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
-@pytest.mark.parametrize("how", ["by the next to start", "by the next to hold it"])
-def test_what_a_killed_process_left_is_removed(how, tmp_path):
-    folder = scratch_path(tmp_path, 0)
-    child = hold_in_child(written_scratch(folder))
+    assert list(folder.iterdir()) == []
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    assert (folder / "state").stat().st_size == 100_000
-    (tmp_path / "scratch-notes").mkdir()
-    (tmp_path / "scratch-notes" / "mine").write_text("stays")
-    if how == "by the next to start":
-        remove_leftovers(tmp_path)
-        assert not folder.exists()
-    else:
-        with scratch_folder(folder, 1000):
-            assert [path.name for path in folder.iterdir()] == ["lock"]
-    assert (tmp_path / "scratch-notes" / "mine").exists()
+    assert list(folder.iterdir()) == []
 
 
-def test_too_little_room_is_told_before_anything_is_written(tmp_path):
+def test_too_little_space_is_reported_before_anything_is_written(tmp_path):
     with pytest.raises(StorageError) as caught:
-        scratch_folder(scratch_path(tmp_path, 0), 1 << 60).__enter__()
-    assert str(caught.value).startswith(f"phased execution needs 1048576.0 TiB of scratch in {tmp_path}, which has ")
-    assert str(caught.value).endswith("free; free some space, or choose another folder with --memory.scratch")
+        require_scratch(tmp_path / "new", 1 << 60)
+    message = str(caught.value)
+    assert message.startswith(f"phased execution needs 1048576.0 TiB of scratch in {tmp_path / 'new'}, which has ")
+    assert message.endswith("free; free some space, or choose another folder with `memory.scratch`")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_cannot_grow_says_so(tmp_path):
-    file, (soft, hard) = ScratchFile(tmp_path / "state"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    file, (soft, hard) = ScratchFile(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
     try:
-        with pytest.raises(StorageError, match=r"cannot reserve scratch in .*state: File too large \(3.0 MiB more"):
+        with pytest.raises(StorageError, match=r"cannot reserve scratch in .*: File too large \(3.0 MiB more"):
             file.reserve((3 << 20) + file.size)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -114,23 +116,23 @@ def test_a_file_system_without_writes_at_offsets_is_refused(call, tmp_path, monk
 
     monkeypatch.setattr(os, call, refuse)
     with pytest.raises(StorageError) as caught:
-        ScratchFile(tmp_path / "state")
+        ScratchFile(tmp_path)
     assert str(caught.value) == (
-        f"the file system of {tmp_path} lacks pread, pwrite or mmap, which scratch files need ([Errno 29] Illegal "
-        "seek); choose another folder with --memory.scratch"
+        f"the file system of {tmp_path} lacks pread, pwrite or mmap of files without a name, which scratch files need "
+        "([Errno 29] Illegal seek); choose another folder with `memory.scratch`"
     )
 
 
 def test_a_file_that_was_cut_off_says_so(tmp_path):
-    file = ScratchFile(tmp_path / "state")
-    os.truncate(tmp_path / "state", 10)
+    file = ScratchFile(tmp_path)
+    os.ftruncate(file.descriptor, 10)
     with pytest.raises(StorageError, match="ends before byte 30: it was changed while it was in use"):
         file.read(memoryview(bytearray(30)), 0)
 
 
-def test_a_nameless_file_is_not_in_its_folder(tmp_path):
-    file = ScratchFile.nameless(tmp_path)
-    file.reserve(1 << 20)
-    assert list(tmp_path.iterdir()) == []
+def test_the_default_is_the_systems_folder_for_temporary_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
     with pytest.raises(StorageError, match=r"cannot create scratch in .*absent"):
-        ScratchFile.nameless(tmp_path / "absent")
+        ScratchFile()
+    with pytest.raises(StorageError, match=r"cannot create scratch in .*other"):
+        ScratchFile(Path(tmp_path / "other"))

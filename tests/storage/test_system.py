@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from hornbook.errors import PathError, StorageError
+from hornbook.errors import DataError, PathError, StorageError
 from hornbook.storage import system as module
 from hornbook.storage.files import write_file
 from hornbook.storage.new_files import open_partial
@@ -13,6 +13,7 @@ from hornbook.storage.system import (
     flush_to_disk,
     format_bytes,
     free_bytes,
+    open_regular,
     process_is_alive,
     storage_errors,
     usable_cores,
@@ -37,6 +38,24 @@ def test_an_error_of_the_system_becomes_one_line(tmp_path):
         (tmp_path / "missing").stat()
     assert str(caught.value).startswith(f"cannot read {tmp_path}: No such file or directory; ")
     assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+def test_only_a_regular_file_is_opened_and_nothing_is_waited_for(tmp_path):
+    (tmp_path / "file").write_bytes(b"content")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link to a pipe").symlink_to(tmp_path / "pipe")
+    with open_regular(tmp_path / "file", follow=False) as file, open_regular(tmp_path / "link") as linked:
+        assert file.read() == linked.read() == b"content"
+    for name in ("pipe", "link to a pipe"):
+        with pytest.raises(DataError, match="is not a regular file"):
+            open_regular(tmp_path / name)
+    with pytest.raises(DataError, match="link is a link; expected a file of the run itself"):
+        open_regular(tmp_path / "link", follow=False)
+    with pytest.raises(IsADirectoryError):
+        open_regular(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        open_regular(tmp_path / "missing", follow=False)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -153,7 +153,7 @@ def test_what_has_no_place_to_cut_is_found(letter):
     ):
         fault = tokenizer.find_endless(text)
         assert (fault is not None) is is_endless, fault
-    assert fault is None and "--on-error skip" in str(tokenizer.find_endless(f"x {letter * (most + 9)} x"))
+    assert fault is None and "`on_error='skip'`" in str(tokenizer.find_endless(f"x {letter * (most + 9)} x"))
     assert KINDS["wordpiece"].find_endless("a" * (MAX_STRETCH_BYTES + 1)) is None
 
 

@@ -111,11 +111,11 @@ def test_standard_input(monkeypatch):
 
 
 LINE_FAULTS = [
-    (b'{"text": "x"', "not valid JSON (", "--from text"),
+    (b'{"text": "x"', "not valid JSON (", "`format='text'`"),
     (b"[1]", "expected an object", "an array"),
     (b"[", "not valid JSON (", "`jq -c '.[]'`"),
-    (b'{"body": "x", "id": 1}', "no field 'text' (fields: 'body', 'id')", "--field"),
-    (b"{}", "fields: none", "--field"),
+    (b'{"body": "x", "id": 1}', "no field 'text' (fields: 'body', 'id')", "`field`"),
+    (b"{}", "fields: none", "`field`"),
     (b'{"text": 5}', "'text' holds a number", "string"),
     (b'{"text": "a\xff"}', "not UTF-8 at byte 11", "0xff"),
     (b'{"text": "a\\ud83d"}', "character 1", "surrogate"),

@@ -104,7 +104,7 @@ def test_files_by_pattern(hub, tmp_path):
     )
     assert [text for text, _, _ in found] == ["de"]
     assert [text for text, _, _ in tagged] == [text for text, _, _ in own] == ["en", "t"], "JSONL comes before text"
-    assert none[0] == 2 and "hf:some/wiki/fr/*: no files for --from auto" in none[1]
+    assert none[0] == 2 and "hf:some/wiki/fr/*: no files for `format='auto'`" in none[1]
     assert split[0] == 2 and "select the files with a pattern, as in hf:some/wiki/*test*" in split[1]
 
 
@@ -131,10 +131,10 @@ def test_configurations_and_splits_are_those_of_the_parquet_branch(hub, tmp_path
     for endpoint in (hub.endpoint, None):
         *found, none, config, splits, split = read(tmp_path, endpoint, *asked)
         assert [text for [[text, _, _]] in found] == ["en test", "de train", "all", "all"]
-        assert none == [2, "hf:some/wiki has the configurations de, en; choose one with --config"]
-        assert "none is named 'fr'; choose one with --config" in config[1]
-        assert "has the splits test, train; choose one with --split" in splits[1]
-        assert "none is named 'dev'; choose one with --split" in split[1]
+        assert none == [2, "hf:some/wiki has the configurations de, en; choose one with `config`"]
+        assert "none is named 'fr'; choose one with `config`" in config[1]
+        assert "has the splits test, train; choose one with `split`" in splits[1]
+        assert "none is named 'dev'; choose one with `split`" in split[1]
 
 
 def test_a_branch_with_a_part_of_the_rows_is_read_by_its_name_alone(hub, tmp_path):
@@ -151,7 +151,7 @@ def test_data_sets_of_scripts_are_read_as_the_hub_converted_them(hub, tmp_path):
     parquet.write_table(pyarrow.table({"text": ["one", "two"]}), tmp_path / "x.parquet")
     add(hub, tmp_path, "some/script", {"script.py": b"import os; os.abort()", "data.zip": b"PK"})
     [[code, error]] = read(tmp_path, hub.endpoint, "hf:some/script")
-    assert code == 2 and "no files for --from" in error
+    assert code == 2 and "no files for `format=" in error
     data = {"plain/train/0000.parquet": (tmp_path / "x.parquet").read_bytes(), "plain/test/0000.parquet": b"PAR1"}
     add(hub, tmp_path, "some/script", data, revision=CONVERTED)
     found, parquets = read(

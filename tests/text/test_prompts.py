@@ -46,7 +46,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (b"", ["has no prompt; expected one per line, as JSON"]),
         (b'{"prompt": "a"}\n\n', [", line 2: the line is blank; remove it"]),
-        (b'{"prompt": "a"}\n{"prompt": \n', [", line 2: not valid JSON (", "--prompt-format text"]),
+        (b'{"prompt": "a"}\n{"prompt": \n', [", line 2: not valid JSON (", "`prompt_format='text'`"]),
         (b"[" * 100_000, [", line 1: not valid JSON ("]),
         (b'["a"]\n', [", line 1: expected an object, found an array", "jq -c"]),
         (b'{"text": "a", "id": 1}\n', [", line 1: no field 'prompt' (fields: 'text', 'id'); expected {"]),

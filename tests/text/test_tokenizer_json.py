@@ -4,7 +4,6 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mutations import mutated, survive
 from tiny_libraries import KINDS, library, library_json
 from tiny_text import SHARED, one_line, tiny_tokenizer
 
@@ -13,6 +12,7 @@ from hornbook.errors import DataError, UserError
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.tokenizer_json import PATTERNS, byte_symbols
 from hornbook.text.tokenizer_json import parse as parse_json
+from mutations import mutated, survive
 
 DIGESTS = {
     "gpt2": "0053e043174aa0269cc5aa894192b59da7bb9e5b3d8e9ed654696af7fb9b67b4",
@@ -151,7 +151,7 @@ def test_a_tokenizer_with_no_end_of_text_or_with_several():
     with pytest.raises(DataError) as caught:
         parse(value)
     assert one_line(
-        caught.value, "t.json: the tokens <|endoftext|>, <|end_of_text|> could each be the end-of-text token; set"
+        caught.value, "t.json: the tokens <|endoftext|>, <|end_of_text|> could each be the end-of-text token; put"
     )
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from tiny_text import SHARED, build_tiny, one_line, tiny_tokenizer
@@ -57,6 +58,16 @@ def test_gpt2_is_taken_from_the_cache_of_the_hub(tmp_path, monkeypatch, reposito
     write_pair(cached(tmp_path / cache, repository), ("vocab.json", "merges.txt"))
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert Tokenizer.load("gpt2").digest == tiny_tokenizer().digest
+
+
+def test_a_user_without_a_home_folder_has_no_cache(monkeypatch):
+    def unknown(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("HF_HOME")
+    monkeypatch.setattr(Path, "expanduser", unknown)
+    with pytest.raises(UserError, match="the tokenizer gpt2 was not found"):
+        Tokenizer.load("gpt2")
 
 
 def test_gpt2_is_taken_from_a_folder_here(tmp_path):

@@ -1,4 +1,6 @@
 import json
+import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ def test_only_new_rows_are_sent_and_nothing_where_nothing_changed(tmp_path: Path
     board = Board([tmp_path])
     first = board.answer({})
     assert first["selected"] == [str(run)] and first["curves"][0]["at"] == len(default_rows())
-    assert "<h1>demo</h1>" in first["parts"]["head"] and "def f" not in first["parts"]["head"]
+    assert "<h1>run <small>recipe demo</small></h1>" in first["parts"]["head"] and "def f" not in first["parts"]["head"]
     assert board.answer(seen(first)) == {"signature": first["signature"]}
     with MetricsLog(run / "metrics.jsonl") as log:
         log.append(train_row(41))
@@ -49,6 +51,44 @@ def test_a_log_that_a_resume_replaced_is_sent_as_a_whole(tmp_path: Path) -> None
     (curves,) = board.answer(seen(first))["curves"]
     assert (curves["from"], curves["at"]) == (0, 1)
     assert curves["token"] != first["curves"][0]["token"]
+
+
+def test_a_disk_that_does_not_answer_stops_no_other_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck, other = make_run(tmp_path / "stuck"), make_run(tmp_path / "other")
+    answers, read_rows = threading.Event(), Tail.new_rows
+
+    def new_rows(tail: Tail) -> tuple[list[dict[str, Any]], bool]:
+        if tail.path.parent == stuck:
+            answers.wait()
+        return read_rows(tail)
+
+    monkeypatch.setattr(Tail, "new_rows", new_rows)
+    board = Board([tmp_path], patience=0.1)
+    wanted = {"run": [str(stuck), str(other)]}
+    try:
+        while len((answer := board.answer(wanted))["curves"]) < 1:
+            pass
+        assert [curves["id"] for curves in answer["curves"]] == [str(other)]
+        assert "its disk has not answered" in answer["parts"]["head"] and "no answer" in answer["parts"]["runs"]
+        assert board.answer(seen(answer)) == {"signature": answer["signature"]}, "while nothing changes"
+    finally:
+        answers.set()
+    while len(board.answer(wanted)["curves"]) < 2:
+        pass
+    assert len(board.answer(wanted)["curves"]) == 2
+
+
+def test_twelve_runs_have_twelve_styles_and_the_list_is_in_order(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / f"run-{at:02d}") for at in range(12)]
+    board = Board([tmp_path])
+    d_and_l = board.answer({"run": [str(runs[3]), str(runs[11])]})
+    assert [(run["label"], run["number"]) for run in d_and_l["curves"]] == [("D", 3), ("L", 0)]
+    assert '<span class="key run3">D</span>' in d_and_l["parts"]["before"]
+    everything = board.answer({"run": [str(run) for run in runs]})
+    assert len({run["number"] for run in everything["curves"]}) == 12
+    assert '<span class="key run0 dash1">I</span>' in everything["parts"]["before"]
+    assert re.findall(r"<strong>(\w)  demo", everything["parts"]["runs"]) == list("ABCDEFGHIJKL")
+    assert "training loss 2.1500 · validation loss 2.6000" in everything["parts"]["runs"]
 
 
 def test_runs_appear_and_disappear_and_keep_their_color(tmp_path: Path) -> None:

@@ -44,11 +44,12 @@ def test_points_are_smoothed_and_thinned(tmp_path: Path) -> None:
 
 
 def figures(folder: Path, *charts: dict[str, Any]) -> list[str]:
-    """Return the markup of figures, each with its probe in the middle."""
-    usual = {"zero": False, "short": False, "marks": [], "logX": False, "scale": "auto", "many": False}
+    """Return the markup of figures, each with its probe in the middle, or at its ``share``."""
+    usual = {"zero": False, "short": False, "marks": [], "logX": False, "scale": "auto", "many": False, "share": 0.5}
     usual |= {"title": "Loss", "unit": "nats"}
     over = "{ label: 'step', exact: true, show: whole }"
-    made = f"((f) => {{ f.draw({{ ...chart, over: {over} }}); f.probe(.5); return f.node.outerHTML; }})(new Figure())"
+    made = f"((f) => {{ f.draw({{ ...chart, over: {over} }}); f.probe(chart.share); return f.node; }})"
+    made = f"({made}(new Figure())).outerHTML"
     sources: list[str] = computed(f"{json.dumps([usual | chart for chart in charts])}.map((chart) => {made})", folder)
     assert not re.search(r"NaN|Infinity|undefined", "".join(sources))
     return sources
@@ -89,7 +90,7 @@ def test_scales_are_chosen_and_forced(tmp_path: Path) -> None:
 
 
 def test_the_probe_shows_what_was_measured_at_its_step(tmp_path: Path) -> None:
-    """In one run only there, but each validation can be found; of several runs the nearest steps stand together."""
+    """In one run only there, but each validation can be found; the lines of several runs are read at one place."""
     train = line([[at, at / 100] for at in range(1, 1001)], "t")
     rare = [[train, line([[100, 7], [at, 8], [900, 9]], "v")] for at in (498, 450)]
     runs = [line([[10, 1], [50, 2], [90, 3]], "A"), line([[0, 4], [48, 5], [100, 6]], "B")]
@@ -105,4 +106,17 @@ def test_the_probe_shows_what_was_measured_at_its_step(tmp_path: Path) -> None:
     assert "<b>70</b>" in both and "<b>1.500</b>" in both, "what was logged, and the smoothed curve"
     assert "step 498" in near and "<b>8</b>" in near and "<b>4.980</b>" in near
     assert "step 500" in far and "<b>5</b>" in far and "<b>8</b>" not in far
-    assert "<b>2</b>" in many and "<b>5</b>" in many
+    assert "<b>2</b>" in many
+    assert "<b>\u2248 5.035</b>" in many, "between 5 and 6, on a logarithmic axis"
+
+
+def test_of_several_runs_the_probe_reads_each_line_where_it_is_drawn(tmp_path: Path) -> None:
+    a = line([[71_680, 6.52], [81_920, 6.42], [92_160, 6.321]], "A")
+    b = line([[61_440, 7.0], [122_880, 6.0]], "B")  # crosses there, but has no point near
+    gap = line([[61_440, 5.0], [70_000, None], [122_880, 5.0]], "C")
+    ended = line([[10_240, 4.0], [51_200, 3.0]], "D")
+    asked = {"lines": [a, b, gap, ended], "many": True, "named": True, "scale": "linear"}
+    (source,) = figures(tmp_path, asked | {"share": 81_920 / 122_880})
+    assert re.findall(r"<em>(\w)</em><b>([^<]*)</b>", source) == [("A", "6.420"), ("B", "\u2248 6.667")]
+    dots = re.findall(r'<i class="train" style="left: ([\d.]+)%; bottom: ([\d.]+)%;">', source)
+    assert len({left for left, _ in dots}) == 1 and len(dots) == 2

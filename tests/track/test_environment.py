@@ -105,6 +105,14 @@ def test_git_state_without_git_or_commit_is_none(tmp_path: Path, monkeypatch: py
         (["/usr/local/bin/hornbook", "train", "demo"], "hornbook train demo"),
         (["/a/hornbook/__main__.py", "train", "my recipe.toml"], "python -m hornbook train 'my recipe.toml'"),
         (["hornbook", "--data", "https://me:secret@host/x"], "hornbook --data https://...@host/x"),
+        (["hornbook", "--data", "https://me:p@ss@host/x@y"], "hornbook --data https://...@host/x@y"),
+        (
+            ["hornbook", "--data", "https://host/x?a=1&Access_Token=s3cret&b=2#c", "--note", "token=5"],
+            "hornbook --data 'https://host/x?a=1&Access_Token=...&b=2#c' --note token=5",
+        ),
+        (["hornbook", "--api-key", "s3cret", "--hub.token=s3cret"], "hornbook --api-key ... --hub.token=..."),
+        (["hornbook", "--password", "two words", "--stop-token", "x"], "hornbook --password ... --stop-token x"),
+        (["hornbook", "--data.tokenizer", "x", "--no-token"], "hornbook --data.tokenizer x --no-token"),
         (["hornbook", "\udcff"], "hornbook '\\udcff'"),
         ([], ""),
     ],
@@ -175,6 +183,16 @@ def test_sessions_are_added_one_after_the_other(tmp_path: Path) -> None:
     steps = [(session["from_step"], session["to_step"]) for session in environment.sessions(path)]
     assert steps == [(0, 400), (400, 600)]
     assert environment.sessions(path)[1]["python"] == environment.sessions(path)[0]["python"]
+
+
+def test_resumes_without_end_leave_a_file_of_limited_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "environment.json"
+    monkeypatch.setattr(environment, "capture", lambda: {"cpu": "x"})
+    for start in range(100):
+        environment.record_session(path, start, 400)
+    found = environment.sessions(path)
+    assert len(found) == environment.MOST_SESSIONS and environment.num_sessions(found) == 100
+    assert [session["from_step"] for session in found] == [0, *range(100 - environment.MOST_SESSIONS + 1, 100)]
 
 
 def test_the_last_session_records_how_it_ended(tmp_path: Path) -> None:

@@ -1,14 +1,28 @@
 import base64
 import hashlib
+import itertools
 import json
+import math
 import re
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hornbook.track.figures import NUM_COLORS
 from hornbook.track.page import STYLE_SHEET, Html, Parts, card, document, escape, facts, section, table, tag
 
+SIGHTS = {
+    "all cones": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protanopia": ((0.1523, 1.0526, -0.2049), (0.1145, 0.7863, 0.0992), (-0.0039, -0.0481, 1.0520)),
+    "deuteranopia": ((0.3673, 0.8606, -0.2280), (0.2801, 0.6725, 0.0474), (-0.0118, 0.0429, 0.9689)),
+    "tritanopia": ((1.2555, -0.0767, -0.1788), (-0.0784, 0.9309, 0.1476), (0.0047, 0.6914, 0.3039)),
+}
+"""What is left of linear RGB (Machado et al. 2009, A physiologically-based model for simulation of color vision)."""
+TO_CONES = ((0.4122, 0.5363, 0.0514), (0.2119, 0.6807, 0.1074), (0.0883, 0.2817, 0.6300))
+FROM_CONES = ((0.2105, 0.7936, -0.0041), (1.9780, -2.4286, 0.4506), (0.0259, 0.7828, -0.8087))
+"""Oklab (Ottosson 2020)."""
 ROLES = ("ink", "soft", "train", "validation", "good")
 
 
@@ -22,6 +36,18 @@ def luminance(color: str) -> float:
 def palettes() -> list[dict[str, str]]:
     blocks = re.findall(r":root \{(.*?)\}", STYLE_SHEET.read_text(), re.S)
     return [dict(re.findall(r"--(\w+): (#[0-9a-f]{6});", block)) for block in blocks[:2]]
+
+
+def seen_as(color: str, sight: Sequence[Sequence[float]]) -> list[float]:
+    """A color as seen with a color blindness, in Oklab, where distances are those that people see."""
+    shares = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    seen = [min(1.0, max(0.0, value)) for value in times(sight, linear)]
+    return times(FROM_CONES, [value ** (1 / 3) for value in times(TO_CONES, seen)])
+
+
+def times(matrix: Sequence[Sequence[float]], vector: Sequence[float]) -> list[float]:
+    return [sum(a * b for a, b in zip(row, vector, strict=True)) for row in matrix]
 
 
 def test_text_is_escaped_and_markup_is_not_escaped_again() -> None:
@@ -76,3 +102,15 @@ def test_the_page_runs_its_own_script_alone_and_fetches_nothing() -> None:
 def test_text_has_enough_contrast(palette: dict[str, str], background: str, role: str) -> None:
     low, high = sorted([luminance(palette[role]), luminance(palette[background])])
     assert (high + 0.05) / (low + 0.05) >= 4.5
+
+
+@pytest.mark.parametrize("palette", palettes(), ids=["light", "dark"])
+@pytest.mark.parametrize(("sight", "least"), [*((name, 0.1) for name in list(SIGHTS)[:3]), ("tritanopia", 0.05)])
+def test_readers_tell_the_colors_of_eight_runs_apart(palette: dict[str, str], sight: str, least: float) -> None:
+    colors = [palette[f"run{at}"] for at in range(NUM_COLORS)]
+    seen = [seen_as(color, SIGHTS[sight]) for color in colors]
+    nearest = min(math.dist(a, b) for a, b in itertools.combinations(seen, 2))
+    assert nearest > least
+    for color in colors:
+        low, high = sorted([luminance(color), luminance(palette["card"])])
+        assert (high + 0.05) / (low + 0.05) >= 3

@@ -1,10 +1,15 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
-from fake_run import RECIPE, make_run, train_row
+from fake_run import RECIPE, default_rows, make_run, train_row
 
-from hornbook.errors import DataError, UserError
+from hornbook.__main__ import main
+from hornbook.errors import DataError, HornbookError, UserError
+from hornbook.track.board import Board
+from hornbook.track.comparison_page import render_comparison
+from hornbook.track.report import write_report
 from hornbook.track.runs import compare, find_runs, flatten, is_run, read_run, summarize, training_seconds
 
 
@@ -22,6 +27,34 @@ def test_a_link_to_a_run_is_not_entered(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     (tmp_path / "loop").symlink_to(tmp_path)
     assert find_runs(tmp_path) == [tmp_path / "a"]
+
+
+FILES = ("metrics.jsonl", "samples.jsonl", "recipe.toml", "environment.json", "evaluation.json", "run.json")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_pipe_in_a_run_stops_neither_the_board_nor_a_report(tmp_path: Path, name: str) -> None:
+    run, other = make_run(tmp_path / "run"), make_run(tmp_path / "other")
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    for read in (summarize, write_report):
+        try:
+            read(run)
+        except HornbookError as error:
+            assert f"{name} is not a regular file" in str(error)
+    answer = Board([tmp_path]).answer({"run": [str(run), str(other)]})
+    assert str(other) in [curves["id"] for curves in answer["curves"]]
+
+
+@pytest.mark.parametrize("name", FILES[:4])
+def test_a_link_in_a_run_shows_no_file_of_the_reader(tmp_path: Path, name: str) -> None:
+    run = make_run(tmp_path / "runs" / "run")
+    (run / name).replace(tmp_path / name)
+    (run / name).symlink_to(tmp_path / name)
+    with pytest.raises(DataError, match=f"{name} is a link"):
+        write_report(run)
+    answer = Board([tmp_path / "runs"]).answer({})
+    assert answer["curves"] == [] and f"{name} is a link" in answer["parts"]["head"]
 
 
 def test_no_folder_and_no_run_are_one_line_each(tmp_path: Path) -> None:
@@ -51,6 +84,36 @@ def test_a_summary_holds_the_last_and_the_best(tmp_path: Path) -> None:
     assert summary.bits_per_byte == 1.79  # of the evaluation, not of the last validation
     assert (summary.tokens_per_second, summary.seconds, summary.skipped_steps) == (2000.0, 20.0, 0)
     assert summary.num_sessions == 1
+
+
+def test_a_number_older_than_a_newer_measurement_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [*default_rows(), train_row(50), {"kind": "validation", "step": 50, "loss": 2.4}]
+    run = make_run(tmp_path / "run", rows=rows)
+    measured = summarize(run).measured
+    assert measured["bits_per_byte"] == (1.79, 40, True)
+    assert measured["validation_loss"] == (2.4, 50, False) and measured["loss"][1:] == (50, False)
+    assert main(["runs", "list", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "1.790 @40" in out and "@ the step at which a number was measured" in out
+    assert main(["runs", "compare", str(run), str(run)]) == 0
+    assert "1.790 @40" in capsys.readouterr().out
+    page = write_report(run).read_text()
+    assert '<dd class="old">1.790</dd><p>at step 40; ' in page
+    both = render_comparison(compare([run, run]), "steps")
+    assert '<span class="measured old">1.790<small>step 40</small></span>' in both
+    assert '<span class="measured">2.4000<small>step 50</small></span>' in both
+
+
+def test_secrets_in_a_recipe_are_shown_nowhere(tmp_path: Path) -> None:
+    recipe = RECIPE.replace("corpora/mine", "https://me:s3cret@host/mine?token=s3cret")
+    other = make_run(tmp_path / "other")
+    run = make_run(tmp_path / "run", recipe=recipe)
+    old = {"sessions": [{"command": "hornbook train https://host/x?token=s3cret"}]}
+    (run / "environment.json").write_text(json.dumps(old))
+    compared = compare([run, other])
+    shown = [write_report(run).read_text(), render_comparison(compared, "steps"), str(compared.differences)]
+    assert not any("s3cret" in text for text in shown)
+    assert "https://...@host/mine?token=..." in shown[0]
 
 
 def test_bits_per_byte_come_from_the_log_where_nothing_was_evaluated(tmp_path: Path) -> None:

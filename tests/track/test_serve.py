@@ -4,6 +4,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,13 +14,16 @@ from fake_run import RECIPE, default_rows, make_run, train_row
 
 from hornbook.errors import UserError
 from hornbook.track.board import Board, Query
+from hornbook.track.comparison_page import write_comparison
 from hornbook.track.metrics import MetricsLog
+from hornbook.track.report import write_report
+from hornbook.track.runs import compare
 from hornbook.track.serve import BoardServer
 
 
 @contextmanager
-def serving(board: Board, host: str = "127.0.0.1") -> Iterator[BoardServer]:
-    with BoardServer(board, host, 0) as server:
+def serving(board: Board, host: str = "127.0.0.1", token: str = "") -> Iterator[BoardServer]:
+    with BoardServer(board, host, 0, token) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -29,9 +33,12 @@ def serving(board: Board, host: str = "127.0.0.1") -> Iterator[BoardServer]:
             thread.join()
 
 
-def request(server: BoardServer, path: str, host: str | None = None, method: str = "GET") -> tuple[int, str]:
+def request(
+    server: BoardServer, path: str, host: str | None = None, method: str = "GET", cookie: str | None = None
+) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
-    connection.request(method, path, headers={} if host is None else {"Host": host})
+    headers = {"Host": host, "Cookie": cookie}
+    connection.request(method, path, headers={name: value for name, value in headers.items() if value is not None})
     reply = connection.getresponse()
     assert method != "GET" or reply.headers["X-Content-Type-Options"] == "nosniff"
     assert "Access-Control-Allow-Origin" not in reply.headers
@@ -78,8 +85,63 @@ def test_names_of_other_sites_are_refused(tmp_path: Path) -> None:
             assert request(server, "/data", host)[0] == 200, host
 
 
+def test_a_board_with_a_token_answers_only_who_has_it(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    with serving(Board([tmp_path]), token="s3cret") as server:
+        assert server.url.endswith(f":{server.server_port}/?token=s3cret")
+        for path in ("/", "/data", "/?token=", "/?token=s3cre", "/data?token=s3crets", "/?token=%C3%A9", "/nothing"):
+            status, text = request(server, path)
+            assert (status, "`hornbook runs serve` printed" in text) == (403, True), path
+        assert request(server, "/data?token=s3cret")[0] == 200
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
+        connection.request("GET", "/?token=s3cret")
+        reply = connection.getresponse()
+        assert (reply.status, reply.headers["Location"]) == (303, "/"), "the token leaves the address"
+        cookie, *flags = reply.headers["Set-Cookie"].split("; ")
+        assert "HttpOnly" in flags and "SameSite=Lax" in flags
+        connection.close()
+        for cookies in (cookie, f'broken={{"a"}}; {cookie}'):
+            assert request(server, "/", cookie=cookies)[0] == request(server, "/data", cookie=cookies)[0] == 200
+        assert request(server, "/data", cookie=cookie.replace("s3cret", "other"))[0] == 403
+        assert request(server, "/data", "evil.example", cookie=cookie)[0] == 403
+    with serving(Board([tmp_path])) as server:
+        assert request(server, "/?token=a%0d%0aEvil:%20b")[0] == 303, "what a request sends is in no header"
+
+
+@needs_chromium
+def test_the_page_keeps_its_token_and_its_selection(tmp_path: Path) -> None:
+    one, two = (make_run(tmp_path / "runs" / name) for name in ("one", "two"))
+    with serving(Board([tmp_path / "runs"]), token="s3cret") as server:
+        chosen = "&".join(f"run={quote(str(run), safe='')}" for run in (one, two))
+        page = dom_of(f"{server.url}#{chosen}", tmp_path)
+    assert "<h1>2 runs</h1>" in page and ">live</p>" in page
+
+
+def test_an_absurd_count_of_rows_is_answered(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    with serving(Board([tmp_path])) as server:
+        token = json.loads(request(server, "/data")[1])["curves"][0]["token"]
+        status, text = request(server, f"/data?run={quote(str(run), safe='')}&seen={token}.{'9' * 5000}")
+    assert status == 200 and json.loads(text)["curves"][0]["from"] == 0
+
+
+@needs_chromium
+def test_a_run_whose_name_has_control_bytes_can_be_selected(tmp_path: Path) -> None:
+    odd = make_run(tmp_path / "runs" / "a\x1b[31mb\udcff\nc")
+    make_run(tmp_path / "runs" / "plain")
+    board = Board([tmp_path / "runs"])
+    (name,) = [name for name in board.answer({})["parts"]["runs"].split('value="')[1:] if "31mb" in name]
+    name = name.partition('"')[0]
+    answer = board.answer({"run": [name]})
+    assert answer["selected"] == [name] and [curves["id"] for curves in answer["curves"]] == [name]
+    assert not re.search(r"[\x00-\x1f\ud800-\udfff]", name)
+    with serving(board) as server:
+        page = dom_of(f"{server.url}#run={quote(name, safe='')}", tmp_path)
+    assert odd.name not in page and "<figure>" in page
+
+
 def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
-    with serving(Board([tmp_path])) as server, pytest.raises(UserError, match="choose another --host or --port"):
+    with serving(Board([tmp_path])) as server, pytest.raises(UserError, match="choose another `host` or `port`"):
         BoardServer(Board([tmp_path]), "127.0.0.1", server.server_port)
     with pytest.raises(UserError, match="cannot serve on"):
         BoardServer(Board([tmp_path]), "no.such.host.invalid", 0)
@@ -133,10 +195,10 @@ def test_runs_and_what_is_seen_of_them_are_in_the_url(tmp_path: Path) -> None:
         wanted = f"#{shown}&over=tokens&scale=linear&logx=1&smooth=0"
         page = dom_of(server.url + wanted, tmp_path)
     assert "<h1>2 runs</h1>" in page
-    assert re.search('aria-label="Loss, training over tokens. A: [^"]*; D: ', page), "in one chart"
+    assert re.search('aria-label="Loss, training over tokens. A one: [^"]*; D two: ', page), "in one chart"
     assert "tokens, logarithmic" in page
     assert page.count('<path d="M') >= 10 and 'class="run0 faint"' not in page
-    assert '<li class="run0">A</li>' in page and '<li class="run3">D</li>' in page
+    assert '<li class="run0">A one</li>' in page and '<li class="run3">D two</li>' in page
     assert "unreadable" in page
     assert not re.search("undefined|NaN", re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL))
 
@@ -173,10 +235,34 @@ def test_an_axis_that_the_logs_do_not_have_is_said_and_another_can_be_chosen(tmp
 
 @needs_chromium
 def test_the_report_draws_its_curves_without_a_server(tmp_path: Path) -> None:
-    from hornbook.track.report import write_report
-
     rows = [train_row(step) for step in range(1, 100)]
     page = dom_of(write_report(make_run(tmp_path / "run", rows=rows)).as_uri(), tmp_path)
     assert page.count("<figure>") == 4
     assert 'class="train faint"' in page, "what was logged, below its smoothed curve"
     assert 'type="range"' in page and "<noscript>" in page
+
+
+@needs_chromium
+def test_a_page_fits_a_phone(tmp_path: Path) -> None:
+    run = make_run(tmp_path / ("learning-rate-" * 8 + "3"))
+    pages = {"report.html": write_report(run), "compared.html": tmp_path / "compared.html"}
+    write_comparison(pages["compared.html"], compare([run, run]), "steps")
+    for path in pages.values():
+        width = "document.title = document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        probe = f"<script>addEventListener('load', () => setTimeout(() => {{ {width} }}, 50))</script>"
+        source = re.sub(r"<meta http-equiv[^>]*>", "", path.read_text())  # its policy forbids the probe
+        frame = 'onload="setTimeout(() => this.title = this.contentDocument.title, 500)"'
+        content = escape(source.replace("</body>", f"{probe}</body>"), quote=True)
+        phone = f"<iframe {frame} style='width: 340px; height: 800px' srcdoc='{content}'></iframe>"
+        (tmp_path / "phone.html").write_text(f"<!doctype html><body>{phone}</body>")
+        assert re.search(r'<iframe [^>]*title="0"', dom_of((tmp_path / "phone.html").as_uri(), tmp_path))
+
+
+@needs_chromium
+def test_measurements_are_marked_and_the_last_step_is_named(tmp_path: Path) -> None:
+    page = dom_of(write_report(make_run(tmp_path / "run")).as_uri(), tmp_path)
+    dots = re.search(r'<path d="([^"]*)" class="validation dot"', page)
+    assert dots and dots[1].count("h0") == 4, "after steps 10, 20, 30 and 40"
+    assert re.search(r'<span class="lx end"[^>]*>40</span>', page)
+    assert "29,139,456 parameters without the token table" in page and "4 layers" in page
+    assert "<h1>run <small>recipe demo</small></h1>" in page

@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hornbook.config.suggest import did_you_mean
-from hornbook.corpora.build import tokenizer as tokenizers
-from hornbook.corpora.build.builder import BuildOptions
-from hornbook.corpora.build.builder import build_corpus as build
+from hornbook.corpora.building import tokenizer as tokenizers
+from hornbook.corpora.building.builder import BuildOptions
+from hornbook.corpora.building.builder import build_corpus as build
 from hornbook.corpora.store import SPLITS, open_store
 from hornbook.errors import UserError
 from hornbook.samples.windows import Windows
@@ -243,7 +243,12 @@ def _reopen(path: Path, split: str, sequence_length: int | None, seed: int) -> C
 
 
 def _listed(texts: Texts) -> list[str | Path]:
-    return [texts] if isinstance(texts, str | Path) else list(texts)
+    """Return the inputs as a list; raise UserError if one is not a path."""
+    several = [texts] if isinstance(texts, str | Path | bytes) else list(texts)
+    for one in several:
+        if not isinstance(one, str | Path):
+            raise UserError(f"texts has an entry of type {type(one).__name__}; expected paths, as strings or Path")
+    return several
 
 
 def _reading(
@@ -262,6 +267,8 @@ def _reading(
 def _several(name: str, values: Sequence[str]) -> tuple[str, ...]:
     if isinstance(values, str):
         raise UserError(f"{name} is a string, {values!r}; expected a list of strings, such as [{values!r}]")
+    if not all(isinstance(value, str) for value in values):
+        raise UserError(f"{name} is {values!r:.80}; expected a list of strings")
     return tuple(values)
 
 

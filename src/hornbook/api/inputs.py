@@ -10,7 +10,7 @@ error, since it could mean an empty sequence or no sequences.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -61,8 +61,8 @@ def read_inputs(inputs: object) -> Given:
     """
     if isinstance(inputs, Tensor | np.ndarray) and inputs.ndim == 2:
         return Given(items=[_item(row) for row in _rows(inputs)], form="stack")
-    is_several = isinstance(inputs, Sequence) and not isinstance(inputs, str) and not _is_number(inputs[:1])
-    if not is_several:
+    is_several = isinstance(inputs, Sequence) and not isinstance(inputs, str | bytes | bytearray | memoryview)
+    if not is_several or _is_number(cast("Sequence[object]", inputs)[:1]):
         return Given(items=[_item(inputs)], form="one")
     return Given(items=[_item(entry) for entry in _rows(inputs)], form="list")
 
@@ -81,6 +81,8 @@ def _item(entry: Any) -> str | Int64s:
     """Return a text unchanged, and ids as int64[T]."""
     if isinstance(entry, str):
         return entry
+    if isinstance(entry, bytes | bytearray | memoryview):
+        raise UserError(f"the input has bytes; {_EXPECTED}; decode the bytes, as in text.decode()")
     if not isinstance(entry, Tensor | np.ndarray | Sequence):
         raise UserError(f"the input is of type {type(entry).__name__}; {_EXPECTED}")
     ids = np.asarray(entry.detach().cpu() if isinstance(entry, Tensor) else entry)

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from hornbook.api import passes
 from hornbook.api.inputs import One, Several, read_inputs
-from hornbook.api.passes import refuse_below_one
+from hornbook.api.passes import EmbedOptions, refuse_below_one
 from hornbook.api.writing import GenerateOptions, write
 from hornbook.checkpoint.contents import Contents
 from hornbook.config import Recipe, recipe_to_dict
@@ -83,9 +83,9 @@ class Model:
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, encoded as in training.
 
-        For a decoder trained by hornbook, the text is preceded by the end-of-text token; for an imported decoder, it is
-        not, as in transformers. For an encoder, the text is enclosed in [CLS] and [SEP], and the name of the mask token
-        in the text is encoded as that token.
+        For a decoder trained by hornbook, the text is preceded by the end-of-text token; for an imported decoder, if
+        its tokenizer does so in transformers, as that of an export does. For an encoder, the text is enclosed in [CLS]
+        and [SEP], and the name of the mask token in the text is encoded as that token.
 
         Raises:
             UserError: the text is not valid Unicode.
@@ -143,23 +143,24 @@ class Model:
         return result.loss
 
     @overload
-    def embed(
-        self, inputs: One, *, pooling: Pooling = "mean", normalize: bool = False, batch_size: int = 16
-    ) -> Tensor: ...
+    def embed(self, inputs: One, *, pooling: Pooling = "mean", **options: Unpack[EmbedOptions]) -> Tensor: ...
     @overload
-    def embed(
-        self, inputs: Several, *, pooling: Vector = "mean", normalize: bool = False, batch_size: int = 16
-    ) -> Tensor: ...
+    def embed(self, inputs: Several, *, pooling: Vector = "mean", **options: Unpack[EmbedOptions]) -> Tensor: ...
     @overload
+    def embed(self, inputs: Several, *, pooling: Literal["none"], **options: Unpack[EmbedOptions]) -> list[Tensor]: ...
     def embed(
-        self, inputs: Several, *, pooling: Literal["none"], normalize: bool = False, batch_size: int = 16
-    ) -> list[Tensor]: ...
-    def embed(
-        self, inputs: One | Several, *, pooling: Pooling = "mean", normalize: bool = False, batch_size: int = 16
+        self,
+        inputs: One | Several,
+        *,
+        pooling: Pooling = "mean",
+        normalize: bool = False,
+        batch_size: int = 16,
+        window: int | None = None,
     ) -> Tensor | list[Tensor]:
-        """Return embeddings of texts: the pooled hidden states after the last block and the final norm.
+        """Return embeddings: the pooled hidden states after the last block and the final norm, as ``hornbook embed``.
 
-        Texts are encoded as by `encode`, but for decoders without the leading end-of-text token.
+        An encoder's text is enclosed in [CLS] and [SEP]; a decoder's is not preceded by the end-of-text token. A
+        warning counts the texts that are truncated; ids are never truncated.
 
         Args:
             inputs: as for `logits`.
@@ -168,6 +169,7 @@ class Model:
                 ``"none"``, every token.
             normalize: scale each vector to length 1.
             batch_size: sequences per batch.
+            window: truncate texts to this number of tokens at their end; None: as in training.
 
         Returns:
             fp32 ``[D]`` for one sequence and ``[N, D]`` for N sequences; with ``"none"`` ``[T, D]``, or a list of
@@ -176,9 +178,9 @@ class Model:
         Raises:
             UserError: as for `logits`, or the model does not support the pooling.
         """
-        refuse_below_one(batch_size=batch_size)
+        refuse_below_one(batch_size=batch_size, window=window)
         given = read_inputs(inputs)
-        ids = passes.ids_of(self._loaded, given, has_start=False)
+        ids = passes.ids_to_embed(self._loaded, given, window)
         if pooling == "none":
             rows = passes.apply(self.module, ids, hidden_states, batch_size=batch_size)
             states = [functional.normalize(row_TD, dim=1) for row_TD in rows] if normalize else rows

@@ -6,8 +6,9 @@ apply(loaded, given, logits, batch_size=8)  ->  [fp32 [T, V], ...]
 held_out_of(loaded, ids, labels)            ->  input of `hornbook.evaluate.validation.validate`
 """
 
-from collections.abc import Callable
-from typing import Any, TypeAlias, cast
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias, TypedDict, cast
 
 import numpy as np
 from torch import Tensor
@@ -20,6 +21,7 @@ from hornbook.evaluate import TaskInput
 from hornbook.exchange.restore import LoadedModel
 from hornbook.generate.answers import FoundAnswer, by_question, find_answers
 from hornbook.generate.classes import Classified, class_logits, class_names, most_likely, refuse_without_labels
+from hornbook.generate.embeddings import ids_of_texts, truncation_warning
 from hornbook.generate.sequence_outputs import by_sequence, outputs_of, refuse_ids
 from hornbook.model import LanguageModel
 from hornbook.model.encoder_head import EncoderHead
@@ -32,31 +34,40 @@ from hornbook.samples.sequences import TokenSequence, framed
 from hornbook.samples.squad import Question, make_windows
 from hornbook.samples.windows import NOT_SCORED
 
+_logger = logging.getLogger("hornbook.api")
+
 Use: TypeAlias = Callable[[Any, Tensor, Batch], Tensor]
 """Called with the head, the hidden states ``[B, T, D]`` and the batch; returns a row for each of its S sequences."""
 
 
-def encode(loaded: LoadedModel, text: str, *, has_start: bool = True) -> list[int]:
+class EmbedOptions(TypedDict, total=False):
+    """The options of `hornbook.Model.embed`; see there."""
+
+    normalize: bool
+    batch_size: int
+    window: int | None
+
+
+def encode(loaded: LoadedModel, text: str) -> list[int]:
     """Return the ids of a text, encoded as in training; see `hornbook.Model.encode`.
 
     Args:
         loaded: the model.
         text: any text.
-        has_start: whether a decoder's text may begin with the end-of-text token.
 
     Raises:
-        UserError: the text is not valid Unicode.
+        UserError: the text is not a string, or not valid Unicode.
         CheckpointError: the model has no tokenizer.
     """
     tokenizer = loaded.require_tokenizer()
     if not loaded.model.is_causal:
         sequence = framed(tokenizer.encode_with_mask(text), tokenizer.require_masking())
         return cast("list[int]", sequence.tokens.tolist())
-    start = tokenizer.end_of_text_id if has_start and loaded.has_start_token else None
+    start = tokenizer.end_of_text_id if loaded.has_start_token else None
     return [*([] if start is None else [start]), *tokenizer.encode(text)]
 
 
-def ids_of(loaded: LoadedModel, given: Given, *, most: int | None = None, has_start: bool = True) -> list[Int64s]:
+def ids_of(loaded: LoadedModel, given: Given, *, most: int | None = None) -> list[Int64s]:
     """Return the ids of the input; texts are encoded.
 
     Args:
@@ -64,19 +75,45 @@ def ids_of(loaded: LoadedModel, given: Given, *, most: int | None = None, has_st
         given: texts or ids.
         most: truncate sequences to their last ``most`` ids; None: a sequence that exceeds the model's positions is an
             error.
-        has_start: as for `encode`.
 
     Raises:
         UserError: a sequence exceeds the model's positions, or has an id that is not in the vocabulary.
         CheckpointError: the input has texts, and the model no tokenizer.
     """
-    found = []
-    for number, item in enumerate(given.items, 1):
-        ids = item if not isinstance(item, str) else np.array(encode(loaded, item, has_start=has_start), dtype=np.int64)
-        ids = ids[-(most or 0) :]
-        refuse_ids(loaded.model, ids, f"sequence {number}" if len(given.items) > 1 else "the sequence")
-        found.append(ids)
-    return found
+    encoded = (
+        np.array(encode(loaded, item), dtype=np.int64) if isinstance(item, str) else item for item in given.items
+    )
+    return _checked(loaded.model, [ids[-(most or 0) :] for ids in encoded])
+
+
+def ids_to_embed(loaded: LoadedModel, given: Given, window: int | None) -> list[Int64s]:
+    """Return the ids of the input as ``hornbook embed`` computes them; a warning counts truncated texts.
+
+    Args:
+        loaded: the model.
+        given: texts or ids.
+        window: truncate texts to ``window`` ids at their end; None: the training sequence length. A sequence of ids
+            that exceeds the model's positions is an error.
+
+    Raises:
+        UserError, CheckpointError: as for ``ids_of``; or ``window`` exceeds the model's positions.
+    """
+    texts = [item for item in given.items if isinstance(item, str)]
+    encoded: Iterator[Int64s] = iter(())
+    if texts:
+        task = TaskInput(loaded=loaded, window=window)
+        length = task.window_length
+        ids, num_truncated = ids_of_texts(loaded.model, task.require_tokenizer(), texts, length)
+        encoded = iter(ids)
+        if num_truncated:
+            _logger.warning(truncation_warning(num_truncated, len(texts), length))
+    return _checked(loaded.model, [next(encoded) if isinstance(item, str) else item for item in given.items])
+
+
+def _checked(model: LanguageModel, sequences: list[Int64s]) -> list[Int64s]:
+    for number, ids in enumerate(sequences, 1):
+        refuse_ids(model, ids, f"sequence {number}" if len(sequences) > 1 else "the sequence")
+    return sequences
 
 
 def apply(model: LanguageModel, ids: list[Int64s], use: Use, *, batch_size: int) -> list[Tensor]:

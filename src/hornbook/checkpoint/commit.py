@@ -8,18 +8,22 @@
 
 There is no ``latest`` pointer and no cached state: the committed checkpoints are those on disk. A process that dies
 leaves at most a ``.tmp-`` folder, which the next save or prune removes once its process has ended. Only one process at
-a time may save into a folder; ``storage.lock_folder`` on the run ensures it. The price: pruning verifies all
-checkpoints, since a damaged one must not count as kept.
+a time may save into a folder; ``storage.lock_folder`` on the run ensures it. A folder with anything that no save writes
+is never removed: an intact checkpoint has exactly its manifest's files, and other folders are kept under another name.
+The price: pruning verifies all checkpoints, since a damaged one must not count as kept.
 """
 
+import logging
 import os
 import re
+import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from hornbook import storage
 from hornbook.checkpoint.boxes import Box, Layout
 from hornbook.checkpoint.contents import Contents, Shard
 from hornbook.checkpoint.listing import committed
@@ -34,13 +38,16 @@ from hornbook.checkpoint.manifest import (
     verify,
 )
 from hornbook.checkpoint.tensors import DTYPES, encode
-from hornbook.errors import CheckpointError, StorageError, UserError
-from hornbook.storage import files as storage
+from hornbook.errors import CheckpointError, HornbookError, StorageError, UserError
 from hornbook.storage.json_files import dump_json
+from hornbook.storage.removal import has_only_files
 from hornbook.storage.system import process_is_alive, require_space, storage_errors
 
+_logger = logging.getLogger("hornbook.checkpoint")
 _TEMPORARY: Final = re.compile(r"step-[0-9]{8,18}\.tmp-([0-9]{1,10})(-old)?")
 _SHARE: Final = re.compile(r"share-[0-9]{5,10}\.json")
+_WRITTEN: Final = re.compile(r"[a-z_]+-[0-9]{5,10}\.safetensors|[a-z_]+\.json|share-[0-9]{5,10}\.json")
+"""Names of a checkpoint's files, if no manifest lists them."""
 Shards = Mapping[str, Mapping[str, Shard]]
 """The shards of one rank, by group and name."""
 Layouts = dict[str, dict[str, Layout]]
@@ -103,11 +110,12 @@ def save(
         storage.commit_directory(temporary, final)
     except BaseException:
         with suppress(StorageError):
-            storage.remove_tree(temporary)
+            if has_only_files(temporary):
+                storage.remove_tree(temporary)
         raise
     if aside:
         with suppress(StorageError):
-            storage.remove_tree(aside)
+            _remove_or_keep(aside, final)
     return final
 
 
@@ -160,7 +168,7 @@ def set_aside(folder: Path, step: int) -> Path | None:
     """Rename the checkpoint of ``step`` to ``step-....diverged``, which is not a checkpoint's name.
 
     Returns:
-        Its new path (an earlier folder there is replaced); None if there is no such checkpoint.
+        Its new path (an earlier checkpoint there is replaced); None if there is no such checkpoint.
 
     Raises:
         StorageError: it cannot be renamed.
@@ -169,7 +177,8 @@ def set_aside(folder: Path, step: int) -> Path | None:
     if not os.path.lexists(path):
         return None
     aside = path.with_name(f"{path.name}.diverged")
-    storage.remove_tree(aside)
+    if os.path.lexists(aside):
+        _remove_or_keep(aside, aside)
     storage.rename(path, aside)
     return aside
 
@@ -268,6 +277,25 @@ def _hide(path: Path) -> Path:
     return aside
 
 
+def _remove_or_keep(folder: Path, name: Path) -> None:
+    """Remove a folder that once was a checkpoint called ``name``, but keep one with files that no save has written."""
+    if _is_all_ours(folder):
+        storage.remove_tree(folder)
+        return
+    kept = name.with_name(f"{name.name}.kept-{secrets.token_hex(4)}")
+    storage.rename(folder, kept)
+    _logger.warning("%s was replaced; its old content has other files, too, and is kept as %s", name, kept.name)
+
+
+def _is_all_ours(folder: Path) -> bool:
+    """Return whether everything in a folder was written by saves: plain files of this user with their names."""
+    try:
+        listed = set(read_manifest(folder).files) | {MANIFEST}
+    except HornbookError:
+        listed = set()
+    return has_only_files(folder, lambda name: name in listed or _WRITTEN.fullmatch(name) is not None)
+
+
 def _remove_leftovers(folder: Path) -> None:
     """Remove temporary folders of processes that have ended; ignore those that cannot be removed."""
     with suppress(StorageError):
@@ -280,4 +308,4 @@ def _leftovers(folder: Path, is_alive: Callable[[int], bool]) -> list[Path]:
         return []
     with storage_errors("read the folder", folder):
         matches = [(path, _TEMPORARY.fullmatch(path.name)) for path in sorted(folder.iterdir())]
-    return [path for path, match in matches if match and not is_alive(int(match[1]))]
+    return [path for path, match in matches if match and not is_alive(int(match[1])) and has_only_files(path)]

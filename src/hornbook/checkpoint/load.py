@@ -22,7 +22,7 @@ from hornbook.storage.json_files import read_bytes, read_json
 if TYPE_CHECKING:  # documents and files are read without torch
     from torch import Tensor
 
-__all__ = ["StoredTensors", "load", "read_box", "resolve", "shapes_of"]
+__all__ = ["StoredTensors", "dtypes_of", "load", "read_box", "resolve", "shapes_of"]
 
 _MAX_FILE_BYTES = 1 << 30
 
@@ -100,6 +100,14 @@ def shapes_of(tensors: "Mapping[str, Tensor | Shard]") -> dict[str, tuple[int, .
     if isinstance(tensors, StoredTensors):
         return tensors.shapes
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def dtypes_of(tensors: "Mapping[str, Tensor | Shard]") -> dict[str, str]:
+    """Return the dtypes of tensors by name, as in safetensors, without reading stored ones."""
+    if isinstance(tensors, StoredTensors):
+        return tensors.dtypes
+    held = {name: tensor.values if isinstance(tensor, Shard) else tensor for name, tensor in tensors.items()}
+    return {name: stored.DTYPES[str(tensor.dtype)] for name, tensor in held.items()}
 
 
 def read_box(tensors: "Mapping[str, Tensor]", name: str, box: Box) -> "Tensor":

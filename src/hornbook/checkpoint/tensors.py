@@ -26,7 +26,7 @@ from hornbook.checkpoint.boxes import Box, Layout
 from hornbook.errors import CheckpointError, DataError
 from hornbook.storage.files import BytesLike
 from hornbook.storage.json_files import parse_json
-from hornbook.storage.system import storage_errors
+from hornbook.storage.system import open_regular, storage_errors
 
 if TYPE_CHECKING:  # torch takes a second to import, and listing checkpoints needs none
     from torch import Tensor
@@ -178,7 +178,7 @@ def _chunks(header: bytes, tensors: "list[Tensor]") -> Iterator[BytesLike]:
 
 def _check_header(path: Path) -> None:
     """Reject headers that the library accepts: huge ones, and ones with a duplicate name."""
-    with storage_errors("read", path), path.open("rb") as file:
+    with storage_errors("read", path), open_regular(path) as file:
         available = os.fstat(file.fileno()).st_size - 8
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(available, MAX_HEADER_BYTES):

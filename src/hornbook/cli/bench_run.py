@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hornbook.cli.arguments import positive_integer
-from hornbook.cli.table import print_columns
+from hornbook.cli.table import print_columns, say
 from hornbook.errors import HornbookError, UserError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def run_command(arguments: argparse.Namespace) -> dict[str, object]:
         write_results(folder, results)
     rows = spreads_of(results)
     _print_spreads(rows)
-    print(f"{folder / 'results.md'}")
+    say(f"{folder / 'results.md'}")
     failed = [name for name, case in results["cases"].items() if any("error" in run for run in case["runs"])]
     return {"output": str(folder), "spreads": rows, "failed": failed, "exit_code": int(bool(failed))}
 
@@ -115,10 +115,10 @@ def compare_command(arguments: argparse.Namespace) -> dict[str, object]:
     print("intervals: Welch's t on logarithms of independent processes; 1 inside: no difference shown")
     others = [name for name in a["cases"] if name not in b["cases"]] + [n for n in b["cases"] if n not in a["cases"]]
     if others:
-        print(f"only in A or only in B: {', '.join(others)}")
+        say(f"only in A or only in B: {', '.join(others)}")
     differing = [name for name in a["cases"] if name in b["cases"] and _words(a, name) != _words(b, name)]
     if differing:
-        print(f"different options in A and B: {', '.join(differing)}")
+        say(f"different options in A and B: {', '.join(differing)}")
     return {"rows": rows, "only_in_one": others, "different_options": differing}
 
 
@@ -128,9 +128,9 @@ def list_command(arguments: argparse.Namespace) -> dict[str, object]:
 
     specs = {name: read_spec(path) for name, path in bundled_specs().items()}
     for name, spec in specs.items():
-        print(f"{name}: {spec.description}")
+        say(f"{name}: {spec.description}")
         for benchmark in spec.benchmarks:
-            print(f"  {benchmark}")
+            say(f"  {benchmark}")
     return {"specs": {name: spec.benchmarks for name, spec in specs.items()}}
 
 

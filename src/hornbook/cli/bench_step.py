@@ -85,10 +85,9 @@ def _time_ranks(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, ob
 
     from hornbook.config import recipe_to_dict
     from hornbook.measure.scaling import measure_scaling
-    from hornbook.measure.throughput import compare_with_product, matrix_product
+    from hornbook.measure.throughput import compare_with_product, matrix_product, measure_steps
     from hornbook.parallel.device import choose_device, prepare
     from hornbook.parallel.world import World
-    from hornbook.run.utilization import measure_rates
     from hornbook.samples.batches import refuse_misfit
 
     with launched.report_once():
@@ -100,8 +99,10 @@ def _time_ranks(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, ob
         scaling = measure_scaling(recipe, world, rounds=arguments.rounds, with_alone=not arguments.skip_alone)
         used = {}
         if recipe.flops_per_token(1.0) is not None:
-            (rate,) = measure_rates([matrix_product(recipe, world)], device)  # on all ranks at once, as in a step
-            used = compare_with_product(recipe, scaling.together, sum(row[0] for row in world.gather([rate])))
+            product = matrix_product(recipe, world)  # on all ranks at once, as in a step, and by the same clock
+            seconds = measure_steps({"product": product}, world, rounds=arguments.rounds)["product"].step_seconds
+            rates = world.gather([product.flops / seconds])
+            used = compare_with_product(recipe, scaling.together, sum(row[0] for row in rates))
     if world.is_first:
         _print_scaling(scaling, recipe)
         _print_utilization(used)

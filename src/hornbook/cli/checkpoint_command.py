@@ -7,11 +7,13 @@ hornbook checkpoint list runs/demo
 """
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hornbook.cli import checkpoint_exchange
+from hornbook.cli.table import say
 
 if TYPE_CHECKING:
     from hornbook.checkpoint import Info
@@ -28,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     checked = commands.add_parser(
         "verify",
         help="verify the checksums of all files",
-        description="Verify the checksums of all files of checkpoints.",
+        description="Verify the checksums of all files of checkpoints, and the positions of blocks of sparse models.",
     )
     checked.add_argument(
         "path", type=Path, metavar="CHECKPOINT", help="checkpoint, or run folder to verify all of its checkpoints"
@@ -56,18 +58,18 @@ def list_command(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{folder}: no such folder{did_you_mean_path(folder)}; expected a run folder or a folder of checkpoints"
         )
-    found = list_checkpoints(checkpoints_of(folder))
+    found = [_examined(info) for info in list_checkpoints(checkpoints_of(folder))]
     if not found:
         _refuse_foreign(folder)
-    print(f"{'step':>10}  {'size':>10}  state" if found else f"no checkpoints in {folder}")
+    say(f"{'step':>10}  {'size':>10}  state" if found else f"no checkpoints in {folder}")
     for info in found:
         state = f"damaged: {'; '.join(info.problems)}" if info.problems else "sound"
-        print(f"{info.step!s:>10}  {_size(info):>10}  {state}")
+        say(f"{info.step!s:>10}  {_size(info):>10}  {state}")
     return {"folder": str(checkpoints_of(folder)), "checkpoints": [_as_json(info) for info in found]}
 
 
 def verify_command(path: Path) -> dict[str, Any]:
-    """Verify one checkpoint, or all of a run, and print a line for each that is undamaged.
+    """Verify one checkpoint, or all of a run, with the positions of blocks, and print a line for each undamaged one.
 
     Raises CheckpointError, with all problems in one line, if a checkpoint is damaged, or if there is none.
     """
@@ -75,7 +77,7 @@ def verify_command(path: Path) -> dict[str, Any]:
 
     found = _found(path)
     damaged = [f"{info.path}: {'; '.join(info.problems)}" for info in found if info.problems]
-    _print(f"{info.path}: sound, {_size(info)}" for info in found if not info.problems)
+    say(*(f"{info.path}: sound, {_size(info)}" for info in found if not info.problems))
     if damaged:
         raise CheckpointError(f"{len(damaged)} of {len(found)} checkpoints damaged: {' | '.join(damaged)}")
     return {"path": str(path), "checkpoints": [_as_json(info) for info in found]}
@@ -90,7 +92,30 @@ def _found(path: Path) -> "list[Info]":
     if not found:
         _refuse_foreign(path)
         raise CheckpointError(f"{path} contains no checkpoint; expected a run folder or a checkpoint")
-    return found
+    return [_examined(info) for info in found]
+
+
+def _examined(info: "Info") -> "Info":
+    """Return a checkpoint with the problem, if any, of the positions of its blocks, which no checksum can find."""
+    if info.problems or not _has_blocks(info.path):
+        return info
+    from hornbook.exchange.fit import misfit
+
+    problem = misfit(info.path)
+    return replace(info, problems=[problem] if problem else [])
+
+
+def _has_blocks(path: Path) -> bool:
+    """Return whether a checkpoint is of a block-sparse model, judging by its recipe, which is read without torch."""
+    from hornbook.errors import HornbookError
+    from hornbook.storage.json_files import read_json
+
+    try:
+        recipe = read_json(path / "recipe.json", "the recipe")
+    except HornbookError:  # without a recipe, the tensors have no meaning to check
+        return False
+    section = recipe.get("sparsity") if isinstance(recipe, dict) else None
+    return isinstance(section, dict) and bool(section.get("linears") or section.get("embedding_block_size"))
 
 
 def _refuse_foreign(path: Path) -> None:
@@ -119,8 +144,3 @@ def _as_json(info: "Info") -> dict[str, Any]:
         "sound": not info.problems,
         "problems": info.problems,
     }
-
-
-def _print(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(line)

@@ -2,14 +2,14 @@
 
 hornbook checkpoint import openai-community/gpt2 --output runs/gpt2
 hornbook checkpoint import uncased_L-12_H-768_A-12/bert_model.ckpt --output runs/bert
-hornbook checkpoint export runs/mine --output gpt2-mine --dtype bf16
+hornbook checkpoint export runs/mine --output gpt2-mine --dtype bf16 --license apache-2.0
 """
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hornbook.cli.table import say
 from hornbook.wording import counted
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
     given.add_argument(
         "--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="dtype of the weights (default: fp32)"
     )
+    given.add_argument(
+        "--license", metavar="NAME", help="license for the model card, such as apache-2.0 (default: a line to fill)"
+    )
     given.set_defaults(handler=export_command)
 
 
@@ -74,7 +77,7 @@ def import_command(arguments: argparse.Namespace) -> dict[str, Any]:
         warnings.append(f"no tokenizer in {folder}: {remedy}")
     _warn(warnings)
     layers, parameters = counted(model.num_layers, "layer"), f"{model.num_parameters():,} parameters"
-    print(f"{path}: {_kind(model)}, {layers}, hidden {model.hidden_size}, {parameters}")
+    say(f"{path}: {_kind(model)}, {layers}, hidden {model.hidden_size}, {parameters}")
     return {
         "source": str(folder),
         "checkpoint": str(path),
@@ -85,7 +88,7 @@ def import_command(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def export_command(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write a checkpoint's model and tokenizer as a Hugging Face folder.
+    """Write a checkpoint's model, tokenizer and model card as a Hugging Face folder.
 
     Raises:
         UserError: the folder already exists.
@@ -99,9 +102,16 @@ def export_command(arguments: argparse.Namespace) -> dict[str, Any]:
 
     path, contents = read_source(arguments.checkpoint, only={"model"})
     warnings: list[str] = []
-    files = write_folder(arguments.output, contents, dtype=arguments.dtype, warn=warnings.append)
+    files = write_folder(
+        arguments.output,
+        contents,
+        dtype=arguments.dtype,
+        source=path,
+        license=arguments.license,
+        warn=warnings.append,
+    )
     _warn(warnings)
-    print(f"{arguments.output}: {', '.join(files)} of {path}")
+    say(f"{arguments.output}: {', '.join(files)} of {path}")
     return {
         "checkpoint": str(path),
         "folder": str(arguments.output),
@@ -112,7 +122,7 @@ def export_command(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _warn(warnings: list[str]) -> None:
-    sys.stderr.writelines(f"hornbook: warning: {warning}\n" for warning in warnings)
+    say(*(f"hornbook: warning: {warning}" for warning in warnings), error=True)
 
 
 def _kind(model: "TransformerConfig") -> str:

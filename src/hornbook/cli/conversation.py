@@ -10,17 +10,22 @@ prompt, it ends the conversation, as Ctrl-D does.
 """
 
 import importlib
+import os
+import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import count, islice
 
 from hornbook.cli.texts import Output, Screen
 from hornbook.errors import UserError
 from hornbook.generate import TextWriter
-from hornbook.wording import counted
+from hornbook.parallel.launched import signals_to
+from hornbook.wording import counted, spelled
 
 _ASK = "> "
+_NUDGE_SECONDS = 0.05
 
 
 def converse(writer: TextWriter, output: Output, *, num_samples: int = 1) -> None:
@@ -47,7 +52,7 @@ def answer_lines(answer: Callable[[str], None], screen: Screen) -> None:
             try:
                 answer(line)
             except UserError as error:
-                print(error, file=sys.stderr)
+                print(spelled(str(error)), file=sys.stderr)
         return
     screen.end_line()
 
@@ -56,15 +61,50 @@ def _ask(screen: Screen) -> str | None:
     """Return the next valid line, or None at the end of the input."""
     while True:
         try:
-            if screen.is_terminal:
-                return input(_ASK)
-            print(_ASK, end="", file=sys.stderr, flush=True)
-            return input()
+            with _interruptible():
+                if screen.is_terminal:
+                    return input(_ASK)
+                print(_ASK, end="", file=sys.stderr, flush=True)
+                return input()
         except EOFError:
             screen.end_line()
             return None
         except UnicodeDecodeError:
             print("the input is not UTF-8; enter it again", file=sys.stderr)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let signals end the wait for a line, even those that arrive just before it starts or in another thread.
+
+    Python only marks a signal as received and handles it when the main thread returns to Python. A system call of that
+    thread is interrupted by a signal, but one that starts after it waits until the next key. So after a signal, another
+    thread keeps interrupting the main one with SIGURG, which otherwise means nothing, until the ``with`` block ends.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_kill"):
+        yield
+        return
+    ended, main = threading.Event(), threading.get_ident()
+    received, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)  # as `set_wakeup_fd` requires
+
+    def nudge() -> None:
+        os.read(received, 1)  # the number of a signal, or nothing when the block ends
+        while not ended.wait(_NUDGE_SECONDS):
+            signal.pthread_kill(main, signal.SIGURG)
+
+    thread = threading.Thread(target=nudge, daemon=True)
+    with signals_to(lambda number, frame: None, [signal.SIGURG]):
+        previous = signal.set_wakeup_fd(wakeup)
+        thread.start()
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(previous)
+            ended.set()
+            os.close(wakeup)
+            thread.join()
+            os.close(received)
 
 
 def _continue(line: str, sample: int, writer: TextWriter, output: Output, screen: Screen) -> None:

@@ -7,7 +7,6 @@ hornbook corpus build web/ --min-words 50 --drop-duplicates --drop-near-duplicat
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from hornbook.cli.arguments import TOKENIZER_HELP, fraction, natural_number, positive_fraction, positive_integer
 from hornbook.cli.inputs import add_held_out_arguments, add_input_arguments, note, read_options, report_faults
 from hornbook.cli.progress import token_progress
+from hornbook.cli.table import say
 from hornbook.errors import UserError
 from hornbook.storage.system import format_bytes
 from hornbook.text.quality.policy import (
@@ -30,7 +30,7 @@ from hornbook.text.quality.policy import (
 from hornbook.wording import counted, counted_kind
 
 if TYPE_CHECKING:
-    from hornbook.corpora.build.builder import BuildReport, Progress
+    from hornbook.corpora.building.builder import BuildReport, Progress
 
 _NEEDS: Final = {
     "language_probability": "--language",
@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Build a corpus; return its counts. Raises UserError if an option does not apply."""
-    from hornbook.corpora.build.builder import BuildOptions, build_corpus
+    from hornbook.corpora.building.builder import BuildOptions, build_corpus
     from hornbook.text.tokenizer import Tokenizer
 
     if arguments.threads:
@@ -124,7 +124,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         report = build_corpus(arguments.inputs, tokenizer, arguments.output, options, on_progress, note)
     seconds = time.monotonic() - started
     report_faults(report.faults, report.messages)
-    sys.stdout.writelines(f"{line}\n" for line in _lines(report, seconds, arguments.format))
+    say(*_lines(report, seconds, arguments.format))
     return asdict(report) | {"seconds": round(seconds, 3)}
 
 
@@ -241,7 +241,7 @@ def quality_options(arguments: argparse.Namespace) -> QualityOptions:
 
 
 def _lines(report: "BuildReport", seconds: float, format_name: str) -> Iterator[str]:
-    from hornbook.corpora.build.token_pipeline import example_lines
+    from hornbook.corpora.building.token_pipeline import example_lines
 
     done = "is already built from the same inputs and options" if report.already_built else f"built in {seconds:.1f} s"
     yield f"{report.output} {done}"

@@ -6,7 +6,6 @@ hornbook corpus convert bert.tfrecord bert-arrow --to bert-arrow
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import TOKENIZER_HELP, natural_number, positive_integer
 from hornbook.cli.progress import token_progress
+from hornbook.cli.table import say
 from hornbook.corpora.convert import DOCUMENT_FORMATS, DOCUMENT_SOURCES, INSTANCE_FORMATS, INSTANCE_SOURCES
 from hornbook.wording import counted, counted_kind
 
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
         report = convert(arguments.source, arguments.target, ConvertOptions(**values), on_progress)
     seconds = time.monotonic() - started
-    sys.stdout.writelines(f"{line}\n" for line in _lines(report, seconds))
+    say(*_lines(report, seconds))
     return asdict(report) | {"seconds": round(seconds, 3)}
 
 

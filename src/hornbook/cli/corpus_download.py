@@ -10,6 +10,8 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from hornbook.cli.table import say
+
 _SECONDS_BETWEEN_LINES = 30.0
 
 
@@ -40,5 +42,5 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     mirror = arguments.mirror or MIRROR
     found = download_dump(arguments.language, arguments.date, arguments.output, mirror=mirror, on_progress=show)
     done = f"{format_bytes(found.fetched)} fetched" if found.fetched else "already downloaded"
-    sys.stdout.write(f"{found.path}: {format_bytes(found.size)}, {done}, {found.algorithm} as published\n")
+    say(f"{found.path}: {format_bytes(found.size)}, {done}, {found.algorithm} as published")
     return asdict(found)

@@ -4,12 +4,12 @@ hornbook corpus inspect corpora/mine --samples 5
 """
 
 import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from hornbook.cli.arguments import natural_number
+from hornbook.cli.table import say
 from hornbook.wording import counted
 
 _BAR_WIDTH = 40
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     num_samples = _DEFAULT_SAMPLES if arguments.samples is None else arguments.samples
     facts = [describe_store(store, num_samples) for store in stores]
     for fact in facts:
-        sys.stdout.writelines(f"{line}\n" for line in _inspect_lines(fact))
+        say(*_inspect_lines(fact))
     return {"stores": facts}
 
 

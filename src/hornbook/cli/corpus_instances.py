@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import TOKENIZER_HELP, fraction, natural_number, positive_fraction, positive_integer
 from hornbook.cli.progress import token_progress
+from hornbook.cli.table import say
 from hornbook.corpora.convert import INSTANCE_FORMATS, INSTANCE_SOURCES
 from hornbook.wording import counted
 
@@ -78,7 +79,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
         report = build_instances(store, arguments.output, options, tokenizer, on_progress)
     seconds = time.monotonic() - started
-    sys.stdout.writelines(f"{line}\n" for line in _lines(arguments.output, report, seconds))
+    say(*_lines(arguments.output, report, seconds))
     return asdict(report) | {"output": arguments.output, "format": options.format_name, "seconds": round(seconds, 3)}
 
 
@@ -104,7 +105,7 @@ def inspect_instances(path: Path) -> dict[str, object]:
     format_name = detect_source(path)
     instances = read_instances(path, format_name)
     report, most = describe_instances(instances), instances.max_predictions
-    sys.stdout.write(f"{path}\n  {format_name}, {counted(report.instances, 'instance')}, {report.tokens:,} tokens\n")
+    say(str(path), f"  {format_name}, {counted(report.instances, 'instance')}, {report.tokens:,} tokens")
     predictions = "" if most is None else f", {most} predictions"
     sys.stdout.write(f"  padded to {instances.sequence_length} tokens{predictions}\n{_shares(report)}\n")
     sizes = {"sequence_length": instances.sequence_length, "max_predictions": most}

@@ -4,11 +4,11 @@ hornbook corpus verify corpora/mine
 """
 
 import argparse
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 from hornbook.cli.corpus_inspect import describe_documents
+from hornbook.cli.table import say
 from hornbook.wording import counted
 
 
@@ -31,6 +31,6 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         hashed = f"{counted(len(found.files), 'file')} by their hashes"
         checked = hashed if found.files else "its structure (it has no hashes)"
         counts = f"{describe_documents(found.documents, found.sentences)}, {found.tokens:,} tokens"
-        sys.stdout.write(f"{found.store}: sound; checked {checked}, {counts}\n")
+        say(f"{found.store}: sound; checked {checked}, {counts}")
         verified.append(asdict(found))
     return {"stores": verified}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hornbook.cli.arguments import add_device_arguments, positive_number
+from hornbook.cli.table import say
 
 EXCLUDED = ("test", "tests", "idlelib", "lib2to3", "pydoc_data", "site-packages", "dist-packages", "__pycache__")
 _PLAN = "plan.json"
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     command("generate", folder, "--prompt", "def", *device)
     command("runs", "report", folder)
     minutes = (time.monotonic() - started) / 60
-    print(f"\ndone in {minutes:.1f} minutes; the report is {Path(folder) / 'report.html'}")
+    say("", f"done in {minutes:.1f} minutes; the report is {Path(folder) / 'report.html'}")
     return {"train": trained, "evaluate": evaluated, "minutes": round(minutes, 2)}
 
 

@@ -14,6 +14,7 @@ It trains nothing and leaves no files.
 
 import argparse
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from hornbook.cli.arguments import positive_integer
 from hornbook.cli.table import print_columns
 from hornbook.cli.train_command import add_run_arguments, resolve_run
 from hornbook.track.units import flop_rate, size
-from hornbook.wording import counted
+from hornbook.wording import counted, spelled
 
 _REFUSED = 2
 _X86 = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX512-BF16", "amx_bf16": "AMX"}
@@ -60,6 +61,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     if resolved is not None:
         weights, may_jump = init_from or not_yet_loaded(resolved, output), arguments.allow_learning_rate_change
         found += examine(resolved.recipe, output, device, processes, weights, allow_rate_change=may_jump)
+    found = [replace(finding, message=spelled(finding.message)) for finding in found]
     found = sorted(dict.fromkeys(found), key=lambda finding: finding.level)
     print_columns([*_rows(facts)])
     if found:

@@ -40,24 +40,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write the vectors and return their number and dimension."""
+    """Write the vectors and return their number, their dimension, and how many texts were truncated."""
     from hornbook.config import ClassificationConfig
-    from hornbook.generate.embeddings import ids_of_texts, refuse_pooling
+    from hornbook.generate.embeddings import ids_of_texts, refuse_pooling, truncation_warning
     from hornbook.samples.labelled_texts import read_examples
+    from hornbook.track.console import Console
 
     given = load(arguments)
     refuse_pooling(given.loaded.model, arguments.pooling)
     columns = ClassificationConfig(text=arguments.text or ClassificationConfig.text)
     examples = read_examples(arguments.file, columns, labelled=False, format=arguments.format)
     texts = [example.text for example in examples]
-    ids = ids_of_texts(given.loaded.model, given.require_tokenizer(), texts, given.window_length)
+    length = given.window_length
+    ids, num_truncated = ids_of_texts(given.loaded.model, given.require_tokenizer(), texts, length)
+    if num_truncated:
+        Console().warn(truncation_warning(num_truncated, len(ids), length))
     vectors = _vectors(arguments, given, ids)
     size = given.loaded.recipe.model.hidden_size
     if arguments.output is not None and arguments.output.suffix == ".npy":
         written = _write_npy(arguments, vectors, (len(ids), size))
     else:
         written = write_records((_Embedded(vector) for group in vectors for vector in group), arguments)
-    return {"checkpoint": given.loaded.path, "size": size, **written}
+    return {"checkpoint": given.loaded.path, "size": size, "truncated": num_truncated, **written}
 
 
 def _vectors(arguments: argparse.Namespace, given: "TaskInput", ids: "list[Int64s]") -> "Iterator[NDArray[np.float32]]":

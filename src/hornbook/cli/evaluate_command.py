@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hornbook.cli.arguments import COMPUTE, add_device_arguments, natural_number, positive_integer
-from hornbook.cli.table import print_columns
+from hornbook.cli.table import print_columns, say
 
 if TYPE_CHECKING:
     from hornbook.exchange.restore import LoadedModel
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     if folder := run_of(loaded.path):
         _save(folder / "evaluation.json", result["tasks"])
     for task in result["tasks"]:
-        print(f"{task['name']} of {result['checkpoint']}, on {text_of(task)}")
+        say(f"{task['name']} of {result['checkpoint']}, on {text_of(task)}")
         _print_rows(task["rows"])
         for row in task["rows"]:
             _print_table(row.get("table"))
@@ -136,9 +136,9 @@ def _print_table(table: "dict[str, Any] | None") -> None:
         return
     columns = table["columns"]
     if len(columns) > _MOST_COLUMNS:
-        print(f"  {table['title']}: {len(columns)} columns, see --json")
+        say(f"  {table['title']}: {len(columns)} columns, see --json")
         return
-    print(f"  {table['title']}")
+    say(f"  {table['title']}")
     rows = [[f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row] for row in table["rows"]]
     print_columns([columns, *rows], right=range(1, len(columns)), indent="    ")
 

@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import fraction, tail_fraction
+from hornbook.cli.table import say
 from hornbook.errors import UserError
 from hornbook.wording import counted
 
@@ -20,7 +21,7 @@ _CLEANING = {"headings": ("wikipedia",), "lists": ("wikipedia",), "titles": ("wi
 """Parts of articles that can be dropped, and the formats that distinguish them."""
 
 _FORMATS = {
-    "auto": "by file extension: jsonl for .jsonl, .ndjson and .json, csv, tsv, parquet, arrow, else text (default)",
+    "auto": "by file extension: jsonl for .jsonl, .ndjson, .json, csv, tsv, parquet, arrow, warc, else text (default)",
     "text": "a file",
     "lines": "a line",
     "blank-lines": "the text between blank lines",
@@ -30,6 +31,7 @@ _FORMATS = {
     "tsv": "a row, whose fields are never quoted",
     "parquet": "a row",
     "arrow": "a row, also of folders written by save_to_disk",
+    "warc": "a page of a web archive (.warc, .wet)",
     "wikipedia": "an article of a dump (.xml, .xml.bz2)",
     "wikiextractor": "a <doc> of WikiExtractor's output",
 }
@@ -57,15 +59,13 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
             f"input format, and what a document is; {'; '.join((f'{name}: {what}' for name, what in _FORMATS.items()))}"
         ),
     )
-    parser.add_argument(
-        "--field",
-        metavar="NAME",
-        help="JSONL field or table column with the text; a.b for a nested field (default: text)",
-    )
+    about_field = "JSONL field or table column with the text; a.b for a nested field (default: text)"
+    parser.add_argument("--field", metavar="NAME", help=about_field)
     parser.add_argument("--split", metavar="NAME", help="split of a data set, such as train, if it has several")
     parser.add_argument("--config", metavar="NAME", help="configuration of a hub data set, such as en, if several")
     parser.add_argument(
         "--suffix",
+        dest="suffixes",
         action="append",
         default=[],
         metavar=".EXT",
@@ -111,7 +111,7 @@ def read_options(arguments: argparse.Namespace) -> "ReadOptions":
     return ReadOptions(
         format=arguments.format,
         field=arguments.field or DEFAULT_FIELD,
-        suffixes=tuple(arguments.suffix),
+        suffixes=tuple(arguments.suffixes),
         exclude=tuple(arguments.exclude),
         split=arguments.split,
         config=arguments.config,
@@ -146,13 +146,13 @@ def add_held_out_arguments(parser: argparse.ArgumentParser, *, does: str) -> Non
 
 def note(line: str) -> None:
     """Write a note to standard error."""
-    sys.stderr.write(f"hornbook: {line}\n")
+    say(f"hornbook: {line}", error=True)
 
 
 def report_faults(faults: int, messages: list[str]) -> None:
     """Report skipped documents on standard error."""
     if faults:
         sys.stderr.write(f"skipped {counted(faults, 'unreadable document')}:\n")
-        sys.stderr.writelines(f"  {message}\n" for message in messages)
+        say(*(f"  {message}" for message in messages), error=True)
     if faults > len(messages):
         sys.stderr.write(f"  ... and {faults - len(messages)} more\n")

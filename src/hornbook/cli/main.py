@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from hornbook.cli.arguments import CommandParser
+from hornbook.cli.option_names import running
 from hornbook.errors import HornbookError, PathError, RankError, RecipeError, StoppedBySignal, StorageError
 from hornbook.parallel import launched
 from hornbook.version import __version__
@@ -141,7 +142,9 @@ def execute(words: Sequence[str]) -> dict[str, object]:
         raise AssertionError("argparse took a command line without a command")
     module = importlib.import_module(f"hornbook.cli.{chosen}_command")
     module.add_arguments(parsers[chosen])
-    result: dict[str, object] | None = module.run(parser.parse_args(words, argparse.Namespace(words=words)))
+    arguments = parser.parse_args(words, argparse.Namespace(words=words))
+    with running(arguments.flags):
+        result: dict[str, object] | None = module.run(arguments)
     return result or {}
 
 

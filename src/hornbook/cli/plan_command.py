@@ -23,6 +23,7 @@ from hornbook.cli.arguments import (
 from hornbook.cli.plan_table import describe_plan, print_layouts, print_plan
 from hornbook.errors import UserError
 from hornbook.parallel import launched
+from hornbook.wording import spelled
 
 if TYPE_CHECKING:
     from hornbook.config import Recipe
@@ -87,7 +88,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         print()
         print_layouts(layouts)
         document["layouts"] = [
-            {"options": layout.words, **describe_plan(layout.plan, with_advice=False)} for layout in layouts
+            {"options": spelled(layout.words), **describe_plan(layout.plan, with_advice=False)} for layout in layouts
         ]
     return {**document, "exit_code": 0 if plan.fits else _REFUSED}
 

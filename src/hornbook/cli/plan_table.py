@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from hornbook.cli.table import print_columns
 from hornbook.track.units import duration, flop_rate, short, significant, size
-from hornbook.wording import counted
+from hornbook.wording import counted, spelled
 
 if TYPE_CHECKING:
     from hornbook.config import Recipe
@@ -124,7 +124,7 @@ def _verdict(plan: "Plan") -> str:
         return f"It fits: {used} on the fullest rank; the largest micro-batch that fits is {plan.largest_micro_batch}."
     if plan.advice is None:
         return f"It does not fit, {used}, with any option or number of devices: make the model smaller."
-    return f"It does not fit, {used}: add {plan.advice}"
+    return f"It does not fit, {used}: add {spelled(plan.advice)}"
 
 
 def print_layouts(layouts: Sequence["Layout"]) -> None:
@@ -154,7 +154,7 @@ def print_layouts(layouts: Sequence["Layout"]) -> None:
         )
     print_columns(rows, right=range(1, 9))
     left = len(layouts) - _MOST_LAYOUTS
-    print(f"\n{f'{left} more fit. ' if left > 0 else ''}Fastest: {layouts[0].words or 'the recipe unchanged'}")
+    print(f"\n{f'{left} more fit. ' if left > 0 else ''}Fastest: {spelled(layouts[0].words) or 'the recipe unchanged'}")
 
 
 def _execution(recipe: "Recipe") -> str:
@@ -188,7 +188,11 @@ def describe_plan(plan: "Plan", *, with_advice: bool = True) -> dict[str, Any]:
         "step_price": plan.step_price,
         "num_steps": plan.num_steps,
     }
-    return document | ({"largest_micro_batch": plan.largest_micro_batch, "advice": plan.advice} if with_advice else {})
+    return document | (
+        {"largest_micro_batch": plan.largest_micro_batch, "advice": plan.advice and spelled(plan.advice)}
+        if with_advice
+        else {}
+    )
 
 
 def _stage(rank: int, memory: "Memory") -> dict[str, Any]:

@@ -17,7 +17,7 @@ from hornbook.cli.arguments import (
     start_processes,
     with_some_vocabulary,
 )
-from hornbook.cli.table import print_columns
+from hornbook.cli.table import print_columns, say
 from hornbook.errors import UserError
 from hornbook.parallel import launched
 
@@ -83,7 +83,7 @@ def _profile(arguments: argparse.Namespace) -> dict[str, object]:
         write_profile(output, profile)
         write_profile_page(page, profile)
         _print(profile)
-        print(f"page {page}")
+        say(f"page {page}")
     numbers = _numbers(profile)
     modules = [{**module._asdict()} for module in profile.modules]
     operators = [{**operator._asdict()} for operator in profile.operators]

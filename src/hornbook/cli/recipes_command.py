@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from hornbook.cli.table import print_columns
+from hornbook.cli.table import print_columns, say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +62,7 @@ def copy_command(arguments: argparse.Namespace) -> dict[str, object]:
     if os.path.lexists(file) and not arguments.force:
         raise UserError(f"{file} exists already; choose another file, or replace it with --force")
     replace_file(file, text.encode())
-    print(f"{file}: {arguments.recipe}; `hornbook train {file} --data.train STORE` trains it")
+    say(f"{file}: {arguments.recipe}; `hornbook train {file} --data.train STORE` trains it")
     return {"name": arguments.recipe, "file": str(file)}
 
 

@@ -5,12 +5,12 @@ hornbook runs compare runs/demo runs/demo-wide
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hornbook.cli import runs_compare, runs_serve
-from hornbook.cli.table import print_columns
+from hornbook.cli.table import print_columns, say
 
 if TYPE_CHECKING:
     from hornbook.track.runs import RunSummary
@@ -56,9 +56,9 @@ def list_command(arguments: argparse.Namespace) -> dict[str, object]:
     if summaries:
         _print_table(summaries)
     for problem in broken:
-        print(f"unreadable: {problem['problem']}")
+        say(f"unreadable: {problem['problem']}")
     if not folders:
-        print(f"no runs below {root}; start one with `hornbook train RECIPE`")
+        say(f"no runs below {root}; start one with `hornbook train RECIPE`")
     return {"root": str(root), "runs": [dataclasses.asdict(summary) for summary in summaries], "unreadable": broken}
 
 
@@ -67,8 +67,18 @@ def report_command(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.track.report import write_report
 
     path = write_report(Path(arguments.run))
-    print(path)
+    say(str(path))
     return {"report": str(path)}
+
+
+def _losses(summary: "RunSummary") -> Iterator[str]:
+    """Yield the losses and bits per byte, with the step of each that was not measured at the last step."""
+    from hornbook.track import units
+
+    for name, (value, step, _) in summary.measured.items():
+        is_bits = name == "bits_per_byte"
+        mark = _MARK if is_bits and summary.bits_per_byte_by == "validation" else ""
+        yield units.at_step(units.bits(value) if is_bits else units.loss(value), step, summary.step) + mark
 
 
 def _print_table(summaries: "Sequence[RunSummary]") -> None:
@@ -95,10 +105,7 @@ def _print_table(summaries: "Sequence[RunSummary]") -> None:
             summary.objective or units.MISSING,
             units.progress(summary.step, summary.total_steps),
             units.short(summary.tokens),
-            units.loss(summary.loss),
-            units.loss(summary.validation_loss),
-            units.loss(summary.best_validation_loss),
-            units.bits(summary.bits_per_byte) + (_MARK if summary.bits_per_byte_by == "validation" else ""),
+            *_losses(summary),
             units.short(summary.tokens_per_second),
             units.duration(summary.seconds),
             units.count(summary.skipped_steps),
@@ -109,3 +116,5 @@ def _print_table(summaries: "Sequence[RunSummary]") -> None:
     print_columns([row[:shown] for row in (head, *rows)], right=range(3, shown))
     if any(summary.bits_per_byte_by == "validation" for summary in summaries):
         print(f"{_MARK} with the validation loss, without overlapping windows; `hornbook evaluate` is more exact")
+    if any("@" in cell for row in rows for cell in row[5:9]):
+        print("@ the step at which a number was measured, where that is not the run's last step")

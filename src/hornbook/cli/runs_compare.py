@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hornbook.cli.table import print_side_by_side
+from hornbook.cli.table import print_side_by_side, say
 
 if TYPE_CHECKING:
     from hornbook.track.runs import Comparison, RunSummary
@@ -65,7 +65,7 @@ def compare_command(arguments: argparse.Namespace) -> dict[str, object]:
         from hornbook.track.comparison_page import write_comparison
 
         write_comparison(arguments.html, comparison, arguments.over)
-        print(f"\n{arguments.html}")
+        say("", str(arguments.html))
         result["page"] = str(arguments.html)
     return result
 
@@ -74,7 +74,6 @@ def _print_facts(comparison: "Comparison", width: int | None) -> None:
     """Print the facts of each run as columns, and the recipe keys whose values differ."""
     from hornbook.track.curves import run_labels
     from hornbook.track.runs import plain_value
-    from hornbook.wording import one_line
 
     labels = run_labels(len(comparison.runs))
     facts = [_facts(summary) for summary in comparison.runs]
@@ -83,7 +82,7 @@ def _print_facts(comparison: "Comparison", width: int | None) -> None:
     print_side_by_side([["", *labels], *rows], width, right=True)
     print()
     for caution in comparison.cautions:
-        print(f"note: {one_line(caution)}")
+        say(f"note: {caution}")
     if not comparison.differences:
         print("the recipes are identical")
         return
@@ -97,16 +96,20 @@ def _print_facts(comparison: "Comparison", width: int | None) -> None:
 def _facts(summary: "RunSummary") -> dict[str, str]:
     from hornbook.track import units
 
+    losses = {
+        name: units.at_step((units.bits if name == "bits_per_byte" else units.loss)(value), step, summary.step)
+        for name, (value, step, _) in summary.measured.items()
+    }
     return {
         "run": summary.folder,
         "state": summary.state,
         "objective": summary.objective or units.MISSING,
         "step": units.progress(summary.step, summary.total_steps),
         "tokens": units.short(summary.tokens),
-        "loss": units.loss(summary.loss),
-        "validation loss": units.loss(summary.validation_loss),
-        "best": units.loss(summary.best_validation_loss),
-        "bits per byte": units.bits(summary.bits_per_byte),
+        "loss": losses["loss"],
+        "validation loss": losses["validation_loss"],
+        "best": losses["best_validation_loss"],
+        "bits per byte": losses["bits_per_byte"],
         "tokens/s": units.short(summary.tokens_per_second),
         "time": units.duration(summary.seconds),
         "skipped": units.count(summary.skipped_steps),

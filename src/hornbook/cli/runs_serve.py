@@ -5,6 +5,7 @@ hornbook runs serve runs/mine runs/other --port 8800
 """
 
 import argparse
+import secrets
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
     )
     served.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine)")
     served.add_argument("--port", type=_port, default=0, metavar="N", help="port; 0: a free one (default: 0)")
+    served.add_argument(
+        "--no-token", action="store_true", help="let everyone who can connect read the runs, other users included"
+    )
     served.set_defaults(handler=serve_command)
 
 
@@ -42,9 +46,13 @@ def serve_command(arguments: argparse.Namespace) -> dict[str, object]:
         if not folder.is_dir():
             hint = did_you_mean_path(folder) or "; `hornbook train` makes the folder runs; or name another"
             raise UserError(f"no folder {folder} here{hint}")
-    with BoardServer(Board(folders), arguments.host, arguments.port) as server:
+    token = "" if arguments.no_token else secrets.token_urlsafe(24)
+    with BoardServer(Board(folders), arguments.host, arguments.port, token) as server:
         if not server.is_loopback:
-            print("hornbook: warning: other machines can read these runs, without a password", file=sys.stderr)
+            who = "can read these runs" if arguments.no_token else "with this address can read these runs, unencrypted"
+            print(f"hornbook: warning: other machines {who}", file=sys.stderr)
+        elif arguments.no_token:
+            print("hornbook: warning: other users of this machine can read these runs", file=sys.stderr)
         print(f"{server.url}   Ctrl-C ends it", flush=True)
         try:
             server.serve_forever(poll_interval=0.1)

@@ -20,6 +20,19 @@ _WIDEST_CELL = 24
 _BEFORE_TEXT = re.compile(r"\s*(?:\S+\s{2,})*")
 
 
+def say(*lines: str, error: bool = False) -> None:
+    """Print lines, also of the library: arguments are spelled as options, and what controls a terminal is escaped.
+
+    Args:
+        lines: of text.
+        error: print to standard error.
+    """
+    from hornbook.wording import one_line, spelled
+
+    for line in lines:
+        print(one_line(spelled(line)), file=sys.stderr if error else sys.stdout, flush=error)
+
+
 def print_columns(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), indent: str = "") -> None:
     """Print rows of equal length as a table.
 

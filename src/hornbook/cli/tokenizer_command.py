@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hornbook.cli.arguments import TOKENIZER_HELP, positive_integer
 from hornbook.cli.inputs import add_held_out_arguments, add_input_arguments, note, read_options, report_faults
+from hornbook.cli.table import say
 from hornbook.wording import counted
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 def train_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Train a tokenizer and save it; never replace another one."""
-    from hornbook.corpora.build.tokenizer import train_tokenizer
+    from hornbook.corpora.building.tokenizer import train_tokenizer
 
     started = time.monotonic()
     report = train_tokenizer(
@@ -88,9 +89,8 @@ def train_command(arguments: argparse.Namespace) -> dict[str, object]:
     few = (
         "" if tokenizer.vocab_size == arguments.vocab_size else f"; the text gave no more than {tokenizer.vocab_size:,}"
     )
-    sys.stdout.write(
-        f"{path}: {tokenizer.vocab_size:,} tokens, from {counted(report.documents, 'document')} in {seconds:.1f} s"
-        f"{few}\n"
+    say(
+        f"{path}: {tokenizer.vocab_size:,} tokens, from {counted(report.documents, 'document')} in {seconds:.1f} s{few}"
     )
     return {
         "output": path,

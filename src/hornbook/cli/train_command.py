@@ -7,6 +7,7 @@ the source of each value, as TOML that is a valid recipe.
 """
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,12 +69,15 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         with report_once():
             resolved, init_from = resolve_run(arguments, require_data=not looking)
         if arguments.dry_run:
+            sys.stderr.writelines(f"hornbook: {note}\n" for note in resolved.notes)
             from hornbook.cli.dry_run import dry_run
 
             return dry_run(resolved.recipe, arguments)
         if looking:
+            print("".join(f"# {note}\n" for note in resolved.notes), end="")
             print(recipe_to_toml(resolved.recipe, resolved.sources), end="")
-            return {"recipe": recipe_to_dict(resolved.recipe), "sources": resolved.sources}
+            document = recipe_to_dict(resolved.recipe)
+            return {"recipe": document, "sources": resolved.sources, "notes": list(resolved.notes)}
         start_processes(arguments, resolved.recipe)
         from hornbook.run.launch import train
 

@@ -17,7 +17,7 @@ from hornbook.cli.arguments import (
     add_recipe_arguments,
     start_processes,
 )
-from hornbook.cli.table import print_columns
+from hornbook.cli.table import print_columns, say
 from hornbook.config.options import Bounds, Spec
 from hornbook.errors import HornbookError
 
@@ -98,7 +98,7 @@ def _recipe(arguments: argparse.Namespace) -> "Recipe":
 def _resume(arguments: argparse.Namespace, recipe: "Recipe", world: "World") -> dict[str, object]:
     from hornbook.errors import UserError
     from hornbook.measure.verification import verify_resume
-    from hornbook.storage.files import remove_tree
+    from hornbook.storage import remove_tree
 
     folder = arguments.output or Path("runs") / f"verify-resume-{recipe.name}"
     if world.any(world.is_first and folder.exists()):
@@ -126,7 +126,7 @@ def _topology(arguments: argparse.Namespace, recipe: "Recipe", world: "World") -
         cells = [(row.layout, f"{row.gradients:.1e}", f"{row.losses:.1e}") for row in rows]
         print_columns([("layout", "gradients", "losses"), *cells], right=(1, 2))
         for layout, why in skipped.items():
-            print(f"skipped {layout}: {why}")
+            say(f"skipped {layout}: {why}")
     listed = [{"layout": layout, "why": why} for layout, why in skipped.items()]
     return {
         "ranks": world.size,

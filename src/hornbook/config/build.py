@@ -12,7 +12,8 @@ default, so that checks of several fields still run for the others; checks that 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ def read_draft(reference: str, overrides: Sequence[str] | Tree = ()) -> Draft:
     """Return the draft that ``load_recipe`` validates; raise RecipeError if the file cannot be read."""
     tree, rest = (overrides, []) if isinstance(overrides, dict) else split_overrides(overrides)
     if rest:
-        raise RecipeError([f"{show(rest[0])} (command line): expected a recipe option, --section.key value"])
+        raise RecipeError([f"{show(rest[0])} (command line): expected a recipe option, section.key, and its value"])
     path = find_recipe(reference)
     file = read_leaves(path, str(path) if run_of(path) else reference)
     file_name = re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).lstrip("_.-")[:100] or "recipe"
@@ -135,7 +136,7 @@ def check(draft: Draft, *, require_data: bool = True) -> Resolved:
     """Return the validated recipe of a draft; arguments and errors as for ``load_recipe``."""
     draft = _fit_micro_batch(draft)
     resolved = resolve(merge(draft.file, draft.overrides), draft.path, require_data=require_data)
-    return replace(resolved, notes=draft.notes)
+    return replace(resolved, notes=(*draft.notes, *resolved.notes))
 
 
 def resolve(tree: Tree, path: Path, *, require_data: bool = True) -> Resolved:
@@ -147,11 +148,37 @@ def resolve(tree: Tree, path: Path, *, require_data: bool = True) -> Resolved:
     recipe, sources, problems = _build(tree)
     is_known = recipe.data.train or recipe.data.synthetic or any(problem.startswith("data.") for problem in problems)
     if require_data and not is_known:
-        message = "no training data; set --data.train PATH, or use --data.synthetic"
+        message = "no training data; set `data.train=PATH`, or use `data.synthetic`"
         problems.append(_conflict(Problem(("data.train",), message), recipe, sources))
     if problems:
         raise RecipeError(problems)
-    return Resolved(recipe=recipe, sources=sources, path=path, output=run_of(path) or Path("runs") / recipe.name)
+    output = run_of(path) or Path("runs") / recipe.name
+    return Resolved(recipe=recipe, sources=sources, path=path, output=output, notes=tuple(_resets(tree, recipe)))
+
+
+def _resets(tree: Tree, recipe: Recipe) -> Iterator[str]:
+    """Yield a note for each section that another ``name`` set to its defaults, with all values that changed."""
+    for section, tag in TAGS.items():
+        leaf = tree.get((section, tag))
+        before = (
+            choices(section).get(str(leaf.dropped[section, tag].value))
+            if leaf and (section, tag) in leaf.dropped
+            else None
+        )
+        if leaf is None or before is None:
+            continue
+        now, old = getattr(recipe, section), {name: spec.default for name, spec in describe(before).items()}
+        for (_, name), dropped in leaf.dropped.items():
+            with suppress(Mistake):  # it does not count any more
+                old[name] = convert_leaf(dropped, describe(before)[name])
+        changed = [
+            f"{name} {show(getattr(now, name))} (was {show(value)})"
+            for name, value in old.items()
+            if name != tag and (section, name) not in tree and getattr(now, name, value) != value
+        ]
+        if changed:
+            chosen = f"{section}.{tag} = {show(leaf.value, quote=False)} ({leaf.source.partition(',')[0]})"
+            yield f"{chosen} sets [{section}] to its own defaults: {', '.join(changed)}; set what should stay"
 
 
 def _fit_micro_batch(draft: Draft) -> Draft:

@@ -43,7 +43,7 @@ class TransformerConfig(Described):
     """The options of every transformer: sizes, dropouts, initial weights."""
 
     family: str = option("", help="model family")
-    num_layers: int = option(12, help="number of transformer blocks", minimum=1)
+    num_layers: int = option(12, help="number of transformer blocks", minimum=1, maximum=10_000)
     hidden_size: int = option(768, help="width of the residual stream", minimum=1)
     num_heads: int = option(12, help="number of attention heads", minimum=1)
     head_size: int | None = option(None, help="width of an attention head; none: hidden_size / num_heads", minimum=1)

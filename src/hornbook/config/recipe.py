@@ -55,6 +55,8 @@ from hornbook.config.sections import (
 from hornbook.config.sparsity import SparsityConfig
 
 COMMENT_COLUMN = 40
+MOST_PARAMETERS = 10**15
+"""A thousand times as many as the largest models have; PyTorch cannot describe a tensor of 2^63 bytes."""
 SCRIPTS = "scripts"
 """Key of a stored recipe with the scripts of custom parts, by section."""
 Key = tuple[str, str]
@@ -168,6 +170,12 @@ class Recipe:
         by_family, task = ("objective.name", "model.family"), self.checkpoint.best_by.partition("/")
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", self.name):
             yield Problem(("name",), "must be a folder name: at most 100 letters, digits, dots, dashes and underscores")
+        if isinstance(model, TransformerConfig) and (count := model.num_parameters()) > MOST_PARAMETERS:
+            sizes = [key for key in describe(type(model)) if type(size := getattr(model, key)) is int and size > 10**5]
+            keys = tuple(f"model.{key}" for key in sizes or ("num_layers", "hidden_size"))
+            yield Problem(
+                keys, f"a model of {count:.1e} parameters; expected at most {MOST_PARAMETERS:.0e}; lower its sizes"
+            )
         if self.sequence_length > model.max_positions:
             message = "sequence_length must not exceed max_positions; lower it or raise max_positions"
             yield Problem(("data.sequence_length", "model.max_positions"), message)

@@ -20,7 +20,7 @@ the line of the table.
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hornbook.config.options import TAGS, Mistake, absolute, choices, describe, show
@@ -33,7 +33,6 @@ LARGEST_FILE = 1 << 20
 """Maximum size of a recipe file in bytes."""
 _RECIPE, _IDENTITY = "recipe.toml", "run.json"
 """The files by which `hornbook train` recognizes a run folder."""
-_TRAIN = "to train on it: hornbook train demo --data.train"
 COMMAND_LINE = "command line"
 _OPTION = re.compile(r"--(?P<key>name|[\w-]+(?:\.[\w-]*)+)(?:=(?P<value>.*))?", re.DOTALL)
 
@@ -49,6 +48,8 @@ class Leaf:
     source: str
     folder: Path | None = None
     is_text: bool = False
+    dropped: "Tree" = field(default_factory=dict)
+    """The leaves that this one removed from the recipe, and the recipe's tag if this is another one."""
 
 
 Tree = dict[Key, Leaf]
@@ -117,8 +118,16 @@ def _read(path: Path, label: str) -> bytes:
     try:
         if path.is_dir():
             is_imported = (path / "checkpoints").is_dir()
-            hint = f"to start a run from its weights: --init-from {path}" if is_imported else f"{_TRAIN} {path}"
+            hint = (
+                f"to start a run from its weights: `init_from={path}`"
+                if is_imported
+                else f"to train on it: `data.train={path}`"
+            )
             raise RecipeError([f"{label}: is a folder, neither a recipe file nor a run; {hint}"])
+        if path.exists() and not path.is_file():
+            raise RecipeError(
+                [f"{label}: is a pipe or a device, which can be read only once; save the recipe as a file"]
+            )
         if not path.is_file():
             raise RecipeError([f"{label}: no such recipe file or run{did_you_mean_path(path)}"])
         with path.open("rb") as file:
@@ -225,8 +234,9 @@ def _is_value(key: Key, word: str) -> bool:
 def merge(recipe: Tree, overrides: Tree) -> Tree:
     """Return the recipe's leaves with those of the command line merged over them.
 
-    An option of the command line removes options of the recipe that it excludes; a ``family`` or ``name`` removes
-    options of the recipe that apply only to other choices.
+    An option of the command line removes options of the recipe that it excludes. Another ``name`` of an objective, an
+    optimizer or a schedule removes all of its section's options, since they were chosen for the other one; another
+    ``family`` of a model, which keeps its size, only those that the family lacks.
     """
     merged = {**recipe, **overrides}
     for group in EXCLUSIVE:
@@ -235,9 +245,15 @@ def merge(recipe: Tree, overrides: Tree) -> Tree:
     for section, tag in TAGS.items():
         leaf, known = overrides.get((section, tag)), choices(section)
         if leaf and isinstance(leaf.value, str) and leaf.value in known:
-            others = specs(section).keys() - describe(known[leaf.value]).keys()
+            default = Leaf(value=getattr(SECTIONS[section](), tag), source="default")
+            before = recipe.get((section, tag), default)
+            is_reset = section != "model" and leaf.value != before.value
+            kept = set() if is_reset else set(describe(known[leaf.value]))
             own = [key for key in recipe if key[0] == section and key not in overrides]
-            _drop(merged, (section, tag), [key for key in own if key[1] in others])
+            _drop(merged, (section, tag), [key for key in own if key[1] in specs(section).keys() - kept])
+            if is_reset:
+                now = merged[section, tag]
+                merged[section, tag] = replace(now, dropped={**now.dropped, (section, tag): before})
     return merged
 
 
@@ -250,4 +266,5 @@ def _drop(merged: Tree, chosen: Key, keys: list[Key]) -> None:
     dropped = {key: merged.pop(key) for key in keys if key in merged}
     if dropped:
         before = ", ".join(f"{dotted(key)} ({leaf.source})" for key, leaf in dropped.items())
-        merged[chosen] = replace(merged[chosen], source=f"{merged[chosen].source}, in place of {before}")
+        source = f"{merged[chosen].source}, in place of {before}"
+        merged[chosen] = replace(merged[chosen], source=source, dropped={**merged[chosen].dropped, **dropped})

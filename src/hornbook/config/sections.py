@@ -103,7 +103,7 @@ class TrainingConfig:
             problems.append(Problem(lengths, "the run has no length; set exactly one of the three"))
         if self.global_batch_size % self.micro_batch_size:
             fitting = math.gcd(self.global_batch_size, self.micro_batch_size)
-            message = f"micro_batch_size must divide global_batch_size; set --training.micro-batch-size {fitting}"
+            message = f"micro_batch_size must divide global_batch_size; set `training.micro_batch_size={fitting}`"
             problems.append(Problem(("global_batch_size", "micro_batch_size"), message))
         return problems
 

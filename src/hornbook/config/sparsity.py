@@ -35,8 +35,6 @@ _OF_TABLE: Final = (
     "learning_rate_scale",
 )
 """Options that apply to a sparse token table as well."""
-_MAX_LAYERS: Final = 10_000
-"""Limit, since all linear layers are listed by name."""
 
 
 class BlockGrid(NamedTuple):
@@ -85,7 +83,7 @@ class SparsityConfig:
     )
     update_interval: int = option(100, help="optimizer steps between updates of the pattern", minimum=1)
     prune_ratio: float = option(
-        0.3,
+        0.1,
         help="share of blocks that the first pattern update replaces; decays to 0 with a cosine",
         above=0,
         maximum=1,
@@ -220,10 +218,6 @@ class SparsityConfig:
         if self.embedding_block_size is not None:
             yield from self._table_conflicts(model, parallel, self.embedding_block_size)
         if not self.linears:
-            return
-        if getattr(model, "num_layers", 0) > _MAX_LAYERS:
-            message = f"sparsity is for at most {_MAX_LAYERS:,} layers; set fewer, or remove linears"
-            yield Problem(("model.num_layers", "sparsity.linears"), message)
             return
         linears = linears_of(model)
         if linears is not None:

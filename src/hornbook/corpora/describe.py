@@ -52,7 +52,7 @@ def describe_lengths(store: TokenStore) -> dict[str, Any]:
 
 def samples(store: TokenStore, count: int) -> list[dict[str, Any]]:
     """Return the beginnings of ``count`` evenly spaced documents, as text, or as ids if the tokenizer is unknown."""
-    tokenizer = store.tokenizer()
+    tokenizer = store.tokenizer() if count else None
     found = []
     for number in np.unique(np.linspace(0, store.num_documents - 1, count).astype(np.int64)).tolist():
         tokens = store.read(number, 0, min(_SAMPLE_TOKENS, int(store.document_lengths[number])))

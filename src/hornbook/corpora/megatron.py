@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from hornbook.arrays import Int64s, Integers
 from hornbook.errors import DataError
 from hornbook.storage import BytesLike, FileWriter, Written, write_file
-from hornbook.storage.system import storage_errors
+from hornbook.storage.system import open_regular, storage_errors
 
 MAGIC: Final = b"MMIDIDX\x00\x00"
 VERSION: Final = 1
@@ -169,7 +169,7 @@ def join_indexed(parts: Sequence[Path], prefix: Path) -> tuple[Written, Written]
 
     def tokens() -> Iterator[bytes]:
         for path in (index_paths(part)[0] for part in parts):
-            with storage_errors("read", path), path.open("rb") as file:
+            with storage_errors("read", path), open_regular(path) as file:
                 while chunk := file.read(_COPIED_BYTES):
                     yield chunk
 

@@ -27,7 +27,7 @@ from hornbook.corpora.convert.token_streams import how_to_convert
 from hornbook.corpora.megatron import IndexedFile, index_paths
 from hornbook.corpora.store_manifest import MANIFEST, Manifest, read_rows, recorded_splits
 from hornbook.errors import DataError, UserError
-from hornbook.storage.system import storage_errors
+from hornbook.storage.system import open_regular, storage_errors
 from hornbook.text.documents import offset_unit
 from hornbook.text.tokenizer import Tokenizer
 
@@ -133,17 +133,24 @@ class TokenStore:
             return hashlib.sha256(":".join((*parts, self.end_of_text)).encode()).hexdigest()
         bin_path, idx_path = self.indexed.paths
         digest = hashlib.sha256(f"{bin_path.stat().st_size}:".encode())
-        with storage_errors("read", bin_path), bin_path.open("rb") as file:
+        with storage_errors("read", bin_path), open_regular(bin_path) as file:
             digest.update(file.read(_HASHED_BYTES))
             file.seek(max(0, file.seek(0, 2) - _HASHED_BYTES))
             digest.update(file.read(_HASHED_BYTES))
-        with storage_errors("read", idx_path), idx_path.open("rb") as file:
+        with storage_errors("read", idx_path), open_regular(idx_path) as file:
             while chunk := file.read(_HASHED_BYTES):
                 digest.update(chunk)
         return digest.hexdigest()
 
     def tokenizer(self) -> Tokenizer | None:
-        """Return the tokenizer of the store; None if unknown. Raises DataError if its file is damaged."""
+        """Return the tokenizer of the store; None if unknown. Raises DataError if its file is damaged.
+
+        Loaded on the first call and then kept, since parsing a large one takes a second.
+        """
+        return self._tokenizer
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer | None:
         if not self.manifest:
             return None
         tokenizer = Tokenizer.load(self.path / "tokenizer.json")
@@ -249,7 +256,7 @@ def locate_store(path: Path, split: str) -> Path:
         return path
     if splits := splits_of(path):
         if split not in splits:
-            raise DataError(f"{path}: the corpus has no {split} split; build it with, for example, --validation 0.02")
+            raise DataError(f"{path}: the corpus has no {split} split; build it with, for example, `validation=0.02`")
         if not (path / split / MANIFEST).exists():
             raise DataError(
                 f"{path / split / MANIFEST} is missing, but the corpus was built with a {split} split; restore it, or "
@@ -260,6 +267,8 @@ def locate_store(path: Path, split: str) -> Path:
     if (path / "documents.npy").exists():
         raise DataError(f"{path / MANIFEST} is missing; build the store again")
     if len(pairs) != 1:
+        if advice := how_to_convert(path):
+            raise DataError(advice)
         raise DataError(
             f"{path}: no token store; expected a manifest.json, or one .bin and .idx, found {len(pairs)} .idx"
         )

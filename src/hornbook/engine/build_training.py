@@ -130,8 +130,8 @@ def build_training(
         num_steps: length of the run, for the schedule.
         world: has the device and the axes over which the model is split.
         forms: of the native kernels that the run used before; None for a new run.
-        scratch: folder that this process has locked, for the files of phased execution; None for unnamed files in
-            ``memory.scratch`` or the system's folder for temporary files.
+        scratch: existing folder for the unnamed files of phased execution; None for ``memory.scratch`` or the system's
+            folder for temporary files.
 
     Raises:
         UserError: the model cannot be split so, or the sizes in ``[parallel]`` do not match the number of ranks.
@@ -258,7 +258,7 @@ def refuse_options_of_gpus(recipe: Recipe, device: torch.device) -> None:
         if getattr(recipe.memory, option):
             raise UserError(
                 f"memory.{option} offloads tensors from a GPU to host memory, but this run uses "
-                f"{device.type}: remove it, or use --device cuda"
+                f"{device.type}: remove it, or use `device='cuda'`"
             )
     precision = recipe.precision
     is_native = device.type == "cpu" and precision.kernels != "torch"
@@ -266,7 +266,7 @@ def refuse_options_of_gpus(recipe: Recipe, device: torch.device) -> None:
     if precision.partials == "half" and not (is_native and is_bf16 and HALVES in instruction_sets()):
         raise UserError(
             'precision.partials = "half" requires a GPU, or bf16 and native operators on a CPU with AVX512-FP16, but '
-            f"this run uses {device.type}: remove it, or use --device cuda"
+            f"this run uses {device.type}: remove it, or use `device='cuda'`"
         )
 
 
@@ -284,14 +284,14 @@ def build_phased(
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, torch.empty_like(buffer, device=world.device))
 
-    def space(name: str) -> Space:
+    def space() -> Space:
         if not needs_files(recipe, world.device):
             return PinnedSpace(world.device)
-        file = ScratchFile(scratch / name) if scratch else ScratchFile.nameless(recipe.memory.scratch)
-        return FileSpace(file, world.device)
+        named = Path(recipe.memory.scratch) if recipe.memory.scratch else None
+        return FileSpace(ScratchFile(scratch or named), world.device)
 
     return_large_buffers()
-    home = PhasedHome(model, update, recipe, world, space("state"), space("rows"))
+    home = PhasedHome(model, update, recipe, world, space(), space())
     model.computes_on = world.device
     return Phased(home, world.device)
 

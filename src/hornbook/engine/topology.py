@@ -7,7 +7,8 @@
                                                                       prune and grow blocks, layer by layer
                                                                       reorder blocks and moments
 
-A new block starts at zero with zero moments, and its bias correction counts updates from then on (``Slot.grown_at``).
+A new block starts at zero with zero moments, and its bias correction may count updates from then on (``Slot.grown_at``;
+it does where that makes the first steps smaller, see `hornbook.optim.updates`).
 The other blocks and their moments are moved bit for bit. Choices depend only on scores, seed, layer and update number.
 
 Scores are absolute dense gradients of each micro-batch, pooled by blocks and summed: they depend on
@@ -159,7 +160,7 @@ def _score_facts(scores: Tensor, found: list[Rewiring]) -> Row:
 
 
 def with_blocks(update: Update, model: nn.Module, config: SparsityConfig) -> Update:
-    """Return ``update`` with blocks' learning rate scaled by their density and bias corrections by their age."""
+    """Return ``update`` with blocks' learning rate scaled by their density, and their ages for bias correction."""
     layers = {f"{name}.values": layer for name, layer in sparse_layers(model).items()}
 
     def of_block(slot: Slot) -> Slot:

@@ -31,12 +31,12 @@ def open_scored(given: TaskInput) -> list[TokenStore]:
     if named := given.data or data.validation:
         return [open_store(named, split="validation")]
     if not data.train:
-        raise UserError("the run names no validation data: say which store to score with `--data FOLDER`")
+        raise UserError("the run names no validation data: say which store to score with `data=FOLDER`")
     if stores := open_held_out(data.train):
         return stores
     raise UserError(
         f"the run was trained on {', '.join(data.train)}, which have no held-out data: name a store by "
-        "`--data FOLDER` (in a recipe by data.validation), or name the training store to score the training text"
+        "`data=FOLDER` (in a recipe by data.validation), or name the training store to score the training text"
     )
 
 

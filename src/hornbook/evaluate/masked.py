@@ -173,7 +173,7 @@ def _of_instances(given: TaskInput, objective: MaskingConfig, path: str) -> Enco
     if instances.sequence_length != given.window_length:
         raise UserError(
             f"{path} has instances of {instances.sequence_length} tokens, but the window is {given.window_length}: "
-            f"pass --window {instances.sequence_length}, or other instances"
+            f"pass `window={instances.sequence_length}`, or other instances"
         )
     if instances.is_masked:
         objective = replace(objective, max_predictions=None)  # the file has its own masks

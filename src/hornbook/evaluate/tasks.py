@@ -115,7 +115,7 @@ class TaskInput:
             return path
         raise UserError(
             f"{self.loaded.path} has no validation file to score (data.validation): name a labeled file by "
-            "`--data FILE` (in a recipe by evaluation.task_data)"
+            "`data=FILE` (in a recipe by evaluation.task_data)"
         )
 
     def require_objective(self, kind: type[Learned], lacks: str) -> Learned:
@@ -128,7 +128,7 @@ class TaskInput:
         if not isinstance(objective, kind):
             raise UserError(
                 f"{self.loaded.path} was trained with {objective.name!r} and {lacks}: fine-tune it with "
-                f"--objective.name {kind.name}, see docs/fine-tuning.md"
+                f"`objective.name='{kind.name}'`, see docs/fine-tuning.md"
             )
         return objective
 
@@ -140,8 +140,7 @@ class TaskInput:
         """
         if self.data is None:
             raise UserError(
-                f"the task needs {what}: pass `--data FILE` (or `--data TASK=FILE`; in a recipe, set "
-                "evaluation.task_data)"
+                f"the task needs {what}: pass `data=FILE` (or `data=TASK=FILE`; in a recipe, set evaluation.task_data)"
             )
         return self.data
 
@@ -160,7 +159,7 @@ class TaskInput:
         length = self.window or self.loaded.recipe.sequence_length
         most = self.loaded.model.max_positions
         if length > most:
-            raise UserError(f"a window of {length} tokens is longer than the model's {most} positions: lower --window")
+            raise UserError(f"a window of {length} tokens is longer than the model's {most} positions: lower `window`")
         return length
 
     def overlap_or(self, default: int) -> int:
@@ -172,7 +171,7 @@ class TaskInput:
         overlap = default if self.overlap is None else self.overlap
         if overlap >= self.window_length:
             raise UserError(
-                f"windows of {self.window_length} tokens cannot overlap by {overlap}: lower --overlap to "
+                f"windows of {self.window_length} tokens cannot overlap by {overlap}: lower `overlap` to "
                 f"{self.window_length - 1} at most"
             )
         return overlap
@@ -284,9 +283,9 @@ def assign_data(words: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
     paths: dict[str | None, str] = {}
     for name, path in map(split_entry, words):
         if name is not None and name not in tasks:
-            raise UserError(f"--data names {name!r}, which is not among the tasks{did_you_mean(name, tasks)}")
+            raise UserError(f"`data` names {name!r}, which is not among the tasks{did_you_mean(name, tasks)}")
         if name in paths:
-            raise UserError(f"two --data entries for {name or 'all tasks'}: give one PATH, or TASK=PATH for each")
+            raise UserError(f"two `data` entries for {name or 'all tasks'}: give one PATH, or TASK=PATH for each")
         paths[name] = path
     return {task: paths[task] if task in paths else paths[None] for task in tasks if task in paths or None in paths}
 

@@ -9,6 +9,7 @@
 import math
 import shlex
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from hornbook.checkpoint.contents import Contents
 from hornbook.checkpoint.load import shapes_of
@@ -18,6 +19,9 @@ from hornbook.config.recipe import SCRIPTS
 from hornbook.errors import CheckpointError, DataError, RecipeError
 from hornbook.storage.system import format_bytes
 from hornbook.text.tokenizer import Tokenizer
+
+START: Final = "start_token"
+"""Name of the document of an imported model: whether its prompts start with the end-of-text token."""
 
 
 def stored_recipe(document: object, path: str) -> Recipe:
@@ -87,6 +91,15 @@ def tokenizer_of(contents: Contents, path: object) -> Tokenizer | None:
         return Tokenizer.from_json(file.decode())
     except (DataError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}/tokenizer.json cannot be read: {error}; use another checkpoint") from error
+
+
+def has_start_token(contents: Contents) -> bool:
+    """Return whether the prompts of a decoder start with the end-of-text token.
+
+    They do in hornbook's training; for a model of another project, it is what its tokenizer does in transformers.
+    """
+    start = contents.documents.get(START)
+    return start if isinstance(start, bool) else "source" not in contents.documents
 
 
 def refuse_oversize(contents: Contents, recipe: Recipe, path: object) -> None:

@@ -1,4 +1,4 @@
-"""Restore models from checkpoints after checking all names and shapes.
+"""Restore models from checkpoints; `hornbook.exchange.fit` checks what they contain.
 
 ::
 
@@ -9,35 +9,28 @@
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from hornbook.checkpoint.contents import Contents, Shard
+from hornbook.checkpoint.contents import Contents
 from hornbook.checkpoint.listing import require_source
-from hornbook.checkpoint.load import StoredTensors, load, resolve, shapes_of
-from hornbook.checkpoint.tensors import DTYPES
+from hornbook.checkpoint.load import load, resolve
 from hornbook.config import Recipe, UnknownPart
 from hornbook.config.options import show
 from hornbook.errors import CheckpointError
 from hornbook.exchange import huggingface
-from hornbook.exchange.documents import recipe_of, refuse_oversize, refuse_unknown_parts, tokenizer_of
-from hornbook.exchange.upgrade import upgrade
-from hornbook.model import LanguageModel, model_of
+from hornbook.exchange.documents import has_start_token, recipe_of, refuse_unknown_parts, tokenizer_of
+from hornbook.exchange.fit import build_described
+from hornbook.model import LanguageModel
 from hornbook.model.initialize import fill_unsaved_buffers
 from hornbook.parallel.device import compute_dtype
 from hornbook.text.hub_client import is_model_name
 from hornbook.text.tokenizer import Tokenizer
-from hornbook.wording import first_few
 
 _logger = logging.getLogger("hornbook.checkpoint")
-
-Tensors = Mapping[str, Mapping[str, Tensor]]
-Shapes = Mapping[str, Mapping[str, Tensor | Shard]]
-"""Tensors of a model by group and name, or a rank's shards of them; only their shapes matter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +42,10 @@ class LoadedModel:
     tokenizer: Tokenizer | None
     step: int
     path: Path
-    is_imported: bool = False
-    """Whether the weights are unchanged from a Hugging Face folder or a TensorFlow checkpoint."""
+    has_start_token: bool = True
+    """Whether prompts of text start with the end-of-text token, see `hornbook.exchange.documents.has_start_token`."""
     untrained: tuple[str, ...] = ()
     """Weights that were drawn at random in an import, since its source lacks them."""
-
-    @property
-    def has_start_token(self) -> bool:
-        """Whether texts start with the end-of-text token, as in hornbook's training but not in other projects'."""
-        return not self.is_imported
 
     def require_tokenizer(self) -> Tokenizer:
         """Return the tokenizer.
@@ -120,62 +108,20 @@ def load_model(path: Path | str, device: torch.device, *, compute: str = "auto")
     if isinstance(recipe.objective, UnknownPart):
         part = f"the objective {show(recipe.objective.name)}, which is not registered here"
         _logger.warning(f"{chosen} was trained with {part}; it is needed only for training")
-    refuse_oversize(contents, recipe, chosen)
-    with torch.device("meta"):
-        model = model_of(recipe, compute_dtype(compute, device)).eval()
-    own = {"model": model.saved_tensors()}
-    contents = upgrade(contents, own)
-    refuse_mismatch(own, contents.tensors, what=str(chosen))
-    model.allocate(device)
+    model, contents = build_described(contents, recipe, str(chosen), compute_dtype(compute, device))
+    model.eval().allocate(device)
     fill_unsaved_buffers(model, recipe.training.seed)
     with torch.no_grad():
         for _, parameter in model.own_parameters():
             parameter.zero_()  # padding rows are not in the checkpoint
         for name, tensor in model.saved_tensors().items():
             tensor.copy_(contents.tensors["model"][name])
-    is_imported = "source" in contents.documents or huggingface.is_folder(chosen)
     return LoadedModel(
         model=model,
         recipe=recipe,
         tokenizer=tokenizer,
         step=contents.step,
         path=chosen,
-        is_imported=is_imported,
+        has_start_token=has_start_token(contents),
         untrained=tuple(contents.documents.get(huggingface.UNTRAINED, ())),
     )
-
-
-def refuse_other_dtypes(own: Mapping[str, Mapping[str, Shard]], stored: Tensors, *, what: str) -> None:
-    """Raise CheckpointError if a stored tensor's dtype differs from the state's."""
-    for group, shards in own.items():
-        found = stored[group]
-        dtypes = found.dtypes if isinstance(found, StoredTensors) else {}
-        for name, shard in shards.items():
-            if name in dtypes and dtypes[name] != DTYPES[str(shard.values.dtype)]:
-                raise CheckpointError(
-                    f"{what}: {group} {name} is stored as {dtypes[name]}, but the recipe's [precision] requires "
-                    f"{DTYPES[str(shard.values.dtype)]}: restore the checkpoint or the recipe"
-                )
-
-
-def refuse_mismatch(own: Shapes, stored: Tensors, *, what: str) -> None:
-    """Raise CheckpointError if there are ``mismatches``."""
-    if problems := mismatches(own, stored):
-        raise CheckpointError(f"{what} does not fit the model of its recipe: {'; '.join(problems)}")
-
-
-def mismatches(own: Shapes, stored: Tensors) -> list[str]:
-    """List the first missing, extra and reshaped tensors of ``stored``, over all groups of ``own``."""
-    problems = []
-    for file, tensors in own.items():
-        found, wanted = shapes_of(stored.get(file, {})), shapes_of(tensors)
-        problems += first_few([f"{name} is missing" for name in sorted(wanted.keys() - found.keys())])
-        problems += first_few([f"{name} is not expected" for name in sorted(found.keys() - wanted.keys())])
-        problems += first_few(
-            [
-                f"{name} is {list(found[name])}, expected {list(wanted[name])}"
-                for name in sorted(wanted.keys() & found.keys())
-                if found[name] != wanted[name]
-            ]
-        )
-    return problems

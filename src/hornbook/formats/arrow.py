@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hornbook.errors import DataError, UserError
 from hornbook.extras import require
 from hornbook.storage.json_files import read_json
-from hornbook.storage.system import as_storage_error, storage_errors
+from hornbook.storage.system import as_storage_error, open_regular, storage_errors
 
 if TYPE_CHECKING:
     import pyarrow
@@ -81,7 +81,7 @@ def list_dataset_files(path: Path, split: str | None) -> tuple[Path, ...]:
     if (path / SPLITS).is_file():
         path = path / _choose(path, split)
     elif split is not None:
-        raise UserError(f"{path} has no splits; remove --split")
+        raise UserError(f"{path} has no splits; remove `split`")
     if not (path / STATE).is_file():
         raise DataError(f"{path}: has no {STATE}; expected a folder written by save_to_disk, or an .arrow file")
     state = read_json(path / STATE, "the state of the data set")
@@ -106,7 +106,7 @@ def open_batches(path: Path, name: str | None = None) -> Iterator[tuple["pyarrow
     name = name or str(path)
     if not path.is_file():
         raise DataError(f"{name}: no such file; the data set is incomplete, save or download it again")
-    with storage_errors("read", path), path.open("rb") as file:
+    with storage_errors("read", path), open_regular(path) as file:
         is_file = file.read(len(_FILE_MARK)) == _FILE_MARK
         file.seek(max(0, path.stat().st_size - len(_END_OF_STREAM)))
         if not is_file and file.read() != _END_OF_STREAM:  # pyarrow accepts a stream that ends after any batch
@@ -132,7 +132,7 @@ def _choose(path: Path, split: str | None) -> str:
     if split is None and len(splits) == 1:
         return str(splits[0])
     if split is None or split not in splits:
-        raise UserError(f"{path} has the splits {', '.join(splits)[:200]}; choose one with --split")
+        raise UserError(f"{path} has the splits {', '.join(splits)[:200]}; choose one with `split`")
     return split
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hornbook.errors import DataError
-from hornbook.storage.system import storage_errors
+from hornbook.storage.system import open_regular, storage_errors
 
 _MAGIC: Final = b"\x93NUMPY"
 _BYTES_OF_LENGTH: Final = {1: 2, 2: 4, 3: 4}
@@ -42,7 +42,7 @@ class Header(NamedTuple):
 
 def read_header(path: Path) -> Header:
     """Read the header of a ``.npy``. Raises DataError if it is another file, or the header is damaged."""
-    with storage_errors("read", path), path.open("rb") as file:
+    with storage_errors("read", path), open_regular(path) as file:
         start = file.read(_MAX_HEADER_BYTES)
     width = _BYTES_OF_LENGTH.get(start[len(_MAGIC)] if len(start) > len(_MAGIC) else 0)
     if not start.startswith(_MAGIC) or width is None:

@@ -26,7 +26,7 @@ from hornbook.formats.example import Feature, decode_example
 from hornbook.formats.protobuf import Malformed
 from hornbook.storage import FileWriter, replace_file, write_file
 from hornbook.storage.new_files import new_folder, numeric_key
-from hornbook.storage.system import storage_errors
+from hornbook.storage.system import open_regular, storage_errors
 
 MAX_RECORD_BYTES: Final = 16 << 20
 """Some five million tokens; integers of one byte take eight times as much in memory."""
@@ -61,7 +61,7 @@ def find_tfrecords(path: Path) -> tuple[Path, ...]:
 
 def begins_with_record(path: Path) -> bool:
     """Return whether a file begins with a record, by its first checksum."""
-    with storage_errors("read", path), path.open("rb") as file:
+    with storage_errors("read", path), open_regular(path) as file:
         header = file.read(_HEADER.size)
     return len(header) == _HEADER.size and masked_crc32c(header[: _LENGTH.size]) == _HEADER.unpack(header)[1]
 
@@ -69,7 +69,7 @@ def begins_with_record(path: Path) -> bool:
 def read_records(files: Iterable[Path]) -> Iterator[Record]:
     """Yield the records of files, one at a time. Raises DataError if a file is truncated or damaged."""
     for number, path in enumerate(files):
-        with storage_errors("read", path), path.open("rb", buffering=1 << 20) as file:
+        with storage_errors("read", path), open_regular(path, buffering=1 << 20) as file:
             offset, size = 0, path.stat().st_size
             while offset < size:
                 header = file.read(_HEADER.size)

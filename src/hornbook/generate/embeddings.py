@@ -7,7 +7,7 @@ The hidden states are transformers' ``last_hidden_state``, after the final norm 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from hornbook.samples.batches import Batch
 from hornbook.samples.labelled_texts import num_special
 from hornbook.samples.sequences import TokenSequence, framed
 from hornbook.text.tokenizer import Tokenizer
+from hornbook.wording import counted
 
 Pooling: TypeAlias = Literal["mean", "cls", "max", "last"]
 
@@ -69,13 +70,20 @@ def embed_ids(
     return vectors
 
 
-def ids_of_texts(model: LanguageModel, tokenizer: Tokenizer, texts: Sequence[str], length: int) -> list[Int64s]:
+class TextIds(NamedTuple):
+    """The ids of texts, and how many of the texts were truncated."""
+
+    ids: list[Int64s]
+    num_truncated: int
+
+
+def ids_of_texts(model: LanguageModel, tokenizer: Tokenizer, texts: Sequence[str], length: int) -> TextIds:
     """Return the ids of texts for a model: ``[CLS] text [SEP]`` for an encoder, the text alone for a decoder.
 
     Args:
         model: the model that reads the ids.
         tokenizer: the model's tokenizer.
-        texts: texts of at least one token each.
+        texts: texts of at least one token each; the names of special tokens in them are text, as in training.
         length: the most tokens, including special tokens; a longer text is truncated at its end.
 
     Raises:
@@ -84,11 +92,20 @@ def ids_of_texts(model: LanguageModel, tokenizer: Tokenizer, texts: Sequence[str
     """
     ids = tokenizer.encode_batch(texts)
     if model.is_causal:
-        return [text[:length].astype(np.int64) for text in ids]
+        return TextIds([text[:length].astype(np.int64) for text in ids], sum(len(text) > length for text in ids))
     special, room = tokenizer.require_masking(), length - num_special(tokenizer, pair=False)
     if room < 1:
         raise UserError(f"{length} tokens are too few for [CLS], a text and [SEP]; allow at least 3")
-    return [framed(text[:room], special).tokens for text in ids]
+    return TextIds([framed(text[:room], special).tokens for text in ids], sum(len(text) > room for text in ids))
+
+
+def truncation_warning(num_truncated: int, num_texts: int, length: int) -> str:
+    """Return the line about truncated texts."""
+    verb = "is" if num_truncated == 1 else "are"
+    return (
+        f"{num_truncated:,} of {counted(num_texts, 'text')} {verb} longer than {counted(length, 'token')}, special "
+        "tokens included: embedded without the end; to embed more, raise the window or split the texts"
+    )
 
 
 def refuse_pooling(model: LanguageModel, pooling: Pooling) -> None:

@@ -78,18 +78,18 @@ def generate_batch(
         vocab_size: only smaller ids are chosen.
         draws: the numbers of each row, see ``draws_of``.
         sampling: how to choose ids.
-        stop_id: id that ends a text; it is not returned and not penalized.
+        stop_id: id that ends a text; it is not returned.
         on_token: called for every chosen id; may end a text.
 
     Raises:
-        HornbookError: the model's logits are not finite.
+        NotFiniteError: the model's logits are not finite.
     """
     assert all(prompts), "a prompt needs at least one id"
     ids: list[list[int]] = [[] for _ in prompts]
     active = list(range(len(prompts))) if num_tokens > 0 else []
     if not active:
         return ids
-    chooser = Chooser(sampling or Sampling(), prompts, draws, vocab_size=vocab_size, unpenalized=stop_id)
+    chooser = Chooser(sampling or Sampling(), prompts, draws, vocab_size=vocab_size)
     logits_BV = decoder.start(prompts, num_tokens)
     for number in range(1, num_tokens + 1):
         chosen = chooser.choose(logits_BV)

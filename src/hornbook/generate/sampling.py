@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hornbook.errors import HornbookError, UserError
+from hornbook.errors import NotFiniteError, UserError
 
 MIN_TEMPERATURE = 1e-6
 
@@ -39,7 +39,7 @@ class Sampling:
     top_p: float | None = None
     """Draws from the fewest of these whose probabilities sum to this share (Holtzman et al. 2020); None for all."""
     repetition_penalty: float = 1.0
-    """Divides the logits of tokens that occur in the text; see ``penalize``."""
+    """Divides the logits of tokens that occur in the text, stop and start tokens included; see ``penalize``."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -74,7 +74,6 @@ class Chooser:
         prompts: the initial ids of each text, to which the repetition penalty applies.
         draws: each text's random numbers, see ``draws_of``.
         vocab_size: only smaller ids are chosen.
-        unpenalized: an id that the repetition penalty ignores, such as end-of-text.
     """
 
     def __init__(
@@ -84,9 +83,8 @@ class Chooser:
         draws: Sequence[random.Random],
         *,
         vocab_size: int,
-        unpenalized: int | None = None,
     ) -> None:
-        self.sampling, self.vocab_size, self.unpenalized = sampling, vocab_size, unpenalized
+        self.sampling, self.vocab_size = sampling, vocab_size
         self._draws = list(draws)
         self._seen_BV: Tensor | None = None
         if sampling.repetition_penalty != 1.0:
@@ -98,7 +96,7 @@ class Chooser:
         """Return the next id of each row of ``logits_BV``, fp32.
 
         Raises:
-            HornbookError: logits are not finite.
+            NotFiniteError: logits are not finite.
         """
         if logits_BV.shape[1] > self.vocab_size:
             logits_BV = logits_BV[:, : self.vocab_size]
@@ -124,7 +122,7 @@ class Chooser:
         if self._seen_BV is None:
             return
         for row, token in zip(rows, ids, strict=True):
-            if token != self.unpenalized and token < self.vocab_size:
+            if token < self.vocab_size:
                 self._seen_BV[row, token] = True
 
 
@@ -172,7 +170,7 @@ def draw(probabilities_BC: Tensor, ids_BC: Tensor | None, numbers: Sequence[floa
     """Return, for each row, the id whose interval of the cumulative probabilities contains its number in [0, 1).
 
     Raises:
-        HornbookError: probabilities are not finite.
+        NotFiniteError: probabilities are not finite.
     """
     summed_BC = probabilities_BC.cumsum(-1)
     totals_B1 = summed_BC[:, -1:]
@@ -191,4 +189,4 @@ def _is_temperature(value: float) -> bool:
 
 def _refuse_not_finite(value: float) -> None:
     if not math.isfinite(value):
-        raise HornbookError("the model's logits are not finite, so no token can be chosen; use an older checkpoint")
+        raise NotFiniteError("the model's logits are not finite, so no token can be chosen; use an older checkpoint")

@@ -142,7 +142,7 @@ class TextWriter:
         if len(ids) > limit and self.options.input_length is None:
             raise UserError(
                 f"{place} has {len(ids)} tokens, but the model has {limit} positions; shorten it, or keep its last "
-                f"{limit} tokens by --input-length {limit}"
+                f"{limit} tokens by `input_length={limit}`"
             )
         has_start = len(ids) < limit and (self.options.start_token or not ids)
         start = [self.tokenizer.require_end_of_text()] if has_start else []
@@ -260,7 +260,7 @@ def find_stop_id(name: str | None, tokenizer: Tokenizer) -> int | None:
     ids = tokenizer.encode(name)
     if len(ids) != 1:
         raise UserError(
-            f"--stop-token {show(name)} is {len(ids)} tokens; expected one; to stop at a string, use --stop"
+            f"`stop_token` {show(name)} is {len(ids)} tokens; expected one; to stop at a string, use `stop`"
         )
     return ids[0]
 
@@ -275,8 +275,10 @@ def _refuse_mistakes(model: LanguageModel, tokenizer: Tokenizer, options: TextOp
         raise UserError(
             f"the input length is {options.input_length}; expected 1 to {model.max_positions}, the model's positions"
         )
+    if not all(isinstance(stop, str) for stop in options.stop_strings):
+        raise UserError(f"the stop strings are {options.stop_strings!r:.80}; expected text; decode bytes first")
     if "" in options.stop_strings:
-        raise UserError("--stop is empty, which would end every text at once; remove it")
+        raise UserError("`stop` is empty, which would end every text at once; remove it")
     if options.stop_id is not None and not 0 <= options.stop_id < tokenizer.vocab_size:
         raise UserError(f"the stop token is {options.stop_id}; expected 0 to {tokenizer.vocab_size - 1}")
     if (end_of_text := tokenizer.require_end_of_text()) >= model.num_ids:

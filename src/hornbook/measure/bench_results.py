@@ -111,13 +111,31 @@ def read_results(folder: Path) -> Results:
         DataError: the results do not exist or are malformed.
     """
     results = read_json(folder / RESULTS, "results of `hornbook bench run`")
-    try:
-        for case in results["cases"].values():
-            for run in case["runs"]:
-                assert isinstance(run["repeat"], int) and isinstance(run.get("values", {}), dict)
-    except (AssertionError, AttributeError, KeyError, TypeError):
-        raise DataError(f"{folder / RESULTS}: not written by `hornbook bench run`; name its --output folder") from None
+    if not _are_results(results):
+        raise DataError(f"{folder / RESULTS}: not written by `hornbook bench run`; name its `output` folder")
     return dict(results)
+
+
+def _are_results(found: object) -> bool:
+    """Return whether a parsed file has the parts of results that are read."""
+    kinds = {"name": str, "description": str, "machine": dict, "cases": dict}
+    if not isinstance(found, dict) or not all(isinstance(found.get(key), kind) for key, kind in kinds.items()):
+        return False
+    return all(map(_is_case, found["cases"].values()))
+
+
+def _is_case(found: object) -> bool:
+    """Return whether a parsed object has the words and the runs of a case."""
+    if not isinstance(found, dict) or not all(isinstance(found.get(key), list) for key in ("words", "runs")):
+        return False
+    return all(isinstance(word, str) for word in found["words"]) and all(map(_is_run, found["runs"]))
+
+
+def _is_run(found: object) -> bool:
+    """Return whether a parsed object is the record of a repeat."""
+    if not isinstance(found, dict) or type(found.get("repeat")) is not int:
+        return False
+    return isinstance(found.get("values", {}), dict)
 
 
 def write_results(folder: Path, results: Results) -> None:
@@ -144,7 +162,8 @@ def spreads_of(results: Results) -> list[dict[str, Any]]:
     rows = []
     for case in results["cases"]:
         for measure in measures_in(results, case):
-            values = values_of(results, case, measure)
+            if not (values := values_of(results, case, measure)):
+                continue
             base, _, variant = case.partition("/")
             speedup = _against(results, base, case, measure) if variant and base in results["cases"] else None
             row = {"case": case, "measure": measure, **asdict(Spread.of(list(values.values())))}

@@ -132,7 +132,7 @@ def map_with_datasets(job: CorpusJob, folder: Path) -> tuple[float, int]:
 
 
 def _build(job: CorpusJob, folder: Path, encoder: str) -> tuple[float, int]:
-    from hornbook.corpora.build.builder import BuildOptions, ReadOptions, build_corpus
+    from hornbook.corpora.building.builder import BuildOptions, ReadOptions, build_corpus
     from hornbook.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(job.tokenizer)

@@ -106,7 +106,7 @@ def random_prompts(recipe: Recipe, *, batch_size: int, prompt_length: int, num_t
     if prompt_length + num_tokens > recipe.model.max_positions:
         raise UserError(
             f"{prompt_length} + {num_tokens} tokens exceed the model's {recipe.model.max_positions} positions; "
-            "decrease --prompt-length or --output-length, or increase --model.max-positions"
+            "decrease `prompt_length` or `output_length`, or increase `model.max_positions`"
         )
     shape = (batch_size, prompt_length)
     ids: list[list[int]] = torch.randint(

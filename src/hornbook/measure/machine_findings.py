@@ -70,7 +70,7 @@ def _of_precision(products: Mapping[str, Any], forms: Mapping[str, str], precisi
         yield (
             "precision",
             f"precision.compute: {whose} {chosen}, whose products run at {flop_rate(here)} here, but those of {other} "
-            f"run at {flop_rate(other_rate)}: train with --precision.compute {other}",
+            f"run at {flop_rate(other_rate)}: train with `precision.compute='{other}'`",
         )
 
 
@@ -84,7 +84,7 @@ def _of_cores(processor: Mapping[str, Any], processes: int) -> Iterator[tuple[st
             "stop other processes",
         )
     if processes * threads > cores:
-        which = "--processes" if threads == 1 else "--threads"
+        which = "`processes`" if threads == 1 else "`threads`"
         yield (
             "cores",
             f"{processes * threads} threads in total share {counted(cores, 'core')} and wait for each other: "
@@ -104,21 +104,21 @@ def _of_disk(disk: Mapping[str, Any]) -> Iterator[Finding]:
         return
     warnings = []
     if disk["free"] < _LITTLE_SPACE:
-        warnings.append(f"{disk['folder']} has {format_bytes(disk['free'])} free: free some space, or choose --output")
+        warnings.append(f"{disk['folder']} has {format_bytes(disk['free'])} free: free some space, or choose `output`")
     if disk["write"] < _SLOW_DISK:
         warnings.append(
             f"{disk['folder']} is on a slow disk, {format_bytes(disk['write'])}/s, so checkpoints take long: choose an "
-            "--output on a faster disk, or increase checkpoint.every_steps"
+            "`output` on a faster disk, or increase checkpoint.every_steps"
         )
     if disk["is_network"]:
         warnings.append(
             f"{disk['folder']} is on a network file system ({disk['file_system']}): if it does not support locks or is "
-            "slow, choose an --output on a local disk"
+            "slow, choose an `output` on a local disk"
         )
     if disk["is_memory"]:
         warnings.append(
             f"{disk['folder']} is in memory ({disk['file_system']}) and will be lost when the machine stops: choose an "
-            "--output on a disk"
+            "`output` on a disk"
         )
     yield from (Finding("warning", "disk", message) for message in warnings)
 

@@ -33,6 +33,7 @@ from hornbook.parallel.world import World
 from hornbook.plan.attention import Group, Tokens
 from hornbook.plan.memory import Memory, full_tokens, memory_of
 from hornbook.run.planning import compute_on, plan_here
+from hornbook.run.utilization import compute_clock
 from hornbook.samples.batches import Batch
 
 TOLERANCES: Final = {"resident": 0.03, "phased": 0.05}
@@ -50,9 +51,10 @@ class Check:
     """Peak in bytes."""
     step_seconds: float
     """Time of the fastest of three steps, without making batches; for one process on a CPU, processor time divided by
-    threads, so that other processes do not count."""
+    threads, so that other processes do not count; ranks wait for each other, so theirs is that of the wall."""
     predicted_seconds: float
-    """Prediction for the same number of tokens, from the measured rate of a product and the plan's efficiency."""
+    """Prediction for the same number of tokens, from the rate of a product that was measured just before, by processor
+    time, and the plan's efficiency."""
 
     @property
     def error(self) -> float:
@@ -107,13 +109,12 @@ def check_steps(recipe: Recipe, world: World) -> Check:
 
 def _time(step: Callable[[], StepResult], world: World) -> tuple[int, float]:
     """Return the number of tokens and the duration of a step."""
-    is_alone = world.device.type == "cpu" and world.size == 1
-    clock, num_threads = (time.process_time, torch.get_num_threads()) if is_alone else (time.perf_counter, 1)
+    clock = compute_clock(world.device) if world.size == 1 else time.perf_counter
     synchronize(world.device)
     begin = clock()
     num_tokens = step().size.tokens
     synchronize(world.device)
-    return num_tokens, (clock() - begin) / num_threads
+    return num_tokens, clock() - begin
 
 
 def allocated_at_peak(run: Callable[[], None]) -> int:

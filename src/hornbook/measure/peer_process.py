@@ -59,7 +59,7 @@ def transformers_step_apart(recipe: Recipe, world: World, *, precision: str) -> 
         reason = "for the reason above" if status >= 0 else f"by {signal.Signals(-status).name}"
         raise UserError(
             f"the process of transformers {precision} ended {reason}; to time it only in this process, add "
-            "--peer-processes shared"
+            "`peer_processes='shared'`"
         )
 
     settings = {"precision": precision, "threads": torch.get_num_threads(), "device": str(world.device)}

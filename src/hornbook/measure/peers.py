@@ -97,14 +97,14 @@ def transformers_generate(
 
 
 def _build(recipe: Recipe) -> Any:
-    transformers = require("transformers", extra="test", purpose="--peer transformers")
+    transformers = require("transformers", extra="test", purpose="`peer='transformers'`")
     model = recipe.model
     if model.activation not in _ACTIVATIONS or model.effective_head_size * model.num_heads != model.hidden_size:
-        raise UserError("transformers does not support the recipe's activation or head size: remove --peer")
+        raise UserError("transformers does not support the recipe's activation or head size: remove `peer`")
     if isinstance(model, BertConfig | RobertaConfig):
         return _build_encoder(transformers, model, relates=isinstance(recipe.objective, PretrainingConfig))
     if not isinstance(model, GPTConfig):
-        raise UserError(f"transformers has no model of the family {model.family}: remove --peer")
+        raise UserError(f"transformers has no model of the family {model.family}: remove `peer`")
     config = transformers.GPT2Config(
         n_layer=model.num_layers,
         n_embd=model.hidden_size,

@@ -97,8 +97,8 @@ def measure_profile(recipe: Recipe, world: World, output: Path, *, num_steps: in
     """
     if isinstance(recipe.objective, LabelledConfig):
         raise UserError(
-            f"the profiler does not support labels, on which {recipe.objective.name!r} trains; add --objective.name "
-            "mlm, which differs only in the head"
+            f"the profiler does not support labels, on which {recipe.objective.name!r} trains; add "
+            "`objective.name='mlm'`, which differs only in the head"
         )
     sources = open_sources(recipe)
     recipe = complete(recipe, sources)

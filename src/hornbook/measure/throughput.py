@@ -91,7 +91,7 @@ def synthetic_loader(recipe: Recipe, world: World) -> Loader:
     if isinstance(recipe.objective, LabelledConfig):
         raise UserError(
             f"steps are measured on random tokens, which have no labels for {recipe.objective.name!r}; add "
-            "--objective.name mlm, which differs only in the head"
+            "`objective.name='mlm'`, which differs only in the head"
         )
     data = replace(recipe.data, train=DataConfig.train, weights=DataConfig.weights, synthetic=True)
     recipe = replace(recipe, data=data)

@@ -10,7 +10,7 @@ grew are buffers that checkpoints hold; `hornbook.engine.topology` changes them 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -25,7 +25,7 @@ from hornbook.model.incremental import CastLinear
 from hornbook.model.initialize import Draw, generator
 from hornbook.model.language_model import LanguageModel
 from hornbook.model.layers import Linear
-from hornbook.ops.block_pattern import Pattern, to_dense
+from hornbook.ops.block_pattern import Pattern, fault_of, to_dense
 from hornbook.ops.block_sparse import Choice, Scores, block_sparse_linear, choose_kernel
 from hornbook.wording import counted
 
@@ -159,6 +159,9 @@ class BlockSparseLinear(nn.Module):
         """The positions of the blocks in the whole matrix, with parts stacked vertically; cached until they change.
 
         Compiled code computes it in each forward pass, since it cannot read the versions of tensors.
+
+        Raises:
+            UserError: rows and columns, which are state of the module, are not positions of blocks.
         """
         if torch.compiler.is_compiling():
             return self._pattern_of(self.rows, self.columns)
@@ -167,8 +170,17 @@ class BlockSparseLinear(nn.Module):
             self._pattern = (*key, self._pattern_of(self.rows, self.columns))
         return self._pattern[3]
 
+    def faults(self, rows: Tensor, columns: Tensor) -> Iterator[str]:
+        """Yield why tensors cannot be the layer's ``rows`` and ``columns``, for each part; nothing if they can."""
+        for own_rows, own_columns in zip(self.in_parts(rows), self.in_parts(columns), strict=True):
+            if fault := fault_of(own_rows, own_columns, *self.grid_shape):
+                yield fault
+
     def _pattern_of(self, rows: Tensor, columns: Tensor) -> Pattern:
         num_rows, num_columns = self.grid_shape
+        if not torch.compiler.is_compiling() and not rows.is_meta:
+            for fault in self.faults(rows, columns):
+                raise UserError(f"the positions of a block-sparse layer are wrong: {fault}; load them again")
         first = torch.arange(self.num_parts, device=rows.device).unsqueeze(1) * num_rows
         below = (rows.view(self.num_parts, -1) + first).flatten()
         return Pattern.of(below, columns.flatten(), self.num_parts * num_rows, num_columns)
@@ -252,6 +264,24 @@ def sparse_layers(model: nn.Module) -> dict[str, BlockSparseLinear]:
     """Return the block-sparse layers of a model by name, without those that other pipeline ranks hold."""
     found = {name: module for name, module in model.named_modules() if isinstance(module, BlockSparseLinear)}
     return {name: module for name, module in found.items() if not module.values.is_meta}
+
+
+def misplaced_blocks(model: nn.Module, stored: Mapping[str, Tensor], num_updates: int | None = None) -> Iterator[str]:
+    """Yield what is wrong with the stored positions and ages of blocks, with the names of the tensors.
+
+    Args:
+        model: on any device, including meta.
+        stored: tensors of a checkpoint, with the shapes and dtypes of the model's; layers without any are skipped.
+        num_updates: updates of the weights so far, which no block can be younger than; None if they do not matter.
+    """
+    for name, layer in model.named_modules():
+        if isinstance(layer, BlockSparseLinear) and f"{name}.rows" in stored:
+            rows, columns, grown_at = (stored[f"{name}.{kind}"] for kind in ("rows", "columns", "grown_at"))
+            yield from (f"{name}: {fault}" for fault in layer.faults(rows, columns))
+            first, last = (int(end) for end in torch.aminmax(grown_at))
+            if first < 0 or (num_updates is not None and last > num_updates):
+                grown = first if first < 0 else last
+                yield f"{name}: a block grew after update {grown}, expected 0 to {num_updates or 'the last one'}"
 
 
 def describe_blocks(model: LanguageModel) -> str:

@@ -73,6 +73,24 @@ class Pattern(NamedTuple):
         return lines
 
 
+def fault_of(rows: Tensor, columns: Tensor, num_rows: int, num_columns: int) -> str | None:
+    """Return why ``rows`` and ``columns``, integers ``[n]``, cannot be positions of blocks; None if they can.
+
+    They must be inside of ``num_rows`` x ``num_columns`` blocks and ordered by row, then column, without duplicates.
+    """
+    if not len(rows):
+        return None
+    rows, columns = rows.long(), columns.long()
+    for noun, numbers, count in (("row", rows, num_rows), ("column", columns, num_columns)):
+        lowest, highest = (int(end) for end in torch.aminmax(numbers))
+        if lowest < 0 or highest >= count:
+            outside = lowest if lowest < 0 else highest
+            return f"a block is in block {noun} {outside}, expected 0 to {count - 1}"
+    if bool((torch.diff(rows * num_columns + columns) <= 0).any()):
+        return "blocks are not ordered by row, then column, or two have the same position"
+    return None
+
+
 _LINES: MutableMapping[Tensor, tuple[Line, ...]] = WeakTensorKeyDictionary()
 """The lines of each tensor of starts, as long as it exists."""
 

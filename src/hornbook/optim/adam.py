@@ -44,7 +44,7 @@ def adamw(
     if config.epsilon_before_correction and config.bias_correction:
         epsilon /= math.sqrt(1.0 - config.beta2**count)
     t = count if config.bias_correction else math.inf  # after infinitely many updates, 1 - βᵗ is 1
-    young = [slot for slot in slots if config.bias_correction and slot.grown_at is not None and slot.grown_at.any()]
+    young = [slot for slot in slots if _counts_ages(config) and slot.grown_at is not None and slot.grown_at.any()]
     for slot in young:
         _of_ages(slot, config, learning_rate=learning_rate, count=count, decoupled=decoupled)
     for decay, scale, group in by_group([slot for slot in slots if slot not in young] if young else slots):
@@ -77,12 +77,19 @@ def adamw(
         )
 
 
-def _of_ages(slot: Slot, config: MomentsConfig, *, learning_rate: float, count: int, decoupled: bool) -> None:
-    """Update blocks of different ages in place, with t counted from the update after which each block grew.
+def _counts_ages(config: MomentsConfig) -> bool:
+    """Return whether the bias correction of grown blocks counts from the update after which they grew.
 
-    With a common t, a new block would first move by ``lr · √((1 - β₂ᵗ) / (1 - β₂)) (1 - β₁) / (1 - β₁ᵗ)``, several
-    times the learning rate.
+    With the count of the run, the moments of a new block, which start at zero, are not corrected: late in a run, its
+    first step is ``lr · (1 - β₁) / √(1 - β₂)``, 3.2 lr for β₂ = 0.999 and 0.45 lr for 0.95; with the count of its age
+    it is ``lr``. The smaller of the two is taken, since large first steps disturb what has been learned, more so as the
+    learning rate of blocks is several times that of other weights (docs/sparse.md).
     """
+    return config.bias_correction and (1.0 - config.beta1) ** 2 > 1.0 - config.beta2
+
+
+def _of_ages(slot: Slot, config: MomentsConfig, *, learning_rate: float, count: int, decoupled: bool) -> None:
+    """Update blocks of different ages in place, with t counted from the update after which each block grew."""
     assert slot.grown_at is not None, "only blocks have ages"
     age = (count - slot.grown_at)[..., None, None].double()
     first, second = ((1.0 - beta**age).to(slot.parameter.dtype) for beta in (config.beta1, config.beta2))

@@ -38,7 +38,7 @@ def choose_device(name: str) -> torch.device:
     if wanted not in present:
         raise UserError(
             f"this PyTorch ({torch.__version__}) has no device {wanted!r}; available: {', '.join(present)}; choose "
-            "another --device"
+            "another `device`"
         )
     return torch.device(wanted)
 

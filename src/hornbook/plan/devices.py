@@ -163,5 +163,5 @@ def device_of(name: str) -> Device:
     """
     if name.lower() not in DEVICES:
         known = ", ".join(DEVICES)
-        raise UserError(f"--device {name}: expected one of {known}{did_you_mean(name.lower(), DEVICES)}")
+        raise UserError(f"`device={name!r}`: expected one of {known}{did_you_mean(name.lower(), DEVICES)}")
     return DEVICES[name.lower()]

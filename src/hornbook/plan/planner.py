@@ -145,7 +145,7 @@ def refuse_unplannable(recipe: Recipe, num_ranks: int) -> None:
     if training.global_batch_size % (ranks * training.micro_batch_size):
         raise UserError(
             f"training.global_batch_size = {training.global_batch_size:,} is not a multiple of {ranks} data-parallel "
-            f"ranks x micro_batch_size {training.micro_batch_size:,}: change one of them, or --devices"
+            f"ranks x micro_batch_size {training.micro_batch_size:,}: change one of them, or `devices`"
         )
 
 
@@ -224,11 +224,9 @@ def differing(recipe: Recipe, sections: Mapping[str, Mapping[str, Any]]) -> dict
 
 
 def written(sections: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return options as words of the command line."""
+    """Return options as recipe keys with values, as in messages."""
     return " ".join(
-        f"--{section}.{key.replace('_', '-')} {_word(value)}"
-        for section, values in sections.items()
-        for key, value in values.items()
+        f"`{section}.{key}={_word(value)}`" for section, values in sections.items() for key, value in values.items()
     )
 
 
@@ -243,7 +241,7 @@ def _advice(plan: Plan) -> str | None:
         recipe = with_options(plan.recipe, **sections)
         machine = replace(plan.machine, num_ranks=devices)
         if not recipe.problems() and fits(recipe, machine):
-            more = [f"--devices {devices}"] if devices != plan.machine.num_ranks else []
+            more = [f"`devices={devices}`"] if devices != plan.machine.num_ranks else []
             return " ".join([*more, *filter(None, [written(differing(plan.recipe, sections))])])
     return None
 

@@ -38,7 +38,7 @@ class Layout:
 
     @property
     def words(self) -> str:
-        """The options as words of the command line."""
+        """The options as recipe keys with values."""
         return written(self.options)
 
 

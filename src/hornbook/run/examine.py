@@ -25,7 +25,8 @@ from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, HornbookError, RecipeError, UserError
 from hornbook.evaluate import tasks
 from hornbook.evaluate.tasks import TaskInput
-from hornbook.exchange.restore import LoadedModel, refuse_mismatch
+from hornbook.exchange.fit import refuse_mismatch, refuse_misplaced_blocks
+from hornbook.exchange.restore import LoadedModel
 from hornbook.exchange.upgrade import upgrade
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.ranks import Ranks
@@ -122,8 +123,8 @@ def examine(
     for name in recipe.tracking.trackers:
         findings.check("trackers", open_function, name)
     recipe, sources = _open(recipe, folder, init_from, findings) or (recipe, None)
-    findings.check("memory", refuse_large_model, recipe, world)
-    findings.warn("memory", Findings().check("memory", scarce_memory, recipe, world.size, device))
+    if findings.check("memory", refuse_large_model, recipe, world):
+        findings.warn("memory", Findings().check("memory", scarce_memory, recipe, world.size, device))
     findings.check("output", _refuse_folder, folder.path)
     if needs_files(recipe, world.device):
         findings.check("scratch", require_scratch, scratch_base(recipe, output), bytes_of_scratch(recipe, world))
@@ -172,7 +173,7 @@ def _open(
 
 def _refuse_folder(path: Path) -> None:
     if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is a file: choose another --output")
+        raise UserError(f"{path} is a file: choose another `output`")
     if is_locked(path):
         raise UserError(f"{path} is in use by another process; wait until it ends, stop it, or choose another folder")
 
@@ -202,7 +203,7 @@ def _examine_run(
         findings.check("schedule", _refuse_changed_rate, folder, recipe, samples, state)
     if state.progress.step >= steps:
         done = counted(state.progress.step, "step")
-        mend = "raise training.steps, or choose another --output"
+        mend = "raise training.steps, or choose another `output`"
         findings.warn("output", f"{folder.path} is finished: {done}; nothing to do; {mend}")
         return
     findings.check("disk", require_space, folder.path, 2 * state.home.num_bytes)
@@ -236,7 +237,7 @@ def _read_one(recipe: Recipe, samples: Samples) -> None:
 
 
 def _resume(folder: RunFolder, state: TrainState, findings: Findings) -> None:
-    """Read the progress of the newest checkpoint with a valid one, without tensors.
+    """Read the progress of the newest checkpoint with a valid one, without the weights.
 
     Raises:
         CheckpointError: there are checkpoints, but none can be read.
@@ -248,6 +249,7 @@ def _resume(folder: RunFolder, state: TrainState, findings: Findings) -> None:
         try:
             contents = upgrade(checkpoint.load(path, verified=True), own)
             refuse_mismatch(own, contents.tensors, what=str(path))
+            refuse_misplaced_blocks(state.model, contents.tensors["model"], what=str(path))
             state.progress = Progress.from_json(contents.documents.get("state"), f"{path}/state.json")
         except HornbookError as error:
             findings.warn(
@@ -258,7 +260,7 @@ def _resume(folder: RunFolder, state: TrainState, findings: Findings) -> None:
     if steps:
         raise CheckpointError(
             f"{folder.checkpoints} has {counted(len(steps), 'checkpoint')}, but none can be read: "
-            "restore one to resume; to start over, remove that folder or choose another --output"
+            "restore one to resume; to start over, remove that folder or choose another `output`"
         )
 
 
@@ -278,7 +280,7 @@ def _scarce_space(recipe: Recipe, state: TrainState, output: Path) -> str | None
     return (
         f"up to {counted(count, 'checkpoint')} of {format_bytes(state.home.num_bytes)} will exist "
         f"at a time, but only {format_bytes(free)} is free: free some space, lower "
-        "checkpoint.keep_last or choose another --output"
+        "checkpoint.keep_last or choose another `output`"
     )
 
 

@@ -1,7 +1,5 @@
-"""The scratch files of phased execution: their location, size and removal."""
+"""The scratch files of phased execution: their location and size."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from hornbook.config import Recipe
@@ -9,14 +7,12 @@ from hornbook.config.shapes import padded_rows
 from hornbook.engine.build_training import needs_files
 from hornbook.parallel.device import DTYPES, compute_dtype
 from hornbook.parallel.world import World
-from hornbook.storage.scratch import remove_leftovers, scratch_folder, scratch_path
+from hornbook.storage.files import make_directory
+from hornbook.storage.scratch import require_scratch
 
 
-@contextmanager
-def held_scratch(recipe: Recipe, output: Path, world: World) -> Iterator[Path | None]:
-    """Yield this rank's folder for the files of phased execution, None for other executions.
-
-    The folder is removed on exit. Files of a killed run are removed first, in any case.
+def folder_for_scratch(recipe: Recipe, output: Path, world: World) -> Path | None:
+    """Return the folder for this rank's files of phased execution, created if missing; None for other executions.
 
     Args:
         recipe: complete, with a vocabulary.
@@ -24,22 +20,18 @@ def held_scratch(recipe: Recipe, output: Path, world: World) -> Iterator[Path | 
         world: the run's ranks.
 
     Raises:
-        UserError: another process holds the folder.
-        StorageError: the disk has too little free space.
+        StorageError: the disk has too little free space, or the folder cannot be created.
     """
-    base = scratch_base(recipe, output)
-    if world.is_first:
-        remove_leftovers(base)
     if not needs_files(recipe, world.device):
-        yield None
-        return
-    world.barrier()  # before it, the first rank would remove the others' folders
-    with scratch_folder(scratch_path(base, world.rank), bytes_of_scratch(recipe, world)) as folder:
-        yield folder
+        return None
+    folder = scratch_base(recipe, output)
+    require_scratch(folder, bytes_of_scratch(recipe, world))
+    make_directory(folder)
+    return folder
 
 
 def scratch_base(recipe: Recipe, output: Path) -> Path:
-    """Return the parent of all ranks' scratch folders; ``output`` is the run's folder."""
+    """Return the folder of all ranks' scratch files; ``output`` is the run's folder."""
     return Path(recipe.memory.scratch or output)
 
 

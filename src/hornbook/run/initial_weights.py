@@ -30,10 +30,11 @@ from hornbook.engine.build_training import home_of
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, UserError
 from hornbook.exchange.documents import recipe_of, refuse_unknown_parts, tokenizer_of
-from hornbook.exchange.restore import mismatches, read_source
+from hornbook.exchange.fit import mismatches, refuse_misplaced_blocks
+from hornbook.exchange.restore import read_source
 from hornbook.exchange.upgrade import upgrade
 from hornbook.model import model_of
-from hornbook.model.sparse_layers import sparse_layers
+from hornbook.model.sparse_layers import misplaced_blocks, sparse_layers
 from hornbook.optim.updates import build_update
 from hornbook.parallel.world import World
 from hornbook.text.tokenizer import Tokenizer
@@ -78,12 +79,12 @@ def inspect(asked: InitFrom, recipe: Recipe, tokenizer: Tokenizer | None) -> Ori
     """
     if asked.keep_optimizer and isinstance(recipe.objective, LabelledConfig):
         raise UserError(
-            "fine-tuning replaces the head, so the optimizer state cannot be kept: remove --init-optimizer keep"
+            "fine-tuning replaces the head, so the optimizer state cannot be kept: remove `init_optimizer='keep'`"
         )
     path, contents = _read(asked.source, asked.keep_optimizer, _logger.warning)
     apart = _other_model(contents, recipe) + _other_tokenizer(tokenizer_of(contents, path), tokenizer)
     if problems := _other_moments(contents, recipe) + apart:
-        mend = "; change the recipe's [model] or --init-from" if apart else ""
+        mend = "; change the recipe's [model] or `init_from`" if apart else ""
         raise CheckpointError(f"{path} cannot start this run: {'; '.join(problems)}{mend}")
     weights = digest(contents.tensors["model"])
     return Origin(source=asked.source, path=str(path.absolute()), keep_optimizer=asked.keep_optimizer, digest=weights)
@@ -96,14 +97,14 @@ def agree(asked: InitFrom, recorded: Origin | None, recipe: Recipe, tokenizer: T
     another source, or the source has changed.
     """
     if recorded is None:
-        raise UserError(f"the run was not started from {asked.source}: remove --init-from, or choose another --output")
+        raise UserError(f"the run was not started from {asked.source}: remove `init_from`, or choose another `output`")
     is_gone = asked.source == recorded.source and not Path(asked.source).exists()
     digest_now = recorded.digest if is_gone else inspect(asked, recipe, tokenizer).digest
     if (digest_now, asked.keep_optimizer) != (recorded.digest, recorded.keep_optimizer):
         raise UserError(
             f"the run started from {recorded.path} ({_short(recorded.digest, recorded.keep_optimizer)}), but "
-            f"--init-from is now {asked.source} ({_short(digest_now, asked.keep_optimizer)}): remove --init-from to "
-            "resume the run, or choose another --output"
+            f"`init_from` is now {asked.source} ({_short(digest_now, asked.keep_optimizer)}): remove `init_from` to "
+            "resume the run, or choose another `output`"
         )
     return recorded
 
@@ -126,18 +127,20 @@ def load_origin(origin: Origin, state: TrainState, recipe: Recipe) -> str | None
     """
     path, contents = _read(origin.path, origin.keep_optimizer, lambda _: None)  # `inspect` has warned
     if digest(contents.tensors["model"]) != origin.digest:
-        raise CheckpointError(f"{path} has changed since the run started from it: choose another --output")
+        raise CheckpointError(f"{path} has changed since the run started from it: choose another `output`")
     own = state.home.tensors()
     contents = upgrade(contents, own)
     new, unused = _other_head(contents, recipe, own["model"])
     if unused:
         weights = {name: tensor for name, tensor in contents.tensors["model"].items() if name not in unused}
         contents = replace(contents, tensors={**contents.tensors, "model": weights})
-    state.load_tensors(contents.tensors)
+    num_updates = None
     if origin.keep_optimizer:
         progress = Progress.from_json(contents.documents.get("state"), f"{path}/state.json")
-        state.progress.inherited_updates = progress.num_updates + progress.inherited_updates
-    else:
+        num_updates = state.progress.inherited_updates = progress.num_updates + progress.inherited_updates
+    refuse_misplaced_blocks(state.model, contents.tensors["model"], what=str(path), num_updates=num_updates)
+    state.load_tensors(contents.tensors)
+    if not origin.keep_optimizer:
         for layer in sparse_layers(state.model).values():
             layer.grown_at.zero_()  # ages of blocks restart with the moments
     if not new and not unused:
@@ -151,7 +154,7 @@ def _read(source: str, keep_optimizer: bool, warn: Callable[[str], None]) -> tup
     if keep_optimizer:
         refuse_unknown_parts(contents.documents.get("recipe"), source, ("optimizer",))
     if groups - contents.tensors.keys():
-        raise CheckpointError(f"{path} has no optimizer state: use --init-optimizer fresh")
+        raise CheckpointError(f"{path} has no optimizer state: use `init_optimizer='fresh'`")
     recipe_of(contents, path)  # raises if the recipe is missing
     return path, contents
 
@@ -164,7 +167,7 @@ def _other_moments(contents: Contents, recipe: Recipe) -> list[str]:
     if there == here:
         return []
     told = (", ".join(dict.fromkeys(chain(*names.values()))) or "nothing" for names in (there, here))
-    return ["the optimizer keeps {} there and {} here, so start with --init-optimizer fresh".format(*told)]
+    return ["the optimizer keeps {} there and {} here, so start with `init_optimizer='fresh'`".format(*told)]
 
 
 def _state_names(recipe: Recipe, contents: Contents) -> dict[str, tuple[str, ...]]:
@@ -185,7 +188,8 @@ def _other_model(contents: Contents, recipe: Recipe) -> list[str]:
     there = recipe_from_dict(contents.documents["recipe"])
     has_moments = "optimizer" in contents.tensors and _state_names(there, contents) == _state_names(recipe, contents)
     groups = {"model", "optimizer"} if has_moments else {"model"}
-    own = outline(recipe).home.tensors()
+    here = outline(recipe)
+    own = here.home.tensors()
     contents = upgrade(contents, own)
     drawn, unused = _other_head(contents, recipe, own["model"])
     wanted = {name: tensor for name, tensor in own["model"].items() if name not in drawn}
@@ -194,6 +198,7 @@ def _other_model(contents: Contents, recipe: Recipe) -> list[str]:
         {group: own[group] for group in groups} | {"model": wanted}, {**contents.tensors, "model": found}
     )
     differing = _other_options(there, recipe, shapes_differ=bool(problems))
+    problems = problems or list(misplaced_blocks(here.model, found))
     return [f"the recipe's model differs: {differing}"] if differing else problems
 
 

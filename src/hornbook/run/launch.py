@@ -18,7 +18,7 @@ from hornbook.ops.native.kernels import in_use
 from hornbook.parallel.device import choose_device, dtype_name, prepare, synchronize
 from hornbook.parallel.launched import num_ranks, report_once
 from hornbook.parallel.world import World
-from hornbook.run.held_scratch import held_scratch
+from hornbook.run.held_scratch import folder_for_scratch
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect
 from hornbook.run.loop import train_until_done
 from hornbook.run.preflight import (
@@ -46,6 +46,7 @@ from hornbook.track.report import write_report
 from hornbook.track.runs import summarize
 from hornbook.track.trackers.delivery import Trackers
 from hornbook.track.trackers.tracker import TrackedRun, open_function
+from hornbook.track.units import flop_rate
 from hornbook.wording import counted
 
 
@@ -131,8 +132,7 @@ def open_run(
         if first:
             accepted.callback(folder.enter(recipe, sources.fingerprints, origin_of(folder, init_from, recipe, sources)))
         steps = num_steps(recipe, samples)
-        has_scratch = recipe.memory.execution == "phased" or any(output.glob("scratch-*"))  # left by a killed run
-        scratch = stack.enter_context(held_scratch(recipe, output, world)) if has_scratch else None
+        scratch = folder_for_scratch(recipe, output, world)
         state, step_config = build_training(recipe, steps, world, folder.forms, scratch)
         if world.from_first(first and folder.has_begun) or folder.origin:
             restore(state, recipe, folder, world, console)
@@ -155,7 +155,7 @@ def open_run(
             require_folder=require_folder,
         )
         if not run.is_finished:
-            run.utilization = measure_utilization(recipe, samples, world, state.model.compute_dtype)
+            _measure(run)
             refuse_blind_stopping(recipe, samples)
             if recipe.evaluation.tasks:
                 check_tasks_of(run)
@@ -164,6 +164,18 @@ def open_run(
             _open_logs(run, stack)
         _announce(run, sources)
         yield run
+
+
+def _measure(run: TrainingRun) -> None:
+    """Measure the device's peak rate, or take that of the run's earlier sessions on it; say if it changes."""
+    earlier = run.folder.peaks if run.world.is_first else []
+    dtype = run.state.model.compute_dtype
+    run.utilization = measure_utilization(run.recipe, run.samples, run.world, dtype, earlier)
+    if run.utilization and earlier and (last := earlier[0]) != (now := run.utilization.peak):
+        run.console.warn(
+            f"the peak rate, of which MFU is a share, is {flop_rate(now.rate)} ({now.device}) for each rank, and was "
+            f"{flop_rate(last.rate)} ({last.device}): compare MFU from here on with earlier steps by tflops"
+        )
 
 
 def _open_logs(run: TrainingRun, stack: ExitStack) -> None:
@@ -177,8 +189,9 @@ def _open_logs(run: TrainingRun, stack: ExitStack) -> None:
     """
     folder, progress = run.folder, run.state.progress
     try:
-        kernels = {"forms": in_use().record, "why": in_use().why}
-        record_session(folder.environment, progress.step, run.num_steps, {"kernels": kernels})
+        facts = {"kernels": {"forms": in_use().record, "why": in_use().why}}
+        facts |= {"peak": run.utilization.peak.to_json()} if run.utilization else {}
+        record_session(folder.environment, progress.step, run.num_steps, facts)
     except HornbookError as error:  # the file is damaged or not writable; not needed to train
         run.console.warn(f"cannot record this start: {error}")
     measured = {"validation": progress.validated_step, "task": progress.evaluated_step}

@@ -52,8 +52,8 @@ class Finding:
     message: str
 
 
-def refuse_large_model(recipe: Recipe, world: World) -> None:
-    """Raise UserError if the model, gradients and optimizer state exceed the memory of this rank's device.
+def refuse_large_model(recipe: Recipe, world: World) -> Literal[True]:
+    """Raise UserError if the model, gradients and optimizer state exceed the memory of this rank's device, else True.
 
     Args:
         recipe: the recipe; without a vocabulary, the token table does not count.
@@ -70,6 +70,7 @@ def refuse_large_model(recipe: Recipe, world: World) -> None:
             f"a model of {recipe.num_parameters():,} parameters takes {format_bytes(needed)} with its gradients and "
             f"optimizer state, but {world.device.type} has {format_bytes(device)}: check the sizes in [model]"
         )
+    return True
 
 
 def bytes_of_training(recipe: Recipe) -> int:
@@ -145,7 +146,7 @@ def changed_rate(before: Recipe, recipe: Recipe, samples: Samples, progress: Pro
     return (
         f"the learning rate was {peak * last:.3g} at step {progress.step} of {old_length} and would be "
         f"{peak * following:.3g} at step {progress.step + 1} of {length}, since the {name} schedule spans the run: "
-        "keep the length, or accept the jump with --allow-learning-rate-change (to extend a run later, give it a "
+        "keep the length, or accept the jump with `allow_learning_rate_change` (to extend a run later, give it a "
         "constant schedule, or schedule.decay_end from the start)"
     )
 
@@ -165,7 +166,7 @@ def long_warmup(recipe: Recipe, num_steps: int) -> str | None:
     return (
         f"schedule.warmup_steps is {schedule.warmup_steps}, but the run has "
         f"{counted(num_steps, 'step')}: the learning rate only reaches {reached:.2g} of {peak:g}; "
-        "lower it, or use --schedule.warmup-fraction"
+        "lower it, or use `schedule.warmup_fraction`"
     )
 
 
@@ -187,7 +188,7 @@ def large_vocabulary(recipe: Recipe, sources: Sources) -> str | None:
         return None
     return (
         f"model.vocab_size is {own:,}, but the vocabulary of the data has {theirs:,} tokens; to use "
-        "that, pass --model.vocab-size none"
+        "that, pass `model.vocab_size='none'`"
     )
 
 
@@ -201,5 +202,5 @@ def differing_ends(recipe: Recipe, sources: Sources) -> str | None:
         return None
     return (
         f"the documents of {', '.join(without)} have no end-of-text tokens, unlike the others: "
-        "rebuild the store, or convert it with --end-of-text inserted"
+        "rebuild the store, or convert it with `end_of_text='inserted'`"
     )

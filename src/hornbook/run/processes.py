@@ -54,7 +54,7 @@ def run_ranks(words: Sequence[str], processes: int, *, device: str = "auto", max
     """
     num_gpus = torch.cuda.device_count() if device in ("auto", "cuda") else 0
     if 0 < num_gpus < processes:
-        raise UserError(f"--processes {processes} needs {processes} GPUs, but there are {num_gpus}; lower it")
+        raise UserError(f"`processes={processes}` needs {processes} GPUs, but there are {num_gpus}; lower it")
     for restart in range(max_restarts + 1):
         ranks = _Ranks(words, processes, restart)
         code = ranks.wait()

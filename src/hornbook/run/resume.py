@@ -12,7 +12,8 @@ from hornbook.config import Recipe
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, UserError
 from hornbook.exchange.documents import tokenizer_of
-from hornbook.exchange.restore import read_source, refuse_mismatch, refuse_other_dtypes
+from hornbook.exchange.fit import refuse_mismatch, refuse_misplaced_blocks, refuse_other_dtypes
+from hornbook.exchange.restore import read_source
 from hornbook.exchange.upgrade import upgrade
 from hornbook.parallel.world import World
 from hornbook.run.initial_weights import InitFrom, load_origin
@@ -38,10 +39,13 @@ def restore(state: TrainState, recipe: Recipe, folder: RunFolder, world: World, 
     contents = upgrade(checkpoint.load(path, verified=True), own)
     refuse_mismatch(own, contents.tensors, what=str(folder.checkpoints))
     refuse_other_dtypes(own, contents.tensors, what=str(folder.checkpoints))
+    progress = Progress.from_json(contents.documents.get("state"), f"{path}/state.json")
+    if progress.step != step:
+        raise CheckpointError(f"{path}/state.json has step {progress.step}; use another checkpoint")
+    num_updates = progress.num_updates + progress.inherited_updates
+    refuse_misplaced_blocks(state.model, contents.tensors["model"], what=str(path), num_updates=num_updates)
     state.load_tensors(contents.tensors)
-    state.progress = Progress.from_json(contents.documents.get("state"), f"{path}/state.json")
-    if state.progress.step != step:
-        raise CheckpointError(f"{path}/state.json has step {state.progress.step}; use another checkpoint")
+    state.progress = progress
 
 
 def _newest_sound(checkpoints: Path, world: World, console: Console) -> int | None:
@@ -66,7 +70,7 @@ def _newest_sound(checkpoints: Path, world: World, console: Console) -> int | No
     if num_steps:
         raise CheckpointError(
             f"{checkpoints} has {counted(num_steps, 'checkpoint')}, but none is intact: restore one to "
-            "resume; to start over, remove that folder or choose another --output"
+            "resume; to start over, remove that folder or choose another `output`"
         )
     return None
 
@@ -90,11 +94,11 @@ def find_tokenizer(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None
     source = own or (origin.path if origin else init_from.source if init_from else None)
     if source is None:
         raise UserError(
-            "labeled texts need a tokenizer: start from a pre-trained model with --init-from RUN, or from scratch with "
-            "--data.tokenizer FOLDER"
+            "labeled texts need a tokenizer: start from a pre-trained model with `init_from=RUN`, or from scratch with "
+            "`data.tokenizer=FOLDER`"
         )
     path, contents = read_source(source, only=(), warn=lambda _: None)  # `inspect` and `restore` warn
     tokenizer = tokenizer_of(contents, path)
     if tokenizer is None:
-        raise CheckpointError(f"{path} has no tokenizer that hornbook can read: add --data.tokenizer FOLDER")
+        raise CheckpointError(f"{path} has no tokenizer that hornbook can read: add `data.tokenizer=FOLDER`")
     return tokenizer

@@ -19,8 +19,9 @@ from hornbook.config import Recipe, changed_keys, recipe_to_dict, recipe_to_toml
 from hornbook.errors import DataError, HornbookError, StorageError, UserError
 from hornbook.exchange.documents import refuse_unknown_parts, stored_recipe
 from hornbook.run.initial_weights import InitFrom, Origin
-from hornbook.storage.files import remove_file, replace_file
-from hornbook.storage.json_files import dump_json, read_json
+from hornbook.run.utilization import Peak
+from hornbook.storage import remove_file, replace_file
+from hornbook.storage.json_files import dump_json, read_bytes, read_json
 from hornbook.track.environment import sessions
 
 _FORMAT = 1
@@ -72,14 +73,24 @@ class RunFolder:
     @property
     def forms(self) -> dict[str, str] | None:
         """The forms of native kernels in the run's last session; None if there is no run or they are not recorded."""
-        if not self.has_begun:
-            return None
-        try:
-            told = [session.get("kernels", {"forms": {}}) for session in sessions(self.environment)]
-        except HornbookError:  # a damaged record must not stop a run
-            return None
+        told = [session.get("kernels", {"forms": {}}) for session in self._sessions]
         forms = told[-1].get("forms") if told and isinstance(told[-1], dict) else None
-        return forms if isinstance(forms, dict) else None
+        return {name: isa for name, isa in forms.items() if isinstance(isa, str)} if isinstance(forms, dict) else None
+
+    @property
+    def peaks(self) -> list[Peak]:
+        """The peak rates of the run's sessions, the newest first; none where they are not recorded."""
+        told = [Peak.of(session.get("peak")) for session in self._sessions]
+        return [peak for peak in reversed(told) if peak is not None]
+
+    @property
+    def _sessions(self) -> list[dict[str, Any]]:
+        if not self.has_begun:
+            return []
+        try:
+            return sessions(self.environment)
+        except HornbookError:  # a damaged record must not stop a run
+            return []
 
     @property
     def identity(self) -> Path:
@@ -146,7 +157,7 @@ class RunFolder:
         identity = {"format": _FORMAT, "recipe": recipe_to_dict(recipe), "data": fingerprints}
         identity |= {"init_from": asdict(origin) if origin else None}
         files = {self.identity: dump_json(identity), self.path / "recipe.toml": recipe_to_toml(recipe).encode()}
-        before = {path: path.read_bytes() if path.exists() else None for path in files}
+        before = {path: read_bytes(path, "the file") if path.exists() else None for path in files}
 
         def put_back() -> None:
             with suppress(StorageError):
@@ -161,13 +172,13 @@ class RunFolder:
         """Raise UserError for a folder with another run that has made a step; see `enter`."""
         if (old := self.last_recipe) is None:
             if self.has_begun:
-                raise UserError(f"{self.path} contains a run without its run.json: choose another --output")
+                raise UserError(f"{self.path} contains a run without its run.json: choose another `output`")
             return
         changes = differences(old, read_identity(self.identity)["data"], recipe, fingerprints)
         if changes:
             raise UserError(
                 f"{self.path} contains another run: {'; '.join(changes)}. Restore the old values to resume it, "
-                "or choose another --output for a new run"
+                "or choose another `output` for a new run"
             )
 
 

@@ -100,6 +100,8 @@ class Saver:
     def _settle(self, pending: "Future[Saved]", snapshot: Snapshot) -> None:
         try:
             pending.set_result(self._save(snapshot))
+        except (HornbookError, RuntimeError) as error:  # a rank is lost; whoever collects the save explains it
+            pending.set_exception(error)
         except Exception as error:
             pending.set_exception(error)
             raise

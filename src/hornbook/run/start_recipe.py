@@ -78,13 +78,13 @@ def adopt(draft: Draft, model: TransformerConfig, source: object) -> Draft:
         UserError: the command line contradicts the architecture; the message lists all contradictions.
     """
     theirs: Tree = {
-        ("model", key): Leaf(value=getattr(model, key), source=f"--init-from, {source}")
+        ("model", key): Leaf(value=getattr(model, key), source=f"initial weights, {source}")
         for key in describe(type(model))
         if key not in _OF_THE_OBJECTIVE and not (key in FREE and ("model", key) in draft.file)
     }
     if said := list(_apart(draft.overrides, theirs, model)):
-        told = ", ".join(f"--model.{key.replace('_', '-')} {show(new)} (there: {show(old)})" for key, new, old in said)
-        raise UserError(f"the architecture of {source} differs from {told}: remove these options, or --init-from")
+        told = ", ".join(f"`model.{key}={show(new)}` (there: {show(old)})" for key, new, old in said)
+        raise UserError(f"the architecture of {source} differs from {told}: remove these options, or `init_from`")
     unset = {key for key in theirs.keys() & draft.overrides.keys() if str(draft.overrides[key].value).lower() == "none"}
     file = {key: leaf for key, leaf in draft.file.items() if key not in draft.overrides}
     replaced = [f"{key} {show(old)} instead of {show(new)}" for key, new, old in _apart(file, theirs, model)]

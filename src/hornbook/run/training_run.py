@@ -20,7 +20,7 @@ from hornbook.engine.build_training import build_loader
 from hornbook.engine.executors.pipeline import Pipeline
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, StepResult, losses
-from hornbook.errors import DivergedError, StorageError
+from hornbook.errors import DivergedError, HornbookError, NotFiniteError, StorageError
 from hornbook.evaluate.validation import Validation, validate
 from hornbook.generate import generate
 from hornbook.parallel.world import World
@@ -206,20 +206,26 @@ class TrainingRun:
         """Generate a sample text for the screen and the report.
 
         All ranks generate the same text, since each may hold only a part of the model; the first one records it.
+
+        Raises:
+            DivergedError: logits are not finite.
         """
         tokenizer, step = self.tokenizer, self.state.progress.step
         self.state.progress.sampled_step = step
         if tokenizer is None:
             return
         with self.paused():
-            ids = generate(
-                self.state.model,
-                [tokenizer.require_end_of_text()],
-                num_tokens=self.recipe.tracking.sample_tokens,
-                seed=self.recipe.training.seed,
-                vocab_size=tokenizer.vocab_size,
-                forward=self.step_config.forward,
-            )
+            try:
+                ids = generate(
+                    self.state.model,
+                    [tokenizer.require_end_of_text()],
+                    num_tokens=self.recipe.tracking.sample_tokens,
+                    seed=self.recipe.training.seed,
+                    vocab_size=tokenizer.vocab_size,
+                    forward=self.step_config.forward,
+                )
+            except NotFiniteError:
+                raise self._diverged("logits") from None
             text = tokenizer.decode(ids)
             if self.samples_log is not None:
                 self.samples_log.append({"step": step, "prompt": "", "text": text})
@@ -326,11 +332,15 @@ class TrainingRun:
         home = self.state.home
         finite = [torch.isfinite(weight).all() for part in home.parts for weight in home.weights(part).values()]
         if self.world.any(not bool(torch.stack(finite).all())):
-            error = DivergedError(
-                f"weights are not finite after step {self.state.progress.step}, so it is not saved; "
-                f"{self.folder.what_is_saved()}: lower optimizer.learning_rate and start a new run"
-            )
-            raise self.world.reported_by(0, error)
+            raise self._diverged("weights")
+
+    def _diverged(self, what: str) -> HornbookError:
+        """Return the error, raised by all ranks, for weights or logits that are not finite."""
+        error = DivergedError(
+            f"{what} are not finite after step {self.state.progress.step}, so it is not saved; "
+            f"{self.folder.what_is_saved()}: lower optimizer.learning_rate and start a new run"
+        )
+        return self.world.reported_by(0, error)
 
     def _contents(self) -> checkpoint.Contents:
         return checkpoint.Contents(

@@ -5,16 +5,19 @@
     tokens per second · flops_per_token of the recipe's model = tflops · 10¹²         tflops / peak = mfu
 
 The peak of a known GPU is the data sheet's for dense bf16 products. For other GPUs, CPUs and fp32 runs it is measured
-once at the start: a product of the feed-forward's shape, in the run's dtype and threads; on a CPU also in fp32, and the
-faster of the two counts. Nothing here is saved in checkpoints or draws random numbers.
+at the start: a product of the feed-forward's shape, in the run's dtype and threads; on a CPU also in fp32, and the
+faster of the two counts. A CPU's products are timed by processor time, so that other processes on the machine lower a
+run's MFU and not its peak, and the fastest that this machine ever showed counts (`hornbook.run.peaks`). A resumed run
+keeps its peak on each device, so that its MFU before and after compare. Nothing here is saved in checkpoints or draws
+random numbers.
 """
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from operator import itemgetter
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from operator import attrgetter
+from typing import Any, Final
 
 import torch
 
@@ -22,7 +25,11 @@ from hornbook.config import Recipe
 from hornbook.config.description import description_of
 from hornbook.parallel.device import dtype_name, synchronize
 from hornbook.parallel.world import World
+from hornbook.run.peaks import fastest
 from hornbook.samples.batches import Samples
+from hornbook.track.environment import cpu_model
+from hornbook.track.units import flop_rate
+from hornbook.wording import counted
 
 _TERA = 1e12
 _PEAKS = (
@@ -64,25 +71,50 @@ _FEWEST_ROUNDS = 6  # the first one warms up
 
 
 @dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The peak rate of one rank's device, as ``environment.json`` keeps it."""
+
+    device: str
+    """All that it depends on besides the product: processor or GPU, version of PyTorch, threads, dtype of the run."""
+    rate: float
+    """FLOP/s."""
+    source: str
+    """Origin of the rate."""
+
+    @classmethod
+    def of(cls, document: object) -> "Peak | None":
+        """Return the peak in a JSON document; None for anything else."""
+        if not isinstance(document, dict) or {key: type(value) for key, value in document.items()} != _KINDS:
+            return None
+        peak = cls(**document)
+        return peak if 0.0 < peak.rate < math.inf else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document for ``of``."""
+        return asdict(self)
+
+
+_KINDS: Final = {"device": str, "rate": float, "source": str}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Utilization:
     """The conversion of a run's speed into FLOP/s and MFU."""
 
     flops_per_token: float
     """FLOPs of a training step per token; see ``flops_per_token`` of the recipe's model."""
-    peak: float
-    """Peak FLOP/s of all ranks together."""
-    source: str
-    """Origin of the peak."""
+    peak: Peak
+    num_ranks: int = 1
+    """Ranks, each of which has this peak."""
 
     def at(self, tokens_per_second: float) -> dict[str, float]:
         """Return ``tflops``, in 10¹² FLOP/s of all ranks, and ``mfu``, as a share of the peak."""
         rate = self.flops_per_token * tokens_per_second
-        return {"tflops": rate / _TERA, "mfu": rate / self.peak}
+        return {"tflops": rate / _TERA, "mfu": rate / (self.peak.rate * self.num_ranks)}
 
     def describe(self) -> str:
-        """Return a description of the peak."""
-        rate = f"{self.peak / _TERA:.3g} T" if self.peak >= _TERA else f"{self.peak / 1e9:.3g} G"
-        return f"{rate}FLOP/s, {self.source}"
+        """Return a description of the peak of all ranks."""
+        return f"{flop_rate(self.peak.rate * self.num_ranks)}, {self.peak.source}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +152,12 @@ class Product:
         return cls(left=left, right=right, repeats=repeats)
 
     @property
+    def shape(self) -> str:
+        """A description: sizes and dtype."""
+        (rows, hidden), inner = self.left.shape, self.right.shape[1]
+        return f"a {rows:,} × {hidden:,} × {inner:,} product in {dtype_name(self.left.dtype)}"
+
+    @property
     def flops(self) -> float:
         """Floating-point operations of one call."""
         return 2.0 * self.repeats * self.left.numel() * self.right.shape[1]
@@ -131,30 +169,43 @@ class Product:
         return 0
 
 
-def measure_utilization(recipe: Recipe, samples: Samples, world: World, dtype: torch.dtype) -> Utilization | None:
+def measure_utilization(
+    recipe: Recipe, samples: Samples, world: World, dtype: torch.dtype, earlier: Iterable[Peak] = ()
+) -> Utilization | None:
     """Return the utilization of a run; None for a custom model without ``flops_per_token``.
 
     Args:
         recipe: complete, with a vocabulary.
         samples: samples, for the mean length of a sequence.
-        world: its device is measured on all ranks at once, and multiplied by the number of ranks.
+        world: its device is measured on all ranks at once.
         dtype: dtype of the activations.
+        earlier: peaks of the run's sessions before it was resumed, the newest first; one of the same device is kept.
     """
     flops = recipe.flops_per_token(samples.tokens_per_sample)
     if flops is None:
         return None
-    tokens = recipe.training.micro_batch_size * samples.tokens_per_sample
-    name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else ""
-    peak, source = peak_of(name, dtype), f"dense {dtype_name(dtype)} of {name}, by its data sheet"
-    if peak is None:
-        # A CPU may multiply fp32 faster than 16 bits, and hornbook's operators then widen.
-        dtypes = {dtype, torch.float32} if world.device.type == "cpu" else {dtype}
-        products = [Product.of(recipe, tokens, kind, world.device) for kind in dtypes]
-        rates = measure_rates(products, world.device)
-        peak, product = max(zip(rates, products, strict=True), key=itemgetter(0))
-        (rows, hidden), inner = product.left.shape, product.right.shape[1]
-        source = f"measured: a {rows:,} × {hidden:,} × {inner:,} product in {dtype_name(product.left.dtype)}"
-    return Utilization(flops_per_token=flops, peak=peak * world.size, source=source)
+    measured = _peak(recipe, recipe.training.micro_batch_size * samples.tokens_per_sample, world, dtype)
+    peak = next((peak for peak in earlier if peak.device == measured.device), measured)
+    return Utilization(flops_per_token=flops, peak=peak, num_ranks=world.size)
+
+
+def _peak(recipe: Recipe, tokens: float, world: World, dtype: torch.dtype) -> Peak:
+    """Return the peak of this rank's device for a micro-batch of ``tokens`` tokens."""
+    on_cpu, name = world.device.type == "cpu", dtype_name(dtype)
+    gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else ""
+    machine = f"{(cpu_model() if on_cpu else gpu) or world.device.type}, PyTorch {torch.__version__}"
+    machine += f", {counted(torch.get_num_threads(), 'thread')}" if on_cpu else ""
+    device, rate = f"{machine}, {name}", peak_of(gpu, dtype)
+    if rate is not None:
+        return Peak(device=device, rate=rate, source=f"dense {name} of {gpu}, by its data sheet")
+    # A CPU may multiply fp32 faster than 16 bits, and hornbook's operators then widen.
+    kinds = {dtype, torch.float32} if on_cpu else {dtype}
+    products = [Product.of(recipe, tokens, kind, world.device) for kind in kinds]
+    peaks = []
+    for product, measured in zip(products, measure_rates(products, world.device), strict=True):
+        rate = fastest(f"{machine}, {product.shape}", measured)
+        peaks.append(Peak(device=device, rate=rate, source=f"measured: {product.shape}"))
+    return max(peaks, key=attrgetter("rate"))
 
 
 def peak_of(name: str, dtype: torch.dtype) -> float | None:
@@ -170,19 +221,32 @@ def peak_of(name: str, dtype: torch.dtype) -> float | None:
 
 
 def measure_rates(products: Sequence[Product], device: torch.device, seconds: float = 0.0) -> list[float]:
-    """Return the FLOP/s of each product on ``device``, with the threads of the process.
+    """Return the FLOP/s of each product on ``device``, with the threads of the process, by ``compute_clock``.
 
-    The products take turns at least six times, and until ``seconds`` have passed; the fastest timing of each counts.
-    Other processes only slow it down, and a peak that is too low would give an MFU above 100 %.
+    The products take turns at least six times, and until ``seconds`` have passed; the fastest timing of each counts:
+    a peak that is too low would give an MFU above 100 %.
     """
-    fastest = [math.inf] * len(products)
-    begin, rounds = time.perf_counter(), 0
+    shortest = [math.inf] * len(products)
+    clock, begin, rounds = compute_clock(device), time.perf_counter(), 0
     while rounds < _FEWEST_ROUNDS or time.perf_counter() - begin < seconds:
         rounds += 1
         for number, product in enumerate(products):
             synchronize(device)
-            start = time.perf_counter()
+            start = clock()
             product()
             synchronize(device)
-            fastest[number] = min(fastest[number], time.perf_counter() - start)
-    return [product.flops / taken for product, taken in zip(products, fastest, strict=True)]
+            shortest[number] = min(shortest[number], clock() - start)
+    return [product.flops / taken for product, taken in zip(products, shortest, strict=True)]
+
+
+def compute_clock(device: torch.device) -> Callable[[], float]:
+    """Return the clock of computations, in seconds: on a CPU the processor time of each of PyTorch's threads.
+
+    Other processes do not advance it; a wait for memory or another thread does. On other devices it is the wall's.
+    """
+    if device.type != "cpu":
+        return time.perf_counter
+    num_threads = torch.get_num_threads()
+    if num_threads == 1:
+        return time.thread_time  # without those that read ahead
+    return lambda: time.process_time() / num_threads

@@ -105,7 +105,7 @@ def _stores(
     if tokenizer is None:
         raise UserError(
             f"{stores[0].path} does not record its tokenizer, so its mask token is unknown: "
-            "`hornbook corpus convert` it to a store with --tokenizer"
+            "`hornbook corpus convert` it to a store with `tokenizer`"
         )
     length = recipe.sequence_length
     return store_batches(objective, stores, tokenizer, sequence_length=length, seed=seed, weights=weights)

@@ -106,7 +106,7 @@ def build_instances(
     known = _tokenizer(store, tokenizer)
     if options.format_name == "bert-tfrecord-remasked" and known.require_masking().pad:
         raise UserError(
-            "remasked records use token 0 for padding, but this tokenizer does not; choose --format bert-tfrecord"
+            "remasked records use token 0 for padding, but this tokenizer does not; choose `format='bert-tfrecord'`"
         )
     report = InstanceReport()
 
@@ -200,9 +200,9 @@ def _count(report: InstanceReport, instance: Instance, sequence_length: int) -> 
 def _tokenizer(store: TokenStore, given: Tokenizer | None) -> Tokenizer:
     own = store.tokenizer()
     if own and given and own.digest != given.digest:
-        raise UserError(f"{store.path} was made with another tokenizer; leave out --tokenizer")
+        raise UserError(f"{store.path} was made with another tokenizer; leave out `tokenizer`")
     if not (found := own or given):
-        raise UserError(f"{store.path} does not record its tokenizer; name it with --tokenizer")
+        raise UserError(f"{store.path} does not record its tokenizer; name it with `tokenizer`")
     if not own and (largest := int(store.indexed.tokens.max())) >= found.vocab_size:
         raise UserError(
             f"{store.path} has token {largest}, but the tokenizer {found.vocab_size} tokens; name the right one"
@@ -231,4 +231,4 @@ def _check(options: InstanceOptions) -> None:
             "the probabilities of masks and of short sequences must be between 0 and 1, such as 0.15 and 0.1"
         )
     if options.records_per_file is not None and options.format_name == "bert-arrow":
-        raise UserError("an Arrow data set is not split into files; leave out --records-per-file")
+        raise UserError("an Arrow data set is not split into files; leave out `records_per_file`")

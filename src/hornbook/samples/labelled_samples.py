@@ -69,7 +69,7 @@ def open_labelled(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Recipe, Labelle
         DataError: a file is missing or malformed, or a label is unknown.
     """
     if not recipe.data.train:
-        raise UserError(f"recipe {recipe.name!r} names no training data: add `--data.train FILE` with labeled texts")
+        raise UserError(f"recipe {recipe.name!r} names no training data: add `data.train=FILE` with labeled texts")
     assert isinstance(recipe.model, TunableConfig), "the validator rejects labels for other models"
     recipe = _with_labels(recipe, recipe.model)
     validation = recipe.data.validation

@@ -240,10 +240,10 @@ class _Fields:
     @property
     def by_option(self) -> dict[str, str]:
         """The names of the required fields, by the option that sets each."""
-        columns, prefix = self.columns, "--objective." if self.labelled else "--"
-        names = {"text": columns.text, "second-text": columns.second_text}
+        columns, prefix = self.columns, "objective." if self.labelled else ""
+        names = {"text": columns.text, "second_text": columns.second_text}
         names |= {"label": columns.label} if self.labelled else {}
-        return {f"{prefix}{option}": name for option, name in names.items() if name is not None}
+        return {f"`{prefix}{option}`": name for option, name in names.items() if name is not None}
 
 
 def _example(row: Mapping[str, object], place: str, fields: _Fields) -> Example:
@@ -256,7 +256,7 @@ def _example(row: Mapping[str, object], place: str, fields: _Fields) -> Example:
 def _examples_of_lines(data: bytes, name: str, columns: ClassificationConfig) -> Iterator[Example]:
     if columns.second_text is not None:
         raise UserError(
-            f"{name}: the model reads pairs of texts, but a line of text has only one; use JSONL, CSV or TSV (--format)"
+            f"{name}: the model reads pairs of texts, but a line of text has only one; use JSONL, CSV or TSV (`format`)"
         )
     for number, _, content in read_lines(io.BytesIO(data), LARGEST_FILE):
         place = f"{name}, line {number}"

@@ -77,7 +77,7 @@ def open_sources(recipe: Recipe) -> Sources:
     if not recipe.data.train:
         raise UserError(
             f"recipe {recipe.name!r} names no training data: build a store with `hornbook corpus build` and add "
-            "`--data.train FOLDER` (or `--data.synthetic` to train on random tokens)"
+            "`data.train=FOLDER` (or `data.synthetic` to train on random tokens)"
         )
     stores = tuple(open_store(path, split="train") for path in recipe.data.train)
     if recipe.data.tokenizer is not None:
@@ -109,7 +109,7 @@ def complete(recipe: Recipe, sources: Sources) -> Recipe:
     if model_size is None and store_size is None:
         raise UserError(
             f"neither the training data ({stores}) nor the recipe state the vocabulary size: "
-            "add `--model.vocab-size N`, one more than the largest token id"
+            "add `model.vocab_size=N`, one more than the largest token id"
         )
     is_cut = getattr(recipe.model, "clamp_tokens", False)
     if model_size is not None and store_size is not None and model_size < store_size and not is_cut:
@@ -186,14 +186,14 @@ def _open_instances(recipe: Recipe) -> Sources:
             )
         if opened and not opened.is_masked and tokenizer is None:
             raise UserError(
-                f"{name} has instances without masks: name the tokenizer that made them by `--data.tokenizer FOLDER`, "
+                f"{name} has instances without masks: name the tokenizer that made them by `data.tokenizer=FOLDER`, "
                 "so that they can be masked during training"
             )
         if opened and tokenizer and opened.first_token != (begin := tokenizer.require_masking().cls):
             raise UserError(
                 f"{name} was not made with the tokenizer {recipe.data.tokenizer}: it begins with token "
                 f"{opened.first_token}, but the tokenizer's [CLS] or <s> is {begin}: name its tokenizer by "
-                "--data.tokenizer"
+                "`data.tokenizer`"
             )
     return Sources(
         train=(),

@@ -83,7 +83,7 @@ def read_questions(path: str, *, unanswerable: bool) -> list[Question]:
     for question in questions:
         if not question.answers and not unanswerable:
             raise DataError(
-                f"{question.place}: it has no answer; for a file like SQuAD 2.0 add --objective.unanswerable"
+                f"{question.place}: it has no answer; for a file like SQuAD 2.0 add `objective.unanswerable`"
             )
     return questions
 

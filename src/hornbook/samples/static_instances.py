@@ -26,7 +26,7 @@ from hornbook.errors import DataError, UserError
 from hornbook.formats.tfrecord import NumberedRecords, find_tfrecords, parse_example
 from hornbook.samples.hashing import permute
 from hornbook.samples.sequences import TokenSequence
-from hornbook.storage.system import storage_errors
+from hornbook.storage.system import open_regular, storage_errors
 
 _HASHED_BYTES: Final = 1 << 16
 _LOOKED_AT: Final = 64
@@ -189,7 +189,7 @@ def _fingerprint(files: tuple[Path, ...], seed: int) -> str:
     """Return a hash of the seed, and of the size and both ends of each file."""
     digest = hashlib.sha256(f"{seed}".encode())
     for path in files:
-        with storage_errors("read", path), path.open("rb") as file:
+        with storage_errors("read", path), open_regular(path) as file:
             size = file.seek(0, 2)
             digest.update(f":{size}:".encode())
             for offset in (0, max(0, size - _HASHED_BYTES)):

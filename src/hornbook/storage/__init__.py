@@ -14,16 +14,15 @@ from hornbook.storage.files import (
     commit_directory,
     fsync_directory,
     lock_folder,
+    lock_working_folder,
     make_directory,
-    remove_file,
-    remove_locked_folder,
-    remove_tree,
     rename,
     replace_file,
     sha256_file,
     temporary_beside,
     write_file,
 )
+from hornbook.storage.removal import remove_file, remove_locked_folder, remove_tree
 
 if os.environ.get("HORNBOOK_FAULT"):
     from hornbook.storage import faults as faults
@@ -37,6 +36,7 @@ __all__ = [
     "commit_directory",
     "fsync_directory",
     "lock_folder",
+    "lock_working_folder",
     "make_directory",
     "open_text_source",
     "remove_file",

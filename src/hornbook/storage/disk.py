@@ -69,6 +69,17 @@ def file_system(folder: Path, table: Path = Path("/proc/self/mountinfo")) -> Fil
     return found
 
 
+def mounts_below(folder: Path, table: Path = Path("/proc/self/mountinfo")) -> list[str]:
+    """Return the mount points at or below ``folder``; none on systems without such a table, see ``file_system``."""
+    try:
+        lines = table.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return []
+    target = folder.resolve()
+    points = (_unescaped(fields[4]) for line in lines if len(fields := line.split(" ")) > 4)
+    return [point for point in points if Path(point).is_relative_to(target)]
+
+
 def disk_speed(folder: Path) -> DiskSpeed:
     """Measure the speed of a folder, or its nearest existing parent, with a file of at most 32 MiB in about 0.5 s.
 

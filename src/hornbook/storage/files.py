@@ -16,7 +16,6 @@ A lock is ``flock`` on ``folder/lock``, which has the holder's process id; the k
 dies. A holder may remove the file, so a lock is valid only while the name refers to the locked file. A fork shares it.
 """
 
-import errno
 import hashlib
 import os
 import re
@@ -31,11 +30,13 @@ from types import TracebackType
 from typing import Final, Self, TypeAlias
 
 from hornbook.errors import PathError, StorageError, UserError
+from hornbook.storage.removal import LOCK, is_own, remove_file
 from hornbook.storage.system import (
     create_new,
     end_of_last_line,
     lock_file,
     open_own,
+    open_regular,
     perform,
     process_is_alive,
     storage_errors,
@@ -46,7 +47,8 @@ from hornbook.storage.system import (
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 """Data to write; pass a contiguous numpy array as ``memoryview(array)`` to avoid a copy."""
 
-_LOCK: Final = "lock"
+_HOLDER: Final = re.compile(rb"\d{0,10}\n?")
+"""The content of a lock file: the process id of its last holder."""
 _ATTEMPTS: Final = 20
 """Attempts to lock a file that others remove; an attempt fails only if one of them does so within microseconds."""
 _ANY: Final = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY
@@ -247,28 +249,9 @@ def commit_directory(temporary: Path, final: Path) -> None:
     rename(temporary, final)
 
 
-def remove_file(path: Path) -> None:
-    """Remove a file or a link, if it exists."""
-    with storage_errors("remove", path), suppress(FileNotFoundError):
-        perform("unlink", path, path.unlink)
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a file or a folder with its content, if it exists; links are removed, not followed."""
-    if not path.is_dir() or path.is_symlink():
-        remove_file(path)
-        return
-    with storage_errors("read the folder", path):
-        entries = sorted(path.iterdir())
-    for entry in entries:
-        remove_tree(entry)
-    with storage_errors("remove the folder", path):
-        perform("unlink", path, path.rmdir)
-
-
 def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file's content in hexadecimal; memory use is constant."""
-    with storage_errors("read", path), path.open("rb") as file:
+    with storage_errors("read", path), open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -283,12 +266,14 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
     descriptor = _lock(folder)
 
     def require() -> None:
-        if not _is_still_there(folder / _LOCK, descriptor):
+        if not _is_still_there(folder / LOCK, descriptor):
             raise StorageError(
                 f"{folder} or its lock file was moved or removed while this process was using it; move it back"
             )
 
     try:
+        if not _HOLDER.fullmatch(os.pread(descriptor, 32, 0)):
+            raise UserError(f"{folder / LOCK} is not a lock file of hornbook; move it, or choose another folder")
         with suppress(OSError):  # on a full disk, the lock is valid without the process id
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -300,22 +285,25 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
         os.close(descriptor)
 
 
-def remove_locked_folder(folder: Path) -> None:
-    """Remove a folder that this process has locked, the lock file last, unless another process locks it meanwhile."""
-    if folder.is_symlink():
-        remove_file(folder)  # the link, not its target
-        return
-    with storage_errors("read the folder", folder):
-        entries = sorted(entry for entry in folder.iterdir() if entry.name != _LOCK)
-    for entry in entries:
-        remove_tree(entry)
-    remove_file(folder / _LOCK)
-    with storage_errors("remove the folder", folder):
-        try:
-            perform("unlink", folder, folder.rmdir)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-                raise
+@contextmanager
+def lock_working_folder(folder: Path) -> Iterator[Callable[[], None]]:
+    """Lock a folder that hornbook fills and removes by itself, such as ``.corpus.building``; see ``lock_folder``.
+
+    Raises UserError also for a link, a folder of another user, and one with content but without a lock file, which is
+    the first file that hornbook creates in such a folder.
+    """
+    if os.path.lexists(folder):
+        with storage_errors("read the folder", folder):
+            is_made_here = is_own(folder, stat.S_ISDIR) and (
+                is_own(folder / LOCK, stat.S_ISREG) or not any(folder.iterdir())
+            )
+        if not is_made_here:
+            raise UserError(
+                f"{folder} was not made by hornbook for this user, so it is not used; move or remove it, or choose "
+                "another target"
+            )
+    with lock_folder(folder) as require:
+        yield require
 
 
 class _Traces:
@@ -329,10 +317,10 @@ class _Traces:
 
     def remove(self) -> None:
         """Remove a new lock file and new folders, unless something else was added; call it with the lock held."""
-        if _LOCK in self._before or self._entries() != self._before | {_LOCK}:
+        if LOCK in self._before or self._entries() != self._before | {LOCK}:
             return
         with suppress(OSError):  # the error of the block is more important
-            perform("unlink", self._folder / _LOCK, (self._folder / _LOCK).unlink)
+            perform("unlink", self._folder / LOCK, (self._folder / LOCK).unlink)
             for folder in self._missing:
                 perform("unlink", folder, folder.rmdir)
 
@@ -343,10 +331,11 @@ class _Traces:
 
 def _remove_litter(path: Path) -> None:
     """Remove the temporary files of ``replace_file`` that killed processes left beside ``path``."""
-    pattern = re.compile(re.escape(f".{path.name}.tmp-") + r"(\d{1,10})(-[0-9a-f]{8})?")
+    pattern = re.compile(re.escape(f".{path.name}.tmp-") + r"(\d{1,10})-[0-9a-f]{8}")
     with suppress(OSError, StorageError):
         for entry in path.parent.iterdir():
-            if (match := pattern.fullmatch(entry.name)) and not process_is_alive(int(match[1])):
+            match = pattern.fullmatch(entry.name)
+            if match and not process_is_alive(int(match[1])) and is_own(entry, stat.S_ISREG):
                 remove_file(entry)
 
 
@@ -359,8 +348,8 @@ def _lock(folder: Path) -> int:
     for attempt in range(_ATTEMPTS):
         try:
             make_directory(folder)
-            with storage_errors("open", folder / _LOCK):
-                descriptor = open_own(folder / _LOCK)
+            with storage_errors("open", folder / LOCK):
+                descriptor = open_own(folder / LOCK)
         except PathError as error:
             is_race = isinstance(error.__cause__, FileNotFoundError | FileExistsError)  # another process removed it
             if is_race and attempt + 1 < _ATTEMPTS:
@@ -368,7 +357,7 @@ def _lock(folder: Path) -> int:
             raise
         try:
             lock_file(descriptor)
-            if _is_still_there(folder / _LOCK, descriptor):
+            if _is_still_there(folder / LOCK, descriptor):
                 return descriptor
         except BlockingIOError as error:
             holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"

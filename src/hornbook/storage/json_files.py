@@ -6,36 +6,41 @@ read_json(path, "the manifest")         {"step": 5}, or a DataError of one line
 
 import hashlib
 import json
-import stat
+import math
+import re
 from pathlib import Path
 from typing import Any, Final
 
 from hornbook.errors import DataError, StorageError
-from hornbook.storage.system import format_bytes, storage_errors
+from hornbook.storage.system import format_bytes, open_regular, storage_errors
 
 MAX_JSON_BYTES: Final = 64 << 20
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+"""Half of a character; JSON permits halves that UTF-8 does not have."""
 
 
-def read_bytes(path: Path, what: str, *, limit: int = MAX_JSON_BYTES) -> bytes:
-    """Return the content of a small file, ``what`` in errors. Raises DataError if it is missing or too large."""
+def read_bytes(path: Path, what: str, *, limit: int = MAX_JSON_BYTES, follow: bool = True) -> bytes:
+    """Return the content of a small file, ``what`` in errors, also a link if ``follow``; see ``open_regular``.
+
+    Raises DataError if it is missing, too large or no regular file.
+    """
     try:
-        with storage_errors("read", path):
-            if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe might block forever
-                raise DataError(f"{path}: {what} is not a regular file; check the path")
-            with path.open("rb") as file:
-                data = file.read(limit + 1)
+        with storage_errors("read", path), open_regular(path, follow=follow) as file:
+            data = file.read(limit + 1)
     except StorageError as error:
         if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
             raise DataError(f"{path}: {what} is missing; check the path") from error
+        if isinstance(error.__cause__, IsADirectoryError):
+            raise DataError(f"{path}: {what} is not a regular file but a folder; check the path") from error
         raise
     if len(data) > limit:
         raise DataError(f"{path}: {what} is larger than {format_bytes(limit)}; check the path")
     return data
 
 
-def read_json(path: Path, what: str) -> Any:
+def read_json(path: Path, what: str, *, follow: bool = True) -> Any:
     """Return the value in a JSON file. Raises DataError if ``what`` is missing, too large or malformed."""
-    return parse_json(read_bytes(path, what), f"{path}: {what}")
+    return parse_json(read_bytes(path, what, follow=follow), f"{path}: {what}")
 
 
 def parse_json(data: bytes, what: str) -> Any:
@@ -48,8 +53,14 @@ def parse_json(data: bytes, what: str) -> Any:
 
 
 def load_strictly(text: str) -> Any:
-    """Return the value of JSON without repeated keys, NaN and Infinity. Raises ValueError or RecursionError."""
-    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
+    """Return the value of JSON that `dump_json` can write again: no repeated keys, NaN, Infinity or half characters.
+
+    Raises ValueError or RecursionError.
+    """
+    value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite)
+    if _SURROGATE.search(text):
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def dump_sealed(values: dict[str, Any]) -> bytes:
@@ -78,6 +89,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) < len(pairs):
         raise ValueError("a key occurs twice in one object")
     return values
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{digits:.40} exceeds the range of numbers")
+    return number
 
 
 def _refuse(name: str) -> Any:

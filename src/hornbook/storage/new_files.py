@@ -20,7 +20,7 @@ from pathlib import Path
 from hornbook.errors import StorageError, UserError
 from hornbook.storage import (
     commit_directory,
-    lock_folder,
+    lock_working_folder,
     make_directory,
     remove_locked_folder,
     remove_tree,
@@ -40,10 +40,10 @@ def refuse_existing(*paths: Path) -> None:
 def working_folder(target: Path) -> Iterator[Path]:
     """Yield the path of a locked working folder beside ``target``, on the same file system, removed after the block.
 
-    It may have files of a killed process. Raises UserError if another process holds the lock.
+    It may have files of a killed process. Raises UserError if another process holds the lock, or it is not hornbook's.
     """
     work = target.with_name(f".{target.name}.converting")
-    with lock_folder(work):
+    with lock_working_folder(work):
         try:
             yield work / "content"
         finally:
@@ -116,7 +116,7 @@ def open_partial(final: Path) -> Iterator[PartialFile]:
     Raises UserError if another process is writing it.
     """
     folder = _folder_of(final)
-    with lock_folder(folder):
+    with lock_working_folder(folder):
         partial = PartialFile(final, folder)
         try:
             yield partial
@@ -126,8 +126,8 @@ def open_partial(final: Path) -> Iterator[PartialFile]:
 
 def discard_partial(final: Path) -> None:
     """Remove the partial file of ``final``, if any. Raises UserError if another process is writing it."""
-    if (folder := _folder_of(final)).exists():
-        with lock_folder(folder):
+    if os.path.lexists(folder := _folder_of(final)):
+        with lock_working_folder(folder):
             remove_locked_folder(folder)
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import io
 import os
 import stat
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, TypeVar
 
-from hornbook.errors import PathError, StorageError
+from hornbook.errors import DataError, PathError, StorageError
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MISTAKEN: Final = (
@@ -75,6 +76,38 @@ def open_own(path: Path, flags: int = 0) -> int:
         return descriptor
     os.close(descriptor)
     raise wrong
+
+
+def open_regular(path: Path, *, follow: bool = True, buffering: int = io.DEFAULT_BUFFER_SIZE) -> io.BufferedReader:
+    """Open a regular file for reading, without ever waiting for one that is something else, such as a named pipe.
+
+    Args:
+        path: path of the file.
+        follow: whether it may be a link; files of a run may not, since a link could show any file of the reader's.
+        buffering: size of the buffer in bytes.
+
+    Raises:
+        DataError: it is a pipe, a device, or a link that must not be followed.
+        OSError: it is a folder, or cannot be opened.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if not follow and error.errno == errno.ELOOP:
+            raise DataError(f"{path} is a link; expected a file of the run itself; replace it by a copy") from error
+        if error.errno == errno.ENXIO:
+            raise _irregular(path) from error
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return io.BufferedReader(io.FileIO(descriptor), buffering)
+    os.close(descriptor)
+    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) if stat.S_ISDIR(mode) else _irregular(path)
+
+
+def _irregular(path: Path) -> DataError:
+    return DataError(f"{path} is not a regular file; expected neither a pipe nor a device; check the path")
 
 
 def create_new(path: Path) -> int:

@@ -115,7 +115,7 @@ class _Accelerated:
             if not np.array_equal(expected, ids):
                 raise HornbookError(
                     "tiktoken and tokenizers give different ids for a text, so the tokens written so far may be wrong; "
-                    "start again with --encoder tokenizers, or with other versions of the two libraries"
+                    "start again with `encoder='tokenizers'`, or with other versions of the two libraries"
                 )
 
 

@@ -86,7 +86,7 @@ def find_endless(text: str, stretches: Stretches | None) -> str | None:
     what = "which the tokenizer must encode at once" if stretches is None else "without a blank or line end to split at"
     return (
         f"has {size:,} bytes {what}; expected at most {most:,} bytes: break it into lines or documents, or skip it "
-        "(--on-error skip)"
+        "(`on_error='skip'`)"
     )
 
 

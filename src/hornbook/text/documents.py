@@ -16,7 +16,6 @@ rows.
 
 import glob
 import os
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePath
@@ -24,12 +23,14 @@ from typing import Final, Literal
 
 from hornbook.errors import DataError, UserError
 from hornbook.formats.arrow import is_dataset, list_dataset_files
-from hornbook.storage.decompress import InputMeter
+from hornbook.formats.foreign import name_foreign
+from hornbook.storage.decompress import InputMeter, Limits
 from hornbook.text import hub_datasets as hub
 from hornbook.text.readers.columns import read_columns
 from hornbook.text.readers.csv_tables import read_table
 from hornbook.text.readers.jsonl import JSONL_SUFFIXES, read_jsonl
 from hornbook.text.readers.plain import read_between_blank_lines, read_each_line, read_whole
+from hornbook.text.readers.web_archives import WARC_SUFFIXES, read_web_archive
 from hornbook.text.readers.wiki import read_wikiextractor, read_wikipedia
 from hornbook.text.readers.wikitext import read_wikitext
 from hornbook.text.reading import (
@@ -62,6 +63,7 @@ STREAM_READERS: Final[dict[str, StreamReader]] = {
     "jsonl": read_jsonl,
     "csv": partial(read_table, ".csv"),
     "tsv": partial(read_table, ".tsv"),
+    "warc": read_web_archive,
     "wikiextractor": read_wikiextractor,
 }
 READERS: Final[dict[str, Reader]] = {
@@ -71,9 +73,13 @@ READERS: Final[dict[str, Reader]] = {
 }
 """Formats whose readers open the files themselves."""
 
-_BY_SUFFIX: Final = dict.fromkeys(JSONL_SUFFIXES, "jsonl") | {
-    f".{name}": name for name in ("csv", "tsv", "parquet", "arrow")
+_BY_SUFFIX: Final = {
+    **dict.fromkeys(JSONL_SUFFIXES, "jsonl"),
+    **dict.fromkeys(WARC_SUFFIXES, "warc"),
+    **{f".{name}": name for name in ("csv", "tsv", "parquet", "arrow")},
 }
+_LIMITS: Final = {"warc": Limits(num_members=1 << 26)}
+"""Where those for a compressed file are not the default; in a web archive, each record is a member."""
 _WITH_FIELDS: Final = ("jsonl", "csv", "tsv", "parquet", "arrow")
 _SUFFIXES: Final = {"parquet": (".parquet",), "arrow": (".arrow",)}
 """Suffixes of the formats that only such files can have: other files in a folder are skipped. Offsets count rows."""
@@ -130,16 +136,20 @@ def list_sources(
     for name, used in chosen.items():
         if getattr(options, name) is not None and not used:
             where = "a data set of the Hugging Face hub" + " or a folder written by save_to_disk" * (name == "split")
-            raise UserError(f"--{name} applies to {where}, and no input is one; name such an input, or drop --{name}")
+            raise UserError(f"`{name}` applies to {where}, and no input is one; name such an input, or drop `{name}`")
     once = each_once(sources)
+    for index in (name for name in once if PurePath(name).name == "index.json"):
+        if found := name_foreign(Path(index)):
+            raise UserError(f"{PurePath(index).parent} is {found}")
     if not once:
         raise UserError(
-            f"--exclude {' --exclude '.join(options.exclude)} excludes every input; name other inputs, or remove it"
+            f"{' '.join(f'`exclude={pattern!r}`' for pattern in options.exclude)} excludes every input; name other "
+            "inputs, or remove it"
         )
     if options.field != DEFAULT_FIELD and not any(format_of(name, options) in _WITH_FIELDS for name in once):
         raise UserError(
-            f"--field {options.field!r:.80} does not apply: {_shown(once[0])} is read as "
-            f"{format_of(once[0], options)}, which has no fields; remove the option, or set the format with --from "
+            f"`field={options.field!r:.80}` does not apply: {_shown(once[0])} is read as "
+            f"{format_of(once[0], options)}, which has no fields; remove the option, or set the format with `format` "
             f"({', '.join(_WITH_FIELDS)})"
         )
     if repeated := len(sources) - len(once):
@@ -192,8 +202,8 @@ def check_patterns(exclude: Sequence[str]) -> None:
         if "/" in pattern:
             name = next((part for part in reversed(pattern.split("/")) if part.strip("*")), "*")
             raise UserError(
-                f"--exclude {pattern!r:.120} matches nothing: a pattern is compared with the name of one file or "
-                f"folder, so it has no slash; use --exclude {shlex.quote(name):.120}"
+                f"`exclude={pattern!r:.120}` matches nothing: a pattern is compared with the name of one file or "
+                f"folder, so it has no slash; use `exclude={name!r:.120}`"
             )
 
 
@@ -268,7 +278,7 @@ def _outcomes(name: str, options: ReadOptions, start: int, meter: InputMeter | N
         if kind in READERS:
             yield from READERS[kind](source, options, start)
         else:
-            with open_stream(source) as stream:
+            with open_stream(source, _LIMITS.get(kind)) as stream:
                 yield from after(STREAM_READERS[kind](stream, source, options), start)
     except DataError as error:
         yield error

@@ -91,7 +91,7 @@ def list_files(name: str, options: ReadOptions) -> list[str]:
     for option in ("config", "split"):
         if getattr(options, option) is not None:
             raise UserError(
-                f"{name}: --{option} applies to the Parquet branch, which is not used here; select the files with a "
+                f"{name}: `{option}` applies to the Parquet branch, which is not used here; select the files with a "
                 f"pattern, as in hf:{repository}/*{getattr(options, option)}*"
             )
     if pattern is not None:
@@ -101,8 +101,8 @@ def list_files(name: str, options: ReadOptions) -> list[str]:
         found = next((some for kind in kinds if (some := _kept(files, options, kind))), [])
     if not found:
         raise UserError(
-            f"{name}: no files for --from {options.format}; expected Parquet, JSONL or text, or a pattern of files, as "
-            f"in hf:{repository}/data/*.parquet"
+            f"{name}: no files for `format={options.format!r}`; expected Parquet, JSONL or text, or a pattern of "
+            f"files, as in hf:{repository}/data/*.parquet"
         )
     return [f"hf:{repository}@{commit}/{file}" for file in found]
 
@@ -140,7 +140,7 @@ def _of_split(files: list[str], options: ReadOptions, name: str) -> list[str]:
         if wanted not in names:
             listed = ", ".join(f"{each:.60}" for each in names[:12]) + ", ..." * (len(names) > 12)
             what = "" if wanted is None else f"none is named {wanted!r:.60}; "
-            raise UserError(f"{name} has the {kind} {listed or 'none'}; {what}choose one with --{option}")
+            raise UserError(f"{name} has the {kind} {listed or 'none'}; {what}choose one with `{option}`")
         files = [file for file in files if file.split("/")[depth] == wanted]
     return files
 

@@ -16,7 +16,7 @@ from hornbook.text.readers.jsonl import JSONL_SUFFIXES, Remedies, line_text, rea
 from hornbook.text.reading import STANDARD_INPUT, Source, content_suffix, open_stream, read_lines
 
 _MAX_LINE_BYTES: Final = 16 << 20
-_REMEDIES: Final = Remedies(too_long="shorten the prompt", not_json="for plain lines use --prompt-format text")
+_REMEDIES: Final = Remedies(too_long="shorten the prompt", not_json="for plain lines use `prompt_format='text'`")
 
 Format = Literal["auto", "text", "jsonl"]
 

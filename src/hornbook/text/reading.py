@@ -18,14 +18,14 @@ from pathlib import Path, PurePath
 from typing import BinaryIO, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from hornbook.errors import DataError
-from hornbook.storage import open_text_source
+from hornbook.storage import Limits, open_text_source
 from hornbook.storage.decompress import COMPRESSED_SUFFIXES, InputMeter
 from hornbook.storage.system import format_bytes
 from hornbook.text.wikipedia.lines import CleanOptions
 
 Format = Literal[
     "auto", "text", "lines", "blank-lines", "wikitext", "jsonl",
-    "csv", "tsv", "parquet", "arrow", "wikipedia", "wikiextractor",
+    "csv", "tsv", "parquet", "arrow", "warc", "wikipedia", "wikiextractor",
 ]  # fmt: skip
 T = TypeVar("T")
 DEFAULT_FIELD: Final = "text"
@@ -47,8 +47,8 @@ class Document:
         text: the whole document.
         source: the path of the file as named by the user or found in a folder, ``"-"`` for standard input, or
             ``"hf:owner/name@commit/file"`` for a file of the Hugging Face hub.
-        offset: bytes in the uncompressed file before the text, or before the line (JSONL), row (CSV, TSV) or page
-            (Wikipedia) that has it; for Parquet and Arrow, the number of rows before it.
+        offset: bytes in the uncompressed file before the text, or before the line (JSONL), row (CSV, TSV), page
+            (Wikipedia) or record (WARC) that has it; for Parquet and Arrow, the number of rows before it.
         num_bytes: length of the text in UTF-8.
     """
 
@@ -83,10 +83,11 @@ class ReadOptions:
     Attributes:
         format: ``"text"``, one document per file; ``"lines"``, one per line; ``"blank-lines"``, one between blank
             lines; ``"wikitext"``, WikiText's articles; ``"jsonl"``, one per line; ``"csv"``, ``"tsv"``, ``"parquet"``
-            and ``"arrow"``, one per row; ``"wikipedia"``, the articles of MediaWiki's XML dumps; ``"wikiextractor"``,
-            the ``<doc>`` blocks of WikiExtractor; ``"auto"``, by the suffix (a compression's suffix is ignored): JSONL
-            for ``.jsonl``, ``.ndjson`` and ``.json``, the format of that name for ``.csv``, ``.tsv``, ``.parquet`` and
-            ``.arrow``, and text for all others.
+            and ``"arrow"``, one per row; ``"warc"``, the pages of web archives; ``"wikipedia"``, the articles of
+            MediaWiki's XML dumps; ``"wikiextractor"``, the ``<doc>`` blocks of WikiExtractor; ``"auto"``, by the suffix
+            (a compression's suffix is ignored): JSONL for ``.jsonl``, ``.ndjson`` and ``.json``, WARC for ``.warc``,
+            ``.wet`` and ``.wat``, the format of that name for ``.csv``, ``.tsv``, ``.parquet`` and ``.arrow``, and text
+            for all others.
         field: the field of a JSONL line, or the column, that has the text; ``"meta.text"`` is the field ``text`` of the
             field ``meta`` unless a field is named ``meta.text``.
         suffixes, exclude: which files of folders to read, see `hornbook.text.documents.find_sources`.
@@ -243,9 +244,9 @@ def has_suffix(path: str, suffixes: Sequence[str]) -> bool:
     return not suffixes or any(name.endswith(suffix.lower()) for name in names for suffix in suffixes)
 
 
-def open_stream(source: Source) -> BinaryIO:
+def open_stream(source: Source, limits: Limits | None = None) -> BinaryIO:
     """Open a source, decompressed with limits, see `hornbook.storage.open_text_source`."""
-    return open_text_source(source.path or sys.stdin.buffer, name=str(source), meter=source.meter)
+    return open_text_source(source.path or sys.stdin.buffer, limits, name=str(source), meter=source.meter)
 
 
 def read_lines(stream: BinaryIO, limit: int) -> Iterator[Line]:
@@ -286,7 +287,7 @@ def plain_text(data: bytes, where: str, offset: int) -> str:
     if (found := data.find(b"\0")) >= 0:
         raise DataError(
             f"{where}: a zero byte at offset {offset + found}, so it is binary or UTF-16, not UTF-8; convert it, or "
-            "skip it (--suffix, --exclude, --on-error skip)"
+            "skip it (`suffixes`, `exclude`, `on_error='skip'`)"
         )
     try:
         return data.decode()
@@ -299,7 +300,7 @@ def not_utf8(error: UnicodeDecodeError, where: str, offset: int = 0) -> DataErro
     position, found = offset + error.start, error.object[error.start]
     return DataError(
         f"{where}: not UTF-8 at byte {position} (0x{found:02x}); convert it, or skip it "
-        "(--suffix, --exclude, --on-error skip)"
+        "(`suffixes`, `exclude`, `on_error='skip'`)"
     )
 
 

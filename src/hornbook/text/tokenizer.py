@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.storage import commit_directory, make_directory, remove_tree, replace_file, temporary_beside, write_file
 from hornbook.text.cuts import CUT_CHARACTERS, Stretches, find_endless, stretches_for, utf8_bound
+from hornbook.text.end_of_text import END_OF_TEXT
 from hornbook.text.special_tokens import END_OF_TEXT_NAMES, ROBERTA_TOKENS, ROLE_NAMES, MaskingTokens, Role
 from hornbook.text.tokenizer_json import (
     BYTE_TOKEN,
@@ -33,6 +34,7 @@ from hornbook.text.tokenizer_json import (
     form_of,
     parse,
     read_settings,
+    without_end_of_text,
 )
 from hornbook.text.tokenizer_training import Kind, train_settings
 
@@ -71,7 +73,7 @@ class Tokenizer:
         added = self._library.get_added_tokens_decoder()
         self.special = tuple(token.content for _, token in sorted(added.items()) if token.special)
         self._begin, self._end = _frame(settings.get("post_processor"), self.special)
-        self.end_of_text = self._find_end_of_text(name)
+        self.end_of_text = self._choose_end_of_text(name)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -158,21 +160,30 @@ class Tokenizer:
         name = self.name_of(role)
         return None if name is None else self.vocab[name]
 
-    def _find_end_of_text(self, name: str) -> str | None:
+    def _choose_end_of_text(self, name: str) -> str | None:
+        """Return the recorded end-of-text token, or the only candidate; forget a record that repeats the candidate."""
+        candidates, recorded = self._ends_of_text(), self.settings["model"].get(END_OF_TEXT)
+        if recorded is None:
+            if len(candidates) > 1:
+                raise DataError(
+                    f"{name}: the tokens {', '.join(candidates)} could each be the end-of-text token; put the "
+                    "tokenizer_config.json that names it (eos_token) beside the file"
+                )
+            return candidates[0] if candidates else None
+        if recorded not in self.special:
+            raise DataError(f"{name}: the end-of-text token {recorded!r:.40} is not a special token; restore the file")
+        if candidates == [recorded]:
+            self.settings = without_end_of_text(self.settings)
+        return str(recorded)
+
+    def _ends_of_text(self) -> list[str]:
+        """Return the tokens that could be the end-of-text token by their place or name."""
+        found: list[str] = [known for known in END_OF_TEXT_NAMES if known in self.special]
         if self.form == "wordpiece":
-            return None
+            return []
         if self.form == "byte-bpe":
-            robertas = set(ROBERTA_TOKENS) <= set(self.special)
-            return "</s>" if robertas else next(known for known in END_OF_TEXT_NAMES if known in self.special)
-        if self._end is not None and self._end not in ROLE_NAMES["sep"][:1]:
-            return self._end
-        found = [known for known in END_OF_TEXT_NAMES if known in self.special]
-        if len(found) > 1:
-            raise DataError(
-                f'{name}: the tokens {", ".join(found)} could each be the end-of-text token; set "special" to false '
-                "for all but one"
-            )
-        return found[0] if found else None
+            return ["</s>"] if set(ROBERTA_TOKENS) <= set(self.special) else found[:1]
+        return [self._end] if self._end is not None and self._end not in ROLE_NAMES["sep"][:1] else found
 
     def require_end_of_text(self) -> int:
         """Return ``end_of_text_id``. Raises UserError if the tokenizer has no such token."""
@@ -200,15 +211,16 @@ class Tokenizer:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, without special tokens. Raises UserError if the text has lone surrogates."""
+        """Return the ids of a text, without special tokens. Raises UserError for lone surrogates, or another type."""
         return cast("list[int]", self.encode_batch([text])[0].tolist())
 
     def encode_with_mask(self, text: str) -> list[int]:
         """Return the ids of a text in which the name of the mask token is encoded as that token.
 
         White space before it is removed, as transformers does for RoBERTa. Raises UserError if the tokenizer has no
-        mask token.
+        mask token, or the text is not a string.
         """
+        _refuse_other_types([text])
         name = self.name_of("mask")
         if name is None:
             names = " or ".join(ROLE_NAMES["mask"])
@@ -223,8 +235,9 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Return the ids of each text, int32[num_tokens], computed on ``RAYON_NUM_THREADS`` threads.
 
-        Raises UserError if a text has lone surrogates.
+        Raises UserError if a text has lone surrogates or is not a string.
         """
+        _refuse_other_types(texts)
         parts: list[list[NDArray[np.int32]]] = [[] for _ in texts]
         numbered = ((number, cut) for number, text in enumerate(texts) for cut in self.stretches(text))
         for batch in _batches(numbered):
@@ -247,8 +260,9 @@ class Tokenizer:
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Return (ids int64[T], start and end of each token in characters int64[T, 2]) of each text.
 
-        Raises UserError if a text has lone surrogates.
+        Raises UserError if a text has lone surrogates or is not a string.
         """
+        _refuse_other_types(texts)
         return [
             (np.array(each.ids, dtype=np.int64), np.array(each.offsets, dtype=np.int64).reshape(-1, 2))
             for each in self._run(self._library.encode_batch, list(texts))
@@ -267,7 +281,9 @@ class Tokenizer:
 
         Invalid UTF-8 becomes U+FFFD. With WordPiece, case and white space may differ from the encoded text.
         """
-        numbers = np.asarray(ids, dtype=np.int64)
+        numbers = np.asarray(ids)
+        if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+            raise UserError(f"the input is of type {type(ids).__name__}; expected a sequence of token ids")
         if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.vocab_size:
             wrong = numbers[(numbers < 0) | (numbers >= self.vocab_size)][0]
             raise UserError(f"the tokenizer has no token id {wrong}; expected 0 to {self.vocab_size - 1}")
@@ -293,6 +309,14 @@ class Tokenizer:
                 remove_tree(new)
             raise
         return folder / _FILE
+
+
+def _refuse_other_types(texts: Iterable[object]) -> None:
+    """Raise UserError if one of the texts is not a string."""
+    for text in texts:
+        if not isinstance(text, str):
+            advice = "; decode it, as in text.decode()" if isinstance(text, bytes | bytearray) else ""
+            raise UserError(f"a text is of type {type(text).__name__}; expected a string{advice}")
 
 
 def _library(settings: Settings, name: str) -> tokenizers.Tokenizer:

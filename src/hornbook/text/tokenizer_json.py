@@ -6,6 +6,7 @@
         encoder.json, vocab.bpe               byte-level BPE (OpenAI)
         vocab.json, merges.txt                byte-level BPE (Hugging Face, Megatron)
         vocab.txt                             WordPiece (Google's BERT): one token per line, the id is the line number
+        beside them, tokenizer_config.json and others may name the end-of-text token, see `hornbook.text.end_of_text`
     read_settings(Path("gpt2"))           by name if no such path exists, see `hornbook.text.tokenizer_names`
     byte_bpe(vocab, merges, special)      canonical byte-level BPE with GPT-2's pattern, as in GPT-2 and RoBERTa
     word_piece(vocab, special)            canonical WordPiece with BERT's normalizer and pre-tokenizer
@@ -24,9 +25,12 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from hornbook.errors import DataError
+from hornbook.formats.foreign import refuse_foreign_tokenizer
 from hornbook.storage.json_files import parse_json, read_bytes, read_json
 from hornbook.text import tokenizer_names
+from hornbook.text.end_of_text import END_OF_TEXT, read_end_of_text, record_end_of_text
 from hornbook.text.special_tokens import BERT_TOKENS, END_OF_TEXT_NAMES, ROBERTA_TOKENS, ROLE_NAMES
+from hornbook.text.start_token import without_start
 
 Settings = dict[str, Any]
 Form = Literal["byte-bpe", "wordpiece"]
@@ -70,17 +74,24 @@ def read_settings(source: str | Path) -> Settings:
         if merges:
             return _read_byte_pairs(path, merges[0], None)
     if not path.is_dir():
-        return _read_vocab_txt(path) if path.suffix == ".txt" else parse(read_bytes(path, "the tokenizer"), str(path))
+        if path.suffix == ".txt":
+            return _read_vocab_txt(path)
+        refuse_foreign_tokenizer(path)
+        settings = parse(read_bytes(path, "the tokenizer"), str(path))
+        named = read_end_of_text(path.parent) if path.name == "tokenizer.json" else None
+        return record_end_of_text(settings, named)
     if (path / "tokenizer.json").exists():
         return read_settings(path / "tokenizer.json")
     for names in _PAIRS:
         found = [file for name in names for file in path.glob(name)]
         if len(found) == 2:
-            return _read_byte_pairs(found[0], found[1], path / "dict.txt" if names == _PAIRS[0] else None)
+            settings = _read_byte_pairs(found[0], found[1], path / "dict.txt" if names == _PAIRS[0] else None)
+            return record_end_of_text(settings, read_end_of_text(path))
     if (path / "vocab.txt").exists():
         return _read_vocab_txt(path / "vocab.txt")
     if inner := tokenizer_names.find_inside(path):
         return read_settings(inner)
+    refuse_foreign_tokenizer(path)
     raise DataError(
         f"{path} has no tokenizer; expected tokenizer.json, encoder.json and vocab.bpe, vocab.json and merges.txt, "
         "or vocab.txt; or a run or a corpus"
@@ -173,11 +184,23 @@ def parse(data: bytes, name: str) -> Settings:
         )
     if model.get("dropout"):
         raise DataError(f"{name}: the model has dropout {model['dropout']!r:.40}, which makes ids random; set it to 0")
-    return _known(settings) or settings | {"truncation": None, "padding": None}
+    settings = without_start(settings)
+    if (known := _known(settings)) and END_OF_TEXT in model:
+        known["model"][END_OF_TEXT] = model[END_OF_TEXT]
+    return known or settings | {"truncation": None, "padding": None}
+
+
+def without_end_of_text(settings: Settings) -> Settings:
+    """Return the JSON without the recorded name of the end-of-text token."""
+    model = settings["model"]
+    if END_OF_TEXT not in model:
+        return settings
+    return settings | {"model": {key: value for key, value in model.items() if key != END_OF_TEXT}}
 
 
 def form_of(settings: Settings) -> Form | None:
     """Return the canonical form that a tokenizer's JSON is in, or None."""
+    settings = without_end_of_text(settings)
     if _known(settings) != settings:
         return None
     return "byte-bpe" if settings["model"]["type"] == "BPE" else "wordpiece"

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Final
 
 from hornbook.errors import UserError
+from hornbook.text.end_of_text import SETTINGS_FILES
 from hornbook.text.hub_client import is_model_name, model_of, snapshot
 
-FILES: Final = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json")
+FILES: Final = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", *SETTINGS_FILES)
 """The names of a tokenizer's files in transformers."""
 _LEGACY_FILES: Final = ("encoder.json", "vocab.bpe", "dict.txt")
 _OPENAI: Final = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
@@ -69,15 +70,18 @@ def _find_gpt2() -> list[Path]:
         return files
     raise UserError(
         "the tokenizer gpt2 was not found in ./tokenizers/gpt2 or the caches of the Hugging Face hub and of tiktoken; "
-        "use --tokenizer openai-community/gpt2 to download it (pip install 'hornbook[hub]'), or name a folder with its "
-        "vocab.json and merges.txt"
+        "use `tokenizer='openai-community/gpt2'` to download it (pip install 'hornbook[hub]'), or name a folder with "
+        "its vocab.json and merges.txt"
     )
 
 
 def _cached_gpt2s() -> Iterator[Path]:
     """Yield the folders in the hub's cache that may have GPT-2's tokenizer; does not need the client library."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    try:
+        cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    except RuntimeError:  # the user has no home folder
+        return
     for name in ("models--openai-community--gpt2", "models--gpt2"):
         yield from sorted(cache.glob(f"{name}/snapshots/*"))
 

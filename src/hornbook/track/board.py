@@ -7,102 +7,66 @@
         -> {"signature", "selected", "parts": {"head", "runs", "before", "after"}, "curves": [...]}
         -> only {"signature"} if nothing has changed since the answer with that signature
 
-A run is read again when one of its files changes, but only the new lines of its log. Requests can name only runs in a
-list that the board made itself; no other file is opened. Rows of runs that have ended and are not shown are dropped.
+A run is read again when one of its files changes, but only the new lines of its log, in a thread of its own; see
+`watched`. Requests can name only runs in a list that the board made itself; no other file is opened. Rows of runs that
+have ended and are not shown are dropped.
 """
 
 import hashlib
+import itertools
 import json
-import secrets
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from hornbook.errors import HornbookError
-from hornbook.storage.system import is_locked
-from hornbook.track import comparison_page, metrics, report, units
+from hornbook.track import comparison_page, report, units
 from hornbook.track.curves import run_labels
-from hornbook.track.figures import curves_of
+from hornbook.track.figures import curves_of, line_styles, style_class
 from hornbook.track.page import Html, Parts, document, join, tag
-from hornbook.track.runs import Row, RunFiles, RunSummary, compare_read, find_runs, read_run, summary_of
+from hornbook.track.runs import compare_read, find_runs
+from hornbook.track.watched import Background, Reading, WatchedRun
 from hornbook.version import __version__
 
 SEARCH_SECONDS = 5.0
 """Seconds for which a list of the runs below the folders is cached."""
 MOST_SHOWN = 26
-_WATCHED = ("metrics.jsonl", "samples.jsonl", "evaluation.json", "environment.json", "recipe.toml", "checkpoints")
+PATIENCE_SECONDS = 5.0
+"""Seconds for which an answer waits for the files of a run; without an answer of its disk, the run is shown as such."""
+_NUM_ROWS = re.compile(r"[0-9]{1,15}")
 
 Query: TypeAlias = Mapping[str, Sequence[str]]
 
 
-class _Watched:
-    """A run as last read; ``problem`` is set if that failed."""
+class Shown(NamedTuple):
+    """A run that is shown, as last read, and the seconds for which its disk has not answered, None if it has."""
 
-    def __init__(self, folder: Path, number: int) -> None:
-        self.folder, self.number = folder, number
-        self.name = str(folder)
-        self.stamp: object = None
-        self.summary: RunSummary | None = None
-        self.problem: str | None = None
-        self.forget()
-
-    def forget(self) -> None:
-        """Drop all rows."""
-        self._tail = metrics.Tail(self.folder / "metrics.jsonl")
-        self.token = secrets.token_hex(4)
-        """Identifies the log of a page's rows: it changes when the log is replaced."""
-        self.rows: list[Row] = []
-        self.samples: list[Row] = []
-        self.files: RunFiles | None = None
-
-    def refresh(self, *, is_shown: bool) -> None:
-        """Read the changes since the last call; keep only the summary of a run that has ended and is not shown."""
-        stamp = _stamp(self.folder)
-        if stamp != self.stamp or (is_shown and not self.files and not self.problem):
-            self.stamp = stamp
-            self._read()
-        if self.files and not is_shown and self.summary and self.summary.state != "running":
-            self.forget()
-
-    def _read(self) -> None:
-        self.problem = None
-        try:
-            new, is_another = self._tail.new_rows()
-            if is_another:
-                self.rows, self.token = [], secrets.token_hex(4)
-            self.rows += new
-            self.samples = metrics.read(self.folder / "samples.jsonl")
-            self.files = read_run(self.folder, self.rows)
-            self.summary = summary_of(self.files)
-        except HornbookError as error:
-            self.problem, self.files = str(error), None
-
-
-def _stamp(folder: Path) -> object:
-    """Return a value that changes when a file of the run changes, or when its process starts or ends."""
-    found: list[object] = [is_locked(folder)]
-    for name in _WATCHED:
-        try:
-            status = (folder / name).stat()
-        except OSError:
-            continue
-        found.append((name, status.st_mtime_ns, status.st_size, status.st_ino))
-    return found
+    run: WatchedRun
+    now: Reading
+    waiting: float | None
 
 
 class Board:
-    """The live board of the runs below some folders.
+    """The live board of the runs below some folders. Several threads may ask it at once.
 
     Args:
         roots: folders to search, repeatedly; runs and the folders themselves may appear later.
         clock: monotonic clock in seconds.
+        patience: seconds to wait for the disk of a run.
     """
 
-    def __init__(self, roots: Sequence[Path], clock: Callable[[], float] = time.monotonic) -> None:
-        self._roots, self._clock = roots, clock
-        self._runs: dict[str, _Watched] = {}
+    def __init__(
+        self,
+        roots: Sequence[Path],
+        clock: Callable[[], float] = time.monotonic,
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
+        self._roots, self._clock, self._patience = roots, clock, patience
+        self._runs: dict[str, WatchedRun] = {}
         self._searched = -SEARCH_SECONDS
+        self._search = Background()
+        self._by_default: list[WatchedRun] = []
 
     def page(self) -> str:
         """Return the page, which fetches its content."""
@@ -116,98 +80,136 @@ class Board:
             query: ``run``, the runs to show; ``seen``, for each of them, "token.rows" of its log on the page; ``have``,
                 the signature of the last answer. Unknown values are ignored.
         """
-        self._search()
-        asked = dict.fromkeys(query.get("run", ()))
-        shown = ([self._runs[name] for name in asked if name in self._runs] or self._default())[:MOST_SHOWN]
-        for run in self._runs.values():
-            run.refresh(is_shown=run in shown)
-        signature = self._signature(shown)
+        if self._clock() - self._searched >= SEARCH_SECONDS:
+            self._search.start(self._find)
+        self._search.wait(self._patience)
+        runs = self._runs
+        asked = [runs[name] for name in dict.fromkeys(query.get("run", ())) if name in runs][:MOST_SHOWN]
+        self._refresh(runs.values(), asked or self._by_default)
+        if not asked:
+            self._by_default = sorted(runs.values(), key=lambda run: run.now.recency)[-1:]
+            self._refresh(self._by_default, self._by_default)
+        shown = [Shown(run, run.now, self._overdue(run)) for run in asked or self._by_default]
+        signature = self._signature(runs.values(), shown)
         if [signature] == list(query.get("have", ())):
             return {"signature": signature}
         seen = dict(zip(query.get("run", ()), query.get("seen", ()), strict=False))
-        read = [run for run in shown if run.files]
-        parts = self._parts(read, [run for run in shown if run.problem])
+        parts = self._parts(shown)
         return {
             "signature": signature,
-            "selected": [run.name for run in shown],
+            "selected": [run.id for run, _, _ in shown],
             "title": parts.title,
-            "parts": {"head": parts.head, "runs": self._list(), "before": parts.before, "after": parts.after},
-            "curves": [self._curves(run, seen.get(run.name, "")) for run in read],
-        }
+            "parts": {
+                "head": parts.head, "runs": self._list(runs.values(), shown),
+                "before": parts.before, "after": parts.after,
+            },
+            "curves": [
+                _curves(run, now, style, seen.get(run.id, ""))
+                for (run, now, waiting), style in zip(shown, _styles_of(shown), strict=True)
+                if now.files and waiting is None
+            ],
+        }  # fmt: skip
 
-    def _search(self) -> None:
-        if self._clock() - self._searched < SEARCH_SECONDS:
-            return
-        self._searched = self._clock()
+    def _find(self) -> None:
         found = [folder for root in self._roots if root.is_dir() for folder in find_runs(root)]
-        next_number = max((watched.number for watched in self._runs.values()), default=-1) + 1
-        known = {str(folder): self._runs.get(str(folder)) for folder in found}
-        fresh = {
-            name: _Watched(Path(name), next_number + at) for at, name in enumerate(n for n in known if not known[n])
-        }
-        self._runs = {name: watched or fresh[name] for name, watched in known.items()}
+        known = {run.folder: run for run in self._runs.values()}
+        numbers = itertools.count(max((run.number for run in known.values()), default=-1) + 1)
+        runs = [known.get(folder) or WatchedRun(folder, next(numbers)) for folder in dict.fromkeys(found)]
+        self._runs, self._searched = {run.id: run for run in runs}, self._clock()
 
-    def _default(self) -> list[_Watched]:
-        """Return the run shown by default: a running one, or the one that logged last."""
-        return sorted(self._runs.values(), key=_recency)[-1:]
+    def _refresh(self, runs: Collection[WatchedRun], shown: Collection[WatchedRun]) -> None:
+        """Read what has changed, but wait for no disk longer than the patience."""
+        for run in runs:
+            run.refresh(is_shown=run in shown)
+        for run in runs:
+            run.wait(self._patience)
 
-    def _signature(self, shown: Sequence[_Watched]) -> str:
-        known = [[run.name, run.stamp] for run in self._runs.values()], [run.number for run in shown]
-        return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+    def _overdue(self, task: Background) -> float | None:
+        """Return the seconds for which a disk has not answered, None if it has, or may still in time."""
+        return seconds if (seconds := task.waiting) is not None and seconds >= self._patience else None
 
-    def _parts(self, read: Sequence[_Watched], broken: Sequence[_Watched]) -> Parts:
-        problems = join(tag("p", f"{run.folder}: {run.problem}", class_="note") for run in broken)
-        files = [run.files for run in read if run.files]
-        if not files:
+    def _signature(self, runs: Iterable[WatchedRun], shown: Sequence[Shown]) -> str:
+        listed = [[run.id, run.now.stamp, self._overdue(run) is None] for run in runs]
+        seen = [[run.number, now.token, now.files is None, waiting is None] for run, now, waiting in shown]
+        return hashlib.sha256(json.dumps([listed, seen]).encode()).hexdigest()
+
+    def _parts(self, shown: Sequence[Shown]) -> Parts:
+        problems = [(run, _problem(now, waiting)) for run, now, waiting in shown]
+        notes = [f"{run.folder}: {problem}" for run, problem in problems if problem]
+        if (waiting := self._overdue(self._search)) is not None:
+            notes.append(f"The disk has not answered the search for runs for {units.duration(waiting)}.")
+        said = join(tag("p", note, class_="note") for note in notes)
+        read = [
+            (run, now.files, list(now.samples), style)
+            for (run, now, waiting), style in zip(shown, _styles_of(shown), strict=True)
+            if now.files and not _problem(now, waiting)
+        ]
+        if not read:
             searched = ", ".join(map(str, self._roots))
             hint = tag("p", f"No runs below {searched} yet: `hornbook train RECIPE` starts one.", class_="note")
-            return Parts(title="hornbook", head=join([tag("h1", "Runs"), problems or hint]))
-        if len(files) == 1:
-            parts = report.parts_of(files[0], read[0].samples)
+            return Parts(title="hornbook", head=join([tag("h1", "Runs"), said or hint]))
+        if len(read) == 1:
+            ((_, files, samples, _),) = read
+            parts = report.parts_of(files, samples)
         else:
+            labelled = [(_label(run), style) for run, _, _, style in read]
             parts = comparison_page.comparison_parts(
-                compare_read(files), [run.number for run in read], [run.samples for run in read]
+                compare_read([files for _, files, _, _ in read]), labelled, [samples for _, _, samples, _ in read]
             )
-        return Parts(title=parts.title, head=join([parts.head, problems]), before=parts.before, after=parts.after)
+        return Parts(title=parts.title, head=join([parts.head, said]), before=parts.before, after=parts.after)
 
-    def _curves(self, run: _Watched, seen: str) -> dict[str, Any]:
-        assert run.files is not None
-        token, _, count = seen.rpartition(".")
-        is_continued = token == run.token and count.isascii() and count.isdigit() and int(count) <= len(run.rows)
-        since = int(count) if is_continued else 0
-        label = run_labels(run.number + 1)[run.number]
-        return curves_of(run.files, label=label, number=run.number, since=since, token=run.token)
-
-    def _list(self) -> Html:
-        """Return the list of runs, running ones and the newest first."""
-        ordered = sorted(self._runs.values(), key=_recency, reverse=True)
-        return tag("ul", *(tag("li", _entry(run)) for run in ordered), class_="runs") if ordered else Html()
+    def _list(self, runs: Iterable[WatchedRun], shown: Sequence[Shown]) -> Html:
+        """Return the list of runs in the order of their labels, those that are shown in the colors of their curves."""
+        styles = {run.id: style for (run, _, _), style in zip(shown, _styles_of(shown), strict=True)}
+        ordered = sorted(runs, key=lambda run: run.number)
+        entries = [tag("li", _entry(run, self._overdue(run), styles.get(run.id))) for run in ordered]
+        return tag("ul", *entries, class_="runs") if entries else Html()
 
 
-def _recency(run: _Watched) -> tuple[bool, float]:
-    log = run.folder / "metrics.jsonl"
-    try:
-        written = log.stat().st_mtime
-    except OSError:
-        written = 0.0
-    return is_locked(run.folder), written
+def _problem(now: Reading, waiting: float | None) -> str | None:
+    """Return why a run cannot be shown, if so."""
+    if waiting is not None:
+        return f"its disk has not answered for {units.duration(waiting)}; the board tries again"
+    return now.problem
 
 
-def _entry(run: _Watched) -> Html:
-    """Return a run as a checkbox: name, state, progress, last loss."""
-    label = run_labels(run.number + 1)[run.number]
-    box = tag("input", type="checkbox", value=run.name, aria_label=f"show {run.name}")
-    summary = run.summary
-    if summary is None or run.problem:
-        detail, state, share = run.problem or "", "unreadable", 0.0
+def _label(run: WatchedRun) -> str:
+    return run_labels(run.number + 1)[run.number]
+
+
+def _styles_of(shown: Sequence[Shown]) -> list[int]:
+    return line_styles([run.number for run, _, _ in shown])
+
+
+def _curves(run: WatchedRun, now: Reading, style: int, seen: str) -> dict[str, Any]:
+    assert now.files is not None
+    token, _, count = seen.rpartition(".")
+    is_continued = token == now.token and _NUM_ROWS.fullmatch(count) and int(count) <= len(now.files.rows)
+    return curves_of(
+        now.files, label=_label(run), number=style, since=int(count) if is_continued else 0, token=now.token
+    )
+
+
+def _entry(run: WatchedRun, waiting: float | None, style: int | None) -> Html:
+    """Return a run as a checkbox: label, name, state, progress, losses."""
+    now = run.now
+    summary, problem = now.summary, _problem(now, waiting)
+    if summary is None or problem:
+        detail, share = problem or "", 0.0
+        state = "unreadable" if waiting is None else "no answer"
     else:
-        loss = summary.loss if summary.validation_loss is None else summary.validation_loss
-        said = [f"step {units.progress(summary.step, summary.total_steps)}", f"loss {units.loss(loss)}", summary.folder]
-        detail, state = " · ".join(said), summary.state
+        said = [
+            f"step {units.progress(summary.step, summary.total_steps)}",
+            f"training loss {units.loss(summary.loss)}",
+        ]
+        if summary.validation_loss is not None:
+            loss = units.at_step(units.loss(summary.validation_loss), summary.validation_step, summary.step)
+            said.append(f"validation loss {loss}")
+        detail, state = " · ".join([*said, summary.folder]), summary.state
         share = min(1.0, summary.step / summary.total_steps) if summary.total_steps else 0.0
-    name = tag("strong", f"{label}  {summary.name if summary else run.folder.name}")
+    box = tag("input", type="checkbox", value=run.id, aria_label=f"show {run.id}")
+    name = tag("strong", f"{_label(run)}  {summary.name if summary else run.folder.name}")
     state_of_run = tag("span", state, class_=f"state {state}")
     note = tag("span", detail, class_="note", title=detail)
     bar = tag("span", tag("i", style=f"width:{100 * share:.1f}%"), class_="bar", aria_hidden="true")
-    color = run.number % comparison_page.NUM_COLORS
-    return tag("label", box, name, state_of_run, note, bar, class_=f"run{color}")
+    return tag("label", box, name, state_of_run, note, bar, class_=None if style is None else style_class(style))

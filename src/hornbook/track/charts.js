@@ -160,8 +160,9 @@ function nearest(points, x) {
 
 // A chart that is drawn again as its data grow. `draw` takes
 //   {title, unit, zero, short, marks: [[x, text]], over: {label, exact, show}, logX, scale,
-//    lines: [{label, style, points, fitted, quiet}]}
-// where a `fitted` line has a value at any place, and a `quiet` one is not in the legend and, with `many` runs, not probed.
+//    lines: [{label, style, points, fitted, marked, quiet}]}
+// where a `fitted` line has a value at any place, a `marked` one has a dot at each point, and a `quiet` one is not in the
+// legend and, with `many` runs, not probed.
 class Figure {
   constructor() {
     this.node = element("figure");
@@ -184,9 +185,11 @@ class Figure {
   draw(chart) {
     this.chart = chart;
     this.probed = chart.lines.filter((line) => !line.quiet || !chart.many)
-      .map((line) => ({ ...line, points: line.points.filter(([, y]) => y !== null) })).filter((line) => line.points.length);
+      .map((line) => ({ ...line, all: line.points, points: line.points.filter(([, y]) => y !== null) })).filter((line) => line.points.length);
     const x = (this.x = xAxis(chart.lines, chart.logX)), y = (this.y = yAxis(chart.lines, chart.zero, chart.scale));
-    const across = x.ticks(5).filter((tick) => !chart.over.exact || Number.isInteger(tick)), up = y.ticks(5);
+    const [first, last] = extremes(chart.lines.flatMap(({ points }) => points.map(([at]) => at))), up = y.ticks(5);
+    const ticks = x.ticks(5).filter((tick) => !chart.over.exact || Number.isInteger(tick));
+    const across = first < last ? [...ticks.filter((tick) => x.place(tick) < 0.87), last] : ticks; // the end is always named
     const marks = chart.marks.filter(([at]) => x.low <= at && at <= x.high);
     const unit = chart.unit + (y.logarithmic ? ", logarithmic" : "");
     this.caption.replaceChildren(
@@ -220,7 +223,7 @@ class Figure {
       element("div", { class: "grid", ...hidden }, ...heights.map(([share]) => at("gy", "bottom", share)),
         ...places.map(([share]) => at("gx", "left", share))),
       element("div", { class: "labels", ...hidden }, ...heights.map(([share, text]) => at("ly", "bottom", share, text)),
-        ...places.map(([share, text]) => at("lx", "left", share, text))),
+        ...places.map(([share, text]) => at(share > 0.96 ? "lx end" : "lx", "left", share, text))),
     ];
   }
 
@@ -231,7 +234,7 @@ class Figure {
   }
 
   // A path for the line, and one for points between two gaps: lines of no length, which a round cap makes dots.
-  path({ points, style }) {
+  path({ points, style, marked }) {
     const lines = [], dots = [];
     let moves = [];
     const end = () => {
@@ -243,7 +246,8 @@ class Figure {
       else moves.push(`${(this.x.place(x) * WIDTH).toFixed(1)} ${((1 - this.y.place(y)) * HEIGHT).toFixed(1)}`);
     }
     end();
-    const lone = lines.length || dots.length > 1 ? "" : " lone";
+    if (marked) dots.push(...lines.flatMap((found) => found.slice(1).split("L").map((place) => `M${place}h0`)));
+    const lone = lines.length || marked || dots.length > 1 ? "" : " lone";
     return [[lines, style], [dots, `${style} dot${lone}`]].filter(([found]) => found.length)
       .map(([found, name]) => drawn("path", { d: found.join(""), class: name }));
   }
@@ -287,19 +291,27 @@ class Figure {
       if (y !== undefined) node.style.bottom = `${100 * this.y.place(y)}%`;
       return node;
     };
-    const rows = values.map(([line, [, y]]) => element("li", { class: line.style },
-      ...(this.probed.length > 1 ? [element("em", {}, line.label)] : []), element("b", {}, write(y))));
+    const rows = values.map(([line, [, y, isBetween]]) => element("li", { class: line.style },
+      ...(this.probed.length > 1 ? [element("em", {}, line.label)] : []),
+      element("b", {}, (isBetween && !line.fitted ? "\u2248 " : "") + write(y))));
     const box = element("ul", { class: this.x.place(at) > 0.5 ? "left" : "right" },
       element("li", { class: "place" }, `${this.chart.over.label} ${this.chart.over.show(at)}`), ...rows);
     this.cursor.append(place(element("s"), at), ...values.map(([line, [x, y]]) => place(element("i", { class: line.style }), x, y)), place(box, at));
   }
 
-  // Within one run a value is shown at its own step alone; runs are held against each other at the nearest step.
+  // [x, y, whether it is between two points]. What one run logged is shown at its own place alone; of several runs, and
+  // of a fitted line, the place on the drawn line, which is straight between two points and does not cross a gap.
   valueNear(line, at) {
-    const { points } = line, first = points[0][0], last = points[points.length - 1][0];
-    const point = nearest(points, at);
-    const reach = line.fitted ? last - first : this.chart.many ? (last - first) / (2 * (points.length - 1) || 1)
-      : this.chart.over.exact ? 0 : (this.x.high - this.x.low) / 200;
-    return (line.fitted ? first <= at && at <= last : Math.abs(point[0] - at) <= reach) ? point : null;
+    const point = nearest(line.points, at);
+    if (!line.fitted && !this.chart.many) {
+      const reach = this.chart.over.exact ? 0 : (this.x.high - this.x.low) / 200;
+      return Math.abs(point[0] - at) <= reach ? [...point, false] : null;
+    }
+    if (point[0] === at) return [...point, false];
+    const after = line.all.findIndex(([x]) => x > at), [high, low] = [line.all[after], line.all[after - 1]];
+    if (!high || !low || high[1] === null || low[1] === null) return null;
+    const [start, here, end] = [low[0], at, high[0]].map((x) => this.x.place(x));
+    const [from, to] = [low[1], high[1]].map((y) => this.y.place(y));
+    return [at, this.y.value(from + ((to - from) * (here - start)) / (end - start)), true];
   }
 }

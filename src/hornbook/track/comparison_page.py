@@ -10,17 +10,16 @@ from typing import TypeAlias
 from hornbook.storage.files import replace_file
 from hornbook.track import metrics, units
 from hornbook.track.curves import Over, run_labels
-from hornbook.track.figures import curves_of
+from hornbook.track.figures import curves_of, line_styles, style_class
 from hornbook.track.page import Html, Parts, document, join, section, table, tag
 from hornbook.track.patterns import pattern_table
 from hornbook.track.report import sample_list
-from hornbook.track.runs import Comparison, Row, RunFiles, plain_value
+from hornbook.track.runs import Comparison, Row, RunFiles, RunSummary, plain_value
 from hornbook.track.stages import stage_table
 from hornbook.version import __version__
 
-NUM_COLORS = 8
 Labelled: TypeAlias = tuple[str, int, RunFiles]
-"""A run with its label, "A", and its number, which determines its color."""
+"""A run with its label, "A", and its style; see `line_styles`."""
 
 
 def write_comparison(path: Path, comparison: Comparison, over: Over) -> None:
@@ -39,26 +38,27 @@ def write_comparison(path: Path, comparison: Comparison, over: Over) -> None:
 
 def render_comparison(comparison: Comparison, over: Over) -> str:
     """Return the page."""
-    numbers = range(len(comparison.runs))
     labels = run_labels(len(comparison.runs))
+    labelled = list(zip(labels, line_styles(range(len(labels))), strict=True))
     curves = [
-        curves_of(run, label=label, number=number)
-        for run, label, number in zip(comparison.files, labels, numbers, strict=True)
+        curves_of(run, label=label, number=style)
+        for run, (label, style) in zip(comparison.files, labelled, strict=True)
     ]
     samples = [metrics.read(run.folder / "samples.jsonl") for run in comparison.files]
-    return document(comparison_parts(comparison, numbers, samples), curves, over=over)
+    return document(comparison_parts(comparison, labelled, samples), curves, over=over)
 
 
-def comparison_parts(comparison: Comparison, numbers: Sequence[int], samples: Sequence[Sequence[Row]]) -> Parts:
+def comparison_parts(
+    comparison: Comparison, labelled: Sequence[tuple[str, int]], samples: Sequence[Sequence[Row]]
+) -> Parts:
     """Return the parts of the page around the curves of several runs.
 
     Args:
         comparison: comparison of the runs.
-        numbers: numbers of the runs, from 0, which determine labels and colors.
+        labelled: label and style of each run; see `line_styles`.
         samples: generated texts of each run.
     """
-    labels = run_labels(max(numbers) + 1)
-    runs = [(labels[number], number, run) for number, run in zip(numbers, comparison.files, strict=True)]
+    runs = [(label, style, run) for (label, style), run in zip(labelled, comparison.files, strict=True)]
     written = {run.folder: rows for run, rows in zip(comparison.files, samples, strict=True)}
     names = " · ".join(dict.fromkeys(summary.name for summary in comparison.runs))
     cautions = [tag("p", caution, class_="note") for caution in comparison.cautions]
@@ -81,33 +81,38 @@ def _summaries(comparison: Comparison, runs: Sequence[Labelled]) -> Html:
     head = ("", "Run", "State", "Objective", "Steps", "Tokens", "Loss", "Validation", "Best", "Bits per byte", "Time")
     rows = [
         (
-            _key(number, label),
+            _key(style, label),
             summary.folder,
             summary.state,
             summary.objective or units.MISSING,
             units.count(summary.step),
             units.short(summary.tokens),
-            units.loss(summary.loss),
-            units.loss(summary.validation_loss),
-            units.loss(summary.best_validation_loss),
-            units.bits(summary.bits_per_byte),
+            *_losses(summary),
             units.duration(summary.seconds),
         )
-        for (label, number, _), summary in zip(runs, comparison.runs, strict=True)
+        for (label, style, _), summary in zip(runs, comparison.runs, strict=True)
     ]
     return tag("div", table(head, rows, frozenset(range(4, len(head)))), class_="compared")
 
 
-def _key(number: int, label: str) -> Html:
+def _losses(summary: RunSummary) -> Iterator[Html]:
+    """Yield the losses and bits per byte, each with its step, gray if a newer measurement exists."""
+    for name, (value, step, is_old) in summary.measured.items():
+        shown = units.bits(value) if name == "bits_per_byte" else units.loss(value)
+        at = tag("small", f"step {units.count(step)}") if step is not None and value is not None else ""
+        yield tag("span", shown, at, class_="measured old" if is_old else "measured")
+
+
+def _key(style: int, label: str) -> Html:
     """Return the label of a run in its color."""
-    return tag("span", label, class_=f"key run{number % NUM_COLORS}")
+    return tag("span", label, class_=f"key {style_class(style)}")
 
 
 def _each(runs: Sequence[Labelled], make: Callable[[RunFiles], Html]) -> Iterator[Html]:
     """Yield the non-empty results of ``make`` for each run, below the run's name."""
-    for label, number, run in runs:
+    for label, style, run in runs:
         if made := make(run):
-            yield tag("div", tag("h3", _key(number, label), f" {run.name}"), made, class_="task")
+            yield tag("div", tag("h3", _key(style, label), f" {run.title}"), made, class_="task")
 
 
 def _differences(comparison: Comparison, runs: Sequence[Labelled]) -> Html:
@@ -115,6 +120,6 @@ def _differences(comparison: Comparison, runs: Sequence[Labelled]) -> Html:
         (key, *("not set" if value is None else str(plain_value(value)) for value in values))
         for key, values in comparison.differences.items()
     ]
-    keys = [_key(number, label) for label, number, _ in runs]
+    keys = [_key(style, label) for label, style, _ in runs]
     found = table(("Recipe", *keys), rows) if rows else tag("p", "The recipes are identical.", class_="note")
     return section("Where the recipes differ", join([found]))

@@ -38,7 +38,7 @@ from rich.text import Text
 
 from hornbook.track import metrics, units
 from hornbook.track.live import accuracies_of, live_lines, numbers_of, seconds_left
-from hornbook.wording import one_line, visible
+from hornbook.wording import one_line, spelled, visible
 
 _SECONDS_BETWEEN_DRAWINGS = 0.1
 
@@ -136,11 +136,11 @@ class Console:
 
     def note(self, text: str) -> None:
         """Print a note on one line."""
-        self._line(Text(one_line(text)))
+        self._line(Text(one_line(spelled(text))))
 
     def warn(self, text: str) -> None:
         """Print a warning on one line, also if quiet."""
-        self._rich.print(Text.assemble(("warning: ", "bold yellow"), one_line(text)), soft_wrap=True)
+        self._rich.print(Text.assemble(("warning: ", "bold yellow"), one_line(spelled(text))), soft_wrap=True)
 
     def finish(self, summary: Mapping[str, object]) -> None:
         """End the live display and print how the run ended."""

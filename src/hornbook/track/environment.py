@@ -4,31 +4,33 @@
                   "instruction_sets": ["avx512_bf16", "amx_bf16"], "git": {"commit": "1f0c...", "dirty": false},
                   "command": "hornbook train demo", ...}
 
-    environment.json = {"sessions": [{"from_step": 0, "to_step": 400, **capture()}, {"from_step": 400, ...,
-                                                                                         "ended": "finished"}]}
+    environment.json = {"sessions": [{"number": 1, "from_step": 0, "to_step": 400, **capture()},
+                                     {"number": 2, "from_step": 400, ..., "ended": "finished"}]}
 
-A resume, perhaps on another machine, adds a session, which the report shows. Environment variables are never recorded,
-since they may hold keys; the price is that the effect of an unusual variable cannot be traced. Passwords in addresses
-on the command line are removed.
+A resume, perhaps on another machine, adds a session, which the report shows; of more than `MOST_SESSIONS`, the first
+and the last ones are kept. Environment variables are never recorded,
+since they may hold keys; the price is that the effect of an unusual variable cannot be traced. Passwords and keys on
+the command line are removed; see `redacted`.
 """
 
 import datetime
 import os
 import platform
-import re
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from hornbook.errors import DataError
 from hornbook.storage.files import replace_file
 from hornbook.storage.json_files import dump_json, read_json
 from hornbook.storage.system import cpu_facts, cpu_flags, usable_cores
 from hornbook.version import __version__
+from hornbook.wording import redacted
 
 INSTRUCTION_SETS = (
     "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
@@ -36,7 +38,8 @@ INSTRUCTION_SETS = (
 )  # fmt: skip
 _NO_LIMIT = 1 << 62
 """Version 1 of control groups reports at least this value if there is no limit."""
-_PASSWORD = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+MOST_SESSIONS = 32
+"""Sessions that ``environment.json`` holds: the first and the last ones, so that it does not grow with every resume."""
 
 
 def capture() -> dict[str, Any]:
@@ -69,9 +72,9 @@ def record_session(path: Path, from_step: int, to_step: int, facts: Mapping[str,
         DataError: the existing file is malformed.
         StorageError: it cannot be read or written.
     """
-    earlier = sessions(path)
-    session = {"from_step": from_step, "to_step": to_step, **capture(), **(facts or {})}
-    replace_file(path, dump_json({"sessions": [*earlier, session]}))
+    recorded, counts = sessions(path), {"from_step": from_step, "to_step": to_step}
+    recorded.append({"number": num_sessions(recorded) + 1, **counts, **capture(), **(facts or {})})
+    _write(path, recorded if len(recorded) <= MOST_SESSIONS else [recorded[0], *recorded[1 - MOST_SESSIONS :]])
 
 
 def record_end(path: Path, ended: Literal["finished", "diverged"]) -> None:
@@ -82,7 +85,15 @@ def record_end(path: Path, ended: Literal["finished", "diverged"]) -> None:
         StorageError: it cannot be read or written.
     """
     if recorded := sessions(path):
-        replace_file(path, dump_json({"sessions": [*recorded[:-1], {**recorded[-1], "ended": ended}]}))
+        _write(path, [*recorded[:-1], {**recorded[-1], "ended": ended}])
+
+
+def _write(path: Path, recorded: list[dict[str, Any]]) -> None:
+    try:
+        content = dump_json({"sessions": recorded})
+    except RecursionError as error:  # reading permits more levels than writing
+        raise DataError(f"{path}: the environment is nested too deeply; restore or remove the file") from error
+    replace_file(path, content)
 
 
 def sessions(path: Path) -> list[dict[str, Any]]:
@@ -94,9 +105,19 @@ def sessions(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    content = read_json(path, "the environment")
+    content = read_json(path, "the environment", follow=False)
     found = content.get("sessions", [content]) if isinstance(content, dict) else []
-    return [session for session in found if isinstance(session, dict)] if isinstance(found, list) else []
+    known = [session for session in found if isinstance(session, dict)] if isinstance(found, list) else []
+    return [
+        session | {"command": redacted(command)} if isinstance(command := session.get("command"), str) else session
+        for session in known
+    ]
+
+
+def num_sessions(recorded: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of sessions of a run, with those that ``environment.json`` no longer holds."""
+    number = recorded[-1].get("number") if recorded else None
+    return number if type(number) is int and number >= len(recorded) else len(recorded)
 
 
 def cpu_model() -> str:
@@ -169,7 +190,7 @@ def command_line(arguments: list[str]) -> str:
     name = Path(arguments[0]).name if arguments else ""
     program = "python -m hornbook" if name == "__main__.py" else name
     words = (word.encode("utf-8", "backslashreplace").decode() for word in arguments[1:])
-    return " ".join([program, *(shlex.quote(_PASSWORD.sub("...", word)) for word in words)])
+    return redacted(" ".join([program, *(shlex.quote(redacted(word)) for word in words)]))
 
 
 def _torch() -> dict[str, Any]:

@@ -34,7 +34,7 @@ def read_evaluations(path: Path) -> list[Evaluation]:
     """
     if not path.is_file():
         return []
-    content = read_json(path, "the evaluation")
+    content = read_json(path, "the evaluation", follow=False)
     tasks = content.get("tasks") if isinstance(content, dict) else None
     if not isinstance(tasks, list) or not all(map(_is_evaluation, tasks)):
         raise DataError(

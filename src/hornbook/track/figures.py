@@ -9,6 +9,7 @@ A long line is sent as ``charts.MAX_POINTS`` points that draw the same picture, 
 for smoothing, since smoothing the extremes would distort the curve.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
@@ -16,7 +17,7 @@ from typing import Any
 
 from hornbook.track import metrics
 from hornbook.track.charts import MAX_POINTS, Point, decimate, slices
-from hornbook.track.runs import Row, RunFiles
+from hornbook.track.runs import Row, RunFiles, run_id
 from hornbook.track.units import number
 
 TERMS = {
@@ -29,6 +30,8 @@ TERMS = {
 }
 """Title and unit of the metrics in an encoder's rows besides the loss."""
 NUM_MEANS = 1000
+NUM_COLORS, NUM_DASHES = 8, 3
+"""Colors of runs in ``page.css``, and the kinds of dashes there for further runs."""
 _PLACES = ("train/tokens", "train/seconds")
 """Series that map a step to the other horizontal axes."""
 
@@ -147,19 +150,38 @@ def series_of(rows: Sequence[Row], figures: Iterable[Figure], *, whole: bool = T
     return series
 
 
+def line_styles(numbers: Sequence[int]) -> list[int]:
+    """Return the style of each run that is shown, by its number; see `style_class`.
+
+    It has the color of its number or, if another one has that, the first style that is free.
+    """
+    styles: list[int] = []
+    for preferred in numbers:
+        wanted = itertools.chain([preferred % NUM_COLORS], itertools.count())
+        styles.append(next(style for style in wanted if style not in styles))
+    return styles
+
+
+def style_class(style: int) -> str:
+    """Return the CSS classes of a style: ``run3``, or ``run3 dash1`` if the colors are taken."""
+    dashes, color = divmod(style, NUM_COLORS)
+    return f"run{color} dash{min(dashes, NUM_DASHES)}" if dashes else f"run{color}"
+
+
 def curves_of(run: RunFiles, *, label: str, number: int, since: int = 0, token: str = "") -> dict[str, Any]:
     """Return a run's curves as JSON for the page.
 
     Args:
         run: the run's files.
         label: "A", "B", ..., if several runs are shown.
-        number: determines its color.
+        number: its style, from `line_styles`, if several runs are shown.
         since: number of log rows that the page already has.
         token: identifies the log of these rows.
     """
     figures = figures_of(run)
     return {
-        "id": str(run.folder), "name": run.name, "objective": run.objective, "label": label, "number": number,
+        "id": run_id(run.folder), "name": run.name, "folder": run.title,
+        "objective": run.objective, "label": label, "number": number,
         "marks": [(step, "resumed") for step in _resumes(run)],
         "figures": [asdict(figure) for figure in figures],
         "series": series_of(run.rows[since:], figures, whole=since == 0),

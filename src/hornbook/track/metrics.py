@@ -27,7 +27,7 @@ from typing import Any, Self
 
 from hornbook.errors import DataError, StorageError
 from hornbook.storage.files import Appender, replace_file
-from hornbook.storage.system import storage_errors
+from hornbook.storage.system import open_regular, storage_errors
 from hornbook.wording import counted
 
 _logger = logging.getLogger("hornbook.track")
@@ -124,7 +124,8 @@ def read(path: Path) -> list[Row]:
     """Return all complete rows of a log; none if there is no file, as before the first row.
 
     Raises:
-        DataError: a line before the last is not a JSON object with an integer ``step``; names file and line.
+        DataError: a line before the last is not a JSON object with an integer ``step``, which names file and line; or
+            the path is a link, a pipe or a device.
         StorageError: the file cannot be read.
     """
     return [row for _, row in _lines(path, _content(path))]
@@ -151,7 +152,11 @@ class Tail:
             StorageError: the log cannot be read.
         """
         offset, num_lines, inode, content = self._offset, self._num_lines, self._inode, b""
-        with storage_errors("read", self.path), suppress(FileNotFoundError), self.path.open("rb") as file:
+        with (
+            storage_errors("read", self.path),
+            suppress(FileNotFoundError),
+            open_regular(self.path, follow=False) as file,
+        ):
             status = os.fstat(file.fileno())
             if status.st_ino != inode or status.st_size < offset:
                 inode, offset, num_lines = status.st_ino, 0, 0
@@ -218,6 +223,6 @@ def _parse(line: bytes) -> Row:
 
 
 def _content(path: Path) -> bytes:
-    with storage_errors("read", path), suppress(FileNotFoundError):
-        return path.read_bytes()
+    with storage_errors("read", path), suppress(FileNotFoundError), open_regular(path, follow=False) as file:
+        return file.read()
     return b""

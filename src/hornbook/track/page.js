@@ -3,14 +3,14 @@
 //   #data  {"live": false, "over": "steps", "curves": [...]}    the report of a run, or runs compared
 //          {"live": true, "over": "steps", "curves": []}        the board: GET data, again and again
 //
-// A run's curves: {id, label, number, name, objective, marks, figures, series: {key: {points, means}}, token, at}.
+// A run's curves: {id, label, number, name, folder, objective, marks, figures, series: {key: {points, means}}, token, at}.
 // `at` counts the rows of its log that the series are of; the board asks for later ones, and `token` says of which log.
 
 const given = JSON.parse(document.getElementById("data").textContent);
 const AXES = { steps: null, tokens: "train/tokens", time: "train/seconds" };
 const TIMES = [[7200, 3600, "hours"], [120, 60, "minutes"], [0, 1, "seconds"]];
 const SCALES = { auto: "automatic", linear: "linear", log: "logarithmic" };
-const POLL_MS = 1000, SMOOTHING = 5, NUM_COLORS = 8;
+const POLL_MS = 1000, SMOOTHING = 5, NUM_COLORS = 8, NUM_DASHES = 3, MOST_MARKED = 60; // colors and dashes as in figures.py
 const by = (id) => document.getElementById(id);
 
 const choice = { runs: [], over: given.over, smooth: SMOOTHING, scale: "auto", logX: false };
@@ -99,8 +99,8 @@ function chartsOf() {
           const marks = many ? [] : placed(run, run.marks, over);
           charts.set(title, { ...figure, title, over, many, named: many, marks, logX: choice.logX, scale: choice.scale, lines: [] });
         }
-        const style = many ? `run${run.number % NUM_COLORS}` : line.style;
-        charts.get(title).lines.push(...linesOf(run, line, many ? run.label : line.label || figure.title.toLowerCase(), style, over));
+        const style = many ? styleOf(run) : line.style;
+        charts.get(title).lines.push(...linesOf(run, line, many ? nameOf(run) : line.label || figure.title.toLowerCase(), style, over));
       }
     }
   }
@@ -109,11 +109,25 @@ function chartsOf() {
   return [...charts.values()].filter(({ lines }) => lines.length);
 }
 
+function styleOf(run) {
+  const dashes = Math.min(NUM_DASHES, Math.floor(run.number / NUM_COLORS));
+  return `run${run.number % NUM_COLORS}${dashes ? ` dash${dashes}` : ""}`;
+}
+
+// Label and name; of runs with the same recipe, that of the folder.
+function nameOf(run) {
+  const isRepeated = runs.some((other) => other !== run && other.name === run.name);
+  return `${run.label} ${isRepeated ? run.folder : run.name}`;
+}
+
 // What was logged, faint, below its smoothed curve; the line alone where there is little to smooth.
 function linesOf(run, line, label, style, over) {
   const { points, means } = run.series[line.key] ?? { points: [] };
   const logged = placed(run, points, over);
-  if (!line.noisy || !choice.smooth || points.length < SMOOTHED_FROM) return [{ label, style, points: logged }];
+  if (!line.noisy || !choice.smooth || points.length < SMOOTHED_FROM) {
+    const marked = !line.key.startsWith("train/") && points.length <= MOST_MARKED; // each of these was a measurement
+    return [{ label, style, points: logged, marked }];
+  }
   const fitted = { label, style, fitted: true, points: smooth(placed(run, means ?? points, over), choice.smooth / 100) };
   return [{ label: `${label}, logged`, style: `${style} faint`, points: logged, quiet: true }, fitted];
 }
@@ -218,6 +232,7 @@ async function poll() {
   for (const id of choice.runs) { asked.append("run", id); asked.append("seen", known.get(id) ?? ""); }
   try {
     const response = await fetch(`data?${asked}`, { cache: "no-store" });
+    if (response.status === 403) return lost("this server wants its token: open the address that it printed");
     if (!response.ok) throw new Error(response.status);
     const fresh = await response.json();
     const isStale = choice.runs.join("\n") !== wanted; // the reader has chosen others meanwhile
@@ -226,10 +241,14 @@ async function poll() {
     by("status").textContent = "live";
     waiting = setTimeout(poll, isStale ? 0 : Math.max(POLL_MS, 5 * (performance.now() - began))); // leaves the machine its time
   } catch {
-    by("status").className = "lost";
-    by("status").textContent = "no answer from hornbook runs serve; trying again";
-    waiting = setTimeout(poll, POLL_MS);
+    lost("no answer from hornbook runs serve; trying again");
   }
+}
+
+function lost(reason) {
+  by("status").className = "lost";
+  by("status").textContent = reason;
+  waiting = setTimeout(poll, POLL_MS);
 }
 
 function startBoard() {

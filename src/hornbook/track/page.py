@@ -63,9 +63,10 @@ def section(title: str, *children: object) -> Html:
     return tag("section", tag("h2", title), *children) if any(children) else Html()
 
 
-def card(label: str, value: str, detail: str = "") -> Html:
-    """Return the card of one number in the summary."""
-    return tag("div", tag("dt", label), tag("dd", value), tag("p", detail) if detail else "", class_="card")
+def card(label: str, value: str, detail: str = "", *, is_old: bool = False) -> Html:
+    """Return the card of one number in the summary, gray if there is a newer measurement."""
+    number = tag("dd", value, class_="old" if is_old else None)
+    return tag("div", tag("dt", label), number, tag("p", detail) if detail else "", class_="card")
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[object]], numeric: frozenset[int] = frozenset()) -> Html:

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hornbook.config.build import recipe_from_dict
+from hornbook.errors import RecipeError
 from hornbook.storage.files import replace_file
 from hornbook.track import metrics, units
 from hornbook.track.evaluations import options_of, own_bits_per_byte, text_of, value_of
@@ -58,8 +60,8 @@ def parts_of(run: RunFiles, samples: Sequence[Row]) -> Parts:
     """Return the parts of a run's page around its curves."""
     summary = summary_of(run)
     return Parts(
-        title=f"{summary.name} · hornbook",
-        head=join([tag("h1", summary.name), _lead(summary, run)]),
+        title=f"{' · '.join(dict.fromkeys([run.title, summary.name]))} · hornbook",
+        head=join([_title(run), _lead(summary, run), _shape(run)]),
         before=join([_cards(summary, run), _race(run)]),
         after=join(_parts(run, samples, run.of_kind("train"))),
         foot=f"Written by hornbook {__version__} from {run.folder.resolve()}",
@@ -75,6 +77,25 @@ def _parts(run: RunFiles, samples: Sequence[Row], train: Sequence[Row]) -> Itera
     yield section("Checkpoints", _checkpoints(run.folder / "checkpoints"))
     yield section("Recipe", tag("pre", _toml(run.recipe_text), class_="recipe") if run.recipe_text else "")
     yield section("Environment", *(_session(session, len(run.sessions)) for session in run.sessions))
+
+
+def _title(run: RunFiles) -> Html:
+    """Return the name of the run's folder, and that of its recipe beside it."""
+    recipe = [" ", tag("small", f"recipe {run.name}")] if run.name != run.title else []
+    return tag("h1", run.title, *recipe)
+
+
+def _shape(run: RunFiles) -> Html:
+    """Return the number of parameters and the shape of the model; nothing for a recipe of another version."""
+    try:
+        model = recipe_from_dict(run.recipe).model
+    except RecipeError:
+        return Html()
+    table = "" if model.vocab_size else " without the token table"
+    said = [f"{units.count(model.num_parameters())} parameters{table}", counted(model.num_layers, "layer")]
+    said += [f"hidden size {units.count(model.hidden_size)}", counted(model.num_heads, "head")]
+    said += [f"vocabulary {units.count(model.vocab_size)}"] if model.vocab_size else []
+    return tag("p", " · ".join(said), class_="lead")
 
 
 def _lead(summary: RunSummary, run: RunFiles) -> Html:
@@ -106,22 +127,34 @@ def _machine(session: Mapping[str, Any]) -> str:
 
 
 def _cards(summary: RunSummary, run: RunFiles) -> Html:
-    best = f"at step {units.count(summary.best_step)}" if summary.best_step is not None else ""
+    steps = (summary.best_step, summary.validation_step, summary.bits_per_byte_step)
+    best, held_out, bits = map(_at, steps)
+    training = f"training {units.loss(summary.loss)}{_at(summary.loss_step, ' at step')}"
     resumed = f"in {summary.num_sessions} sessions" if summary.num_sessions > 1 else ""
     skipped = f"{counted(summary.skipped_steps, 'step')} skipped" if summary.skipped_steps else ""
     mfu = "" if summary.mfu is None else f"; MFU {summary.mfu:.1%}"
     shown = [
         ("Best validation loss", units.loss(summary.best_validation_loss), best),
-        ("Last validation loss", units.loss(summary.validation_loss), f"training {units.loss(summary.loss)}"),
-        ("Last training loss", units.loss(summary.loss if summary.validation_loss is None else None), ""),
-        ("Bits per byte", units.bits(summary.bits_per_byte), run.held_out),
+        ("Last validation loss", units.loss(summary.validation_loss), f"{held_out}; {training}"),
+        (
+            "Last training loss",
+            units.loss(summary.loss if summary.validation_loss is None else None),
+            _at(summary.loss_step),
+        ),
+        ("Bits per byte", units.bits(summary.bits_per_byte), "; ".join(filter(None, [bits, run.held_out]))),
         _right(run),
         ("Tokens", units.short(summary.tokens), skipped or "seen in training"),
         ("Training time", units.duration(summary.seconds), resumed),
         ("Speed", units.short(summary.tokens_per_second), f"tokens per second, median{mfu}"),
     ]
-    cards = [card(*item) for item in shown if item[1] != units.MISSING]
+    old = {"bits_per_byte": "Bits per byte", "validation_loss": "Last validation loss"}
+    stale = {title for name, title in old.items() if summary.measured[name][2]}
+    cards = [card(*item, is_old=item[0] in stale) for item in shown if item[1] != units.MISSING]
     return tag("dl", *cards, class_="cards") if cards else Html()
+
+
+def _at(step: int | None, before: str = "at step") -> str:
+    return "" if step is None else f"{before} {units.count(step)}"
 
 
 def _right(run: RunFiles) -> tuple[str, str, str]:

@@ -8,6 +8,7 @@ Everything is read from the files each time: there is no index that could be out
 row of every run.
 """
 
+import hashlib
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from hornbook.track import environment, metrics
 from hornbook.track.evaluations import Evaluation, own_bits_per_byte, read_evaluations, value_of
 from hornbook.track.run_state import State, document_of, is_imported, newest_checkpoint, state_of
 from hornbook.track.units import number
+from hornbook.wording import one_line, redacted
 
 Row = dict[str, Any]
 
@@ -33,6 +35,7 @@ class RunFiles:
     folder: Path
     rows: list[Row]
     recipe_text: str
+    """The recipe without passwords and keys in addresses, and so is ``recipe``."""
     recipe: dict[str, Any]
     sessions: list[dict[str, Any]]
     tasks: list[Evaluation]
@@ -43,7 +46,12 @@ class RunFiles:
     def name(self) -> str:
         """The recipe's name, or the folder's."""
         name = self.recipe.get("name")
-        return name if isinstance(name, str) and name else self.folder.resolve().name
+        return name if isinstance(name, str) and name else self.title
+
+    @property
+    def title(self) -> str:
+        """The folder's name, by which its owner tells it from other runs of the same recipe; escaped for display."""
+        return one_line(self.folder.resolve().name)
 
     @property
     def objective(self) -> str | None:
@@ -79,11 +87,15 @@ class RunSummary:
     total_steps: int | None
     tokens: int | None
     loss: float | None
+    loss_step: int | None
+    """The step at which ``loss`` was logged."""
     validation_loss: float | None
+    validation_step: int | None
     best_validation_loss: float | None
     best_step: int | None
     bits_per_byte: float | None
     """Bits per byte of the run's validation split."""
+    bits_per_byte_step: int | None
     bits_per_byte_by: Literal["evaluation", "validation"] | None
     """Whether it is from ``hornbook evaluate``, with overlapping windows, or from the validation loss, without."""
     tokens_per_second: float | None
@@ -93,6 +105,20 @@ class RunSummary:
     skipped_steps: int
     num_sessions: int
     started: str | None
+
+    @property
+    def measured(self) -> dict[str, tuple[float | None, int | None, bool]]:
+        """Each loss with the step at which it was measured, and whether a newer one on held-out text exists.
+
+        The keys are "loss", "validation_loss", "best_validation_loss" and "bits_per_byte".
+        """
+        newest = max(self.validation_step or 0, self.bits_per_byte_step or 0)
+        return {
+            "loss": (self.loss, self.loss_step, False),
+            "validation_loss": (self.validation_loss, self.validation_step, (self.validation_step or 0) < newest),
+            "best_validation_loss": (self.best_validation_loss, self.best_step, False),
+            "bits_per_byte": (self.bits_per_byte, self.bits_per_byte_step, (self.bits_per_byte_step or 0) < newest),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +166,16 @@ def is_run(folder: Path) -> bool:
     return ((folder / "recipe.toml").is_file() and (folder / "environment.json").is_file()) or is_imported(folder)
 
 
+def run_id(folder: Path) -> str:
+    """Return a name of a folder for addresses and attributes: its path, without what a browser would change.
+
+    Control characters and bytes that are not UTF-8 are escaped; a hash of the path then keeps the name unique.
+    """
+    path = str(folder)
+    shown = one_line(path)
+    return path if shown == path else f"{shown}~{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
+
+
 def run_of(checkpoint: Path) -> Path | None:
     """Return the folder of the run that contains a checkpoint, or None."""
     folder = checkpoint.parent.parent
@@ -161,7 +197,8 @@ def read_run(folder: Path, rows: list[Row] | None = None) -> RunFiles:
     if not is_run(folder):
         raise UserError(f"no run in {folder}; expected a folder with metrics.jsonl, as `hornbook train` leaves")
     recipe = folder / "recipe.toml"
-    recipe_text = read_bytes(recipe, "the recipe").decode("utf-8", "replace") if recipe.is_file() else ""
+    recipe_text = read_bytes(recipe, "the recipe", follow=False).decode("utf-8", "replace") if recipe.is_file() else ""
+    recipe_text = redacted(recipe_text)
     return RunFiles(
         folder=folder,
         rows=metrics.read(folder / "metrics.jsonl") if rows is None else rows,
@@ -189,7 +226,8 @@ def summary_of(run: RunFiles) -> RunSummary:
     tokens, skipped = last(counters, "tokens"), last(counters, "skipped_steps")
     started = run.sessions[0].get("started") if run.sessions else None
     total_steps = _total_steps(run)
-    bits, bits_by = _bits_per_byte(run)
+    bits, bits_step, bits_by = _bits_per_byte(run)
+    loss_step = next((int(row["step"]) for row in reversed(train) if number(row, "loss") is not None), None)
     return RunSummary(
         name=run.name,
         folder=str(run.folder),
@@ -199,16 +237,19 @@ def summary_of(run: RunFiles) -> RunSummary:
         total_steps=total_steps,
         tokens=None if tokens is None else int(tokens),
         loss=last(train, "loss"),
+        loss_step=loss_step,
         validation_loss=losses[-1][0] if losses else None,
+        validation_step=losses[-1][1] if losses else None,
         best_validation_loss=best,
         best_step=best_step,
         bits_per_byte=bits,
+        bits_per_byte_step=bits_step,
         bits_per_byte_by=bits_by,
         tokens_per_second=_middle(number(row, "tokens_per_second") for row in train),
         mfu=_middle(number(row, "mfu") for row in train),
         seconds=training_seconds(counters),
         skipped_steps=int(skipped or 0),
-        num_sessions=len(run.sessions),
+        num_sessions=environment.num_sessions(run.sessions),
         started=started if isinstance(started, str) else None,
     )
 
@@ -279,7 +320,7 @@ def _imported_recipe(folder: Path) -> dict[str, Any]:
 def _validation_fingerprint(path: Path) -> str | None:
     """Return the fingerprint of the run's validation data from ``run.json``; None if missing or malformed."""
     try:
-        identity = read_json(path, "run identity")
+        identity = read_json(path, "run identity", follow=False)
     except DataError:
         return None
     data = identity.get("data") if isinstance(identity, dict) else None
@@ -287,13 +328,19 @@ def _validation_fingerprint(path: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _bits_per_byte(run: RunFiles) -> tuple[float | None, Literal["evaluation", "validation"] | None]:
-    """Return the newest bits per byte on the run's validation split, and its source; at equal steps, the evaluation."""
+def _bits_per_byte(
+    run: RunFiles,
+) -> tuple[float | None, int | None, Literal["evaluation", "validation"] | None]:
+    """Return the newest bits per byte on the run's validation split, its step and its source.
+
+    At equal steps, it is the evaluation's.
+    """
     logged = [row for row in run.of_kind("validation") if number(row, "bits_per_byte") is not None]
     evaluated = own_bits_per_byte(run.tasks, run.validation_fingerprint)
-    if evaluated is not None and not (logged and logged[-1]["step"] > (number(evaluated, "step") or 0)):
-        return value_of(evaluated, "bits_per_byte"), "evaluation"
-    return (number(logged[-1], "bits_per_byte"), "validation") if logged else (None, None)
+    step = None if evaluated is None else number(evaluated, "step")
+    if evaluated is not None and not (logged and logged[-1]["step"] > (step or 0)):
+        return value_of(evaluated, "bits_per_byte"), None if step is None else int(step), "evaluation"
+    return (number(logged[-1], "bits_per_byte"), logged[-1]["step"], "validation") if logged else (None, None, None)
 
 
 def _total_steps(run: RunFiles) -> int | None:

@@ -3,6 +3,10 @@
     GET /            the page
     GET /data?...    changes, as JSON; see ``Board.answer``
 
+Every request needs the token that the address of the page ends with, since other users of this machine can connect,
+too. The first visit exchanges it for a cookie, so the address that the browser shows and remembers has none. The price:
+the cookie is also sent to servers on other ports of the same host, which no cookie without TLS can prevent.
+
 Requests name runs in the board's list, never paths. Pages of other sites cannot read responses: none allows it (no
 CORS), and requests through another site's name (DNS rebinding) are rejected by the Host header, which must be
 ``localhost``, an IP address, or the name that the server was started with.
@@ -10,11 +14,13 @@ CORS), and requests through another site's name (DNS rebinding) are rejected by 
 
 import ipaddress
 import json
+import secrets
 import socket
 import socketserver
-import threading
+from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -28,6 +34,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+_WITHOUT_TOKEN = b"Open the address that `hornbook runs serve` printed: it ends with a token.\n"
 _LONGEST_QUERY = 1 << 14
 _TIMEOUT_SECONDS = 10
 
@@ -39,9 +46,11 @@ class BoardServer(ThreadingHTTPServer):
         board: the board to serve.
         host: host name or IP address to listen on.
         port: port number; 0 for any free one.
+        token: what a request must have; an empty one lets everyone in.
 
     Attributes:
-        url: address of the page.
+        cookie: name of the cookie with the token.
+        url: address of the page, with the token.
 
     Raises:
         UserError: the host is unknown, or the port is taken.
@@ -49,18 +58,19 @@ class BoardServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, board: Board, host: str, port: int) -> None:
-        self.board, self.lock = board, threading.Lock()
+    def __init__(self, board: Board, host: str, port: int, token: str = "") -> None:
+        self.board, self.token = board, token
         try:
             family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             self.address_family = family
             super().__init__(address[:2], _Handler)  # type: ignore[arg-type]
         except (OSError, OverflowError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise UserError(f"cannot serve on {host} port {port}: {reason}; choose another --host or --port") from None
+            raise UserError(f"cannot serve on {host} port {port}: {reason}; choose another `host` or `port`") from None
         self.names = {"localhost", host.lower(), socket.gethostname().lower()}
         shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{self.server_address[1]}/"
+        self.cookie = f"hornbook-{self.server_address[1]}"
+        self.url = f"http://{shown}:{self.server_address[1]}/{f'?token={token}' if token else ''}"
 
     def server_bind(self) -> None:
         """Bind without resolving the machine's name, which blocks without a network."""
@@ -85,6 +95,10 @@ class BoardServer(ThreadingHTTPServer):
             return name in self.names
         return True
 
+    def knows(self, token: str) -> bool:
+        """Return whether a token is that of this server, in a time that does not depend on where they differ."""
+        return not self.token or secrets.compare_digest(token.encode(errors="replace"), self.token.encode())
+
 
 class _Handler(BaseHTTPRequestHandler):
     server: BoardServer
@@ -92,21 +106,37 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "hornbook", ""
 
     def do_GET(self) -> None:
-        path, _, query = self.path.partition("?")
+        path, _, text = self.path.partition("?")
+        query = parse_qs(text[:_LONGEST_QUERY], keep_blank_values=True, errors="replace")
+        token = query.get("token", [""])[0]
         if not self.server.allows(self.headers.get("Host", "")):
             self._reply(HTTPStatus.FORBIDDEN, "text/plain", b"unknown Host\n")
+        elif not self.server.knows(token or self._cookie()):
+            self._reply(HTTPStatus.FORBIDDEN, "text/plain", _WITHOUT_TOKEN)
+        elif path == "/" and token:  # only the server's own token may become a part of a header
+            cookie = f"{self.server.cookie}={self.server.token}; HttpOnly; SameSite=Lax; Path=/"
+            self._reply(HTTPStatus.SEE_OTHER, "text/plain", b"", {"Location": "/", "Set-Cookie": cookie})
         elif path == "/":
             self._reply(HTTPStatus.OK, "text/html", self.server.board.page().encode("utf-8"))
-        elif path == "/data" and len(query) <= _LONGEST_QUERY:
-            with self.server.lock:
-                answer = self.server.board.answer(parse_qs(query, keep_blank_values=True, errors="replace"))
+        elif path == "/data" and len(text) <= _LONGEST_QUERY:
+            answer = self.server.board.answer(query)
             self._reply(HTTPStatus.OK, "application/json", json.dumps(answer, allow_nan=False).encode("utf-8"))
         else:
             self._reply(HTTPStatus.NOT_FOUND, "text/plain", b"no such page\n")
 
-    def _reply(self, status: HTTPStatus, kind: str, content: bytes) -> None:
+    def _cookie(self) -> str:
+        """Return the token in the cookie of this server; empty without one.
+
+        Other servers on this host may have set cookies that the standard library's parser rejects, all of them.
+        """
+        cookies = (cookie.strip().partition("=") for cookie in self.headers.get("Cookie", "").split(";"))
+        return next((value for name, _, value in cookies if name == self.server.cookie), "")
+
+    def _reply(
+        self, status: HTTPStatus, kind: str, content: bytes, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self.send_response(status)
-        for name, value in _HEADERS.items():
+        for name, value in {**_HEADERS, **headers}.items():
             self.send_header(name, value)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(content)))

@@ -105,3 +105,8 @@ def flop_rate(flops: float) -> str:
     """Format FLOP/s: ``29.1 GFLOP/s``, ``312 TFLOP/s``."""
     unit, scale = ("TFLOP/s", 1e12) if flops >= 1e12 else ("GFLOP/s", 1e9)
     return f"{significant(flops / scale)} {unit}"
+
+
+def at_step(text: str, measured: int | None, newest: int) -> str:
+    """Return a formatted value with the step at which it was measured, if that is not the newest: ``1.790 @120``."""
+    return text if measured is None or measured == newest or text == MISSING else f"{text} @{count(measured)}"

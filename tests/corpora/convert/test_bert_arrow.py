@@ -3,7 +3,6 @@ import sys
 
 import numpy as np
 import pytest
-from mutations import mutated, survive
 from tiny_formats import BERT_TFRECORD, instance, instances, same
 from tiny_text import one_line
 
@@ -11,6 +10,7 @@ from hornbook.corpora.convert.bert_arrow import read_arrow, write_arrow
 from hornbook.corpora.convert.bert_tfrecord import read_plain
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.storage.faults import inject
+from mutations import mutated, survive
 
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, the extra 'arrow', is not installed")
 pytest.importorskip("pyarrow.ipc")
@@ -78,7 +78,7 @@ def test_splits(tmp_path):
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     assert next(iter(read_arrow(tmp_path, "test"))).next_sentence_label == 1
     for split in (None, "validation"):
-        with pytest.raises(UserError, match="has the splits train, test; choose one with --split"):
+        with pytest.raises(UserError, match="has the splits train, test; choose one with `split`"):
             read_arrow(tmp_path, split)
     with pytest.raises(UserError, match="has no splits"):
         read_arrow(tmp_path / "train", "train")

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mutations import mutated, survive
 from tiny_formats import BERT_TFRECORD, instance, instances, same
 from tiny_text import one_line
 
@@ -22,6 +21,7 @@ from hornbook.corpora.convert.bert_tfrecord import (
 from hornbook.errors import DataError, UserError
 from hornbook.formats.example import decode_example, encode_example
 from hornbook.formats.tfrecord import frame, read_records
+from mutations import mutated, survive
 
 needs_file = pytest.mark.skipif(not BERT_TFRECORD.exists(), reason="../shared/data/tfrecord is not there")
 WORDS = (b"\x0a", b"\x12", b"\x1a", b"input_ids", b"\xff" * 10, b"\x01", b"\x00")
@@ -99,17 +99,17 @@ def test_files_of_records(tmp_path):
 
 def test_what_does_not_fit(tmp_path):
     with pytest.raises(
-        UserError, match="instance 2 needs 12 slots in a remasked record; add --sequence-length 12 or more"
+        UserError, match="instance 2 needs 12 slots in a remasked record; add `sequence_length=12` or more"
     ):
         write_remasked(tmp_path / "x", instances(sequence_length=11))
     with pytest.raises(UserError, match="instance 0 ends with token 0"):
         write_remasked(tmp_path / "x", instances([instance()._replace(tokens=np.array([5] * 8 + [0]))]))
     for write in (write_plain, write_remasked):
-        with pytest.raises(UserError, match="add, for example, --max-predictions"):
+        with pytest.raises(UserError, match="add, for example, `max_predictions=20`"):
             write(tmp_path / "x", instances(max_predictions=None))
-    with pytest.raises(UserError, match="instance 2 has 12 tokens; expected at most 10: increase --sequence"):
+    with pytest.raises(UserError, match="instance 2 has 12 tokens; expected at most 10: increase `sequence_length`"):
         list(resized(instances(), 10, None))
-    with pytest.raises(UserError, match="instance 2 has 4 predictions; expected at most 3: increase --max-pred"):
+    with pytest.raises(UserError, match="instance 2 has 4 predictions; expected at most 3: increase `max_predictions`"):
         list(resized(instances(), None, 3))
     assert list(tmp_path.iterdir()) == []
 

@@ -95,7 +95,7 @@ def test_a_split_stream_has_ends_whatever_the_store_said(tmp_path, pickled):
         json.dumps(manifest | {"checksum": None, "end_of_text": "absent", "end_of_text_id": None})
     )
     given = options("store", tokenizer=None, end_of_text=None, split_at_end_of_text=True)
-    with pytest.raises(UserError, match="add --end-of-text stored or --end-of-text inserted"):
+    with pytest.raises(UserError, match="add `end_of_text='stored'` or `end_of_text='inserted'`"):
         convert(tmp_path / "s", tmp_path / "t", given)
 
 
@@ -139,7 +139,7 @@ def test_instances_padded_otherwise(tmp_path):
 
 def test_splits(tmp_path):
     build_tiny(tmp_path / "corpus")
-    with pytest.raises(UserError, match="choose one with --split"):
+    with pytest.raises(UserError, match="choose one with `split`"):
         convert(tmp_path / "corpus", tmp_path / "x.pkl", options())
     report = convert(tmp_path / "corpus", tmp_path / "x.pkl", options(split="validation", verify=True))
     assert report.items == open_store(tmp_path / "corpus", "validation").num_documents
@@ -154,23 +154,23 @@ def test_splits(tmp_path):
     [
         (
             {"target_format": "npy", "records_per_file": 5},
-            "--records-per-file has no effect in this conversion from pickle to npy",
+            "`records_per_file` has no effect in this conversion from pickle to npy",
         ),
-        ({"target_format": "npy", "split": "train"}, "--split has no effect"),
-        ({"target_format": "npy", "stride": 5}, "--stride has no effect"),
-        ({"target_format": "npy", "end_of_text_id": 5}, "--end-of-text-id has no effect"),
-        ({"target_format": "npy", "crop": True}, "--crop has no effect"),
-        ({"target_format": "npy", "sequence_length": 3, "crop": True, "stride": 2}, "--stride has no effect"),
-        ({"target_format": "npy", "max_predictions": 5}, "--max-predictions has no effect"),
-        ({"target_format": "npy", "pad_position": 0}, "--pad-position has no effect"),
-        ({"target_format": "store", "sequence_length": 5}, "--sequence-length has no effect"),
+        ({"target_format": "npy", "split": "train"}, "`split` has no effect"),
+        ({"target_format": "npy", "stride": 5}, "`stride` has no effect"),
+        ({"target_format": "npy", "end_of_text_id": 5}, "`end_of_text_id` has no effect"),
+        ({"target_format": "npy", "crop": True}, "`crop` has no effect"),
+        ({"target_format": "npy", "sequence_length": 3, "crop": True, "stride": 2}, "`stride` has no effect"),
+        ({"target_format": "npy", "max_predictions": 5}, "`max_predictions` has no effect"),
+        ({"target_format": "npy", "pad_position": 0}, "`pad_position` has no effect"),
+        ({"target_format": "store", "sequence_length": 5}, "`sequence_length` has no effect"),
         ({"target_format": "store", "split": "test"}, "is 'test'; for a store, expected train or validation"),
-        ({"target_format": "store", "end_of_text": "stored"}, "add --tokenizer or --end-of-text-id"),
-        ({"target_format": "store", "end_of_text": "stored", "end_of_text_id": 299}, "add --tokenizer"),
-        ({"target_format": "store"}, "add --end-of-text stored or --end-of-text inserted"),
-        ({"target_format": "npy", "end_of_text": "stored"}, "--end-of-text requires the id"),
-        ({"target_format": "npy", "split_at_end_of_text": True}, "--split-at-end-of-text requires the id"),
-        ({}, "no format has this suffix; set it with --to to one of"),
+        ({"target_format": "store", "end_of_text": "stored"}, "add `tokenizer` or `end_of_text_id`"),
+        ({"target_format": "store", "end_of_text": "stored", "end_of_text_id": 299}, "add `tokenizer`"),
+        ({"target_format": "store"}, "add `end_of_text='stored'` or `end_of_text='inserted'`"),
+        ({"target_format": "npy", "end_of_text": "stored"}, "`end_of_text` requires the id"),
+        ({"target_format": "npy", "split_at_end_of_text": True}, "`split_at_end_of_text` requires the id"),
+        ({}, "no format has this suffix; set it with `target_format` to one of"),
     ],
 )
 def test_options_that_do_not_fit(tmp_path, pickled, given, message):
@@ -188,13 +188,13 @@ def test_options_of_documents_do_not_fit_instances(tmp_path):
 
 def test_a_store_by_itself_has_no_splits(tmp_path, pickled):
     convert(pickled, tmp_path / "store", options("store"))
-    with pytest.raises(UserError, match="--split has no effect in this conversion from store to npy"):
+    with pytest.raises(UserError, match="`split` has no effect in this conversion from store to npy"):
         convert(tmp_path / "store", tmp_path / "x.npy", ConvertOptions(target_format="npy", split="validation"))
 
 
 def test_two_end_of_text_tokens(tmp_path, pickled):
     with pytest.raises(
-        UserError, match="--end-of-text-id is 5, but the source or tokenizer has the end-of-text token 299; remove"
+        UserError, match="`end_of_text_id` is 5, but the source or tokenizer has the end-of-text token 299; remove"
     ):
         convert(pickled, tmp_path / "x", options("store", end_of_text_id=5))
 
@@ -262,19 +262,33 @@ def test_a_full_disk(tmp_path, pickled, target_format):
     assert not list((tmp_path / "new").iterdir())
 
 
-@pytest.mark.parametrize("target_format", ["store", "megatron", "tfrecord"])
-@pytest.mark.parametrize("fault", ["write:1:crash-after", "rename:1:crash-before", "rename:1:crash-after"])
-def test_killed_and_started_again(tmp_path, pickled, target_format, fault):
+def convert_until_killed(folder, target_format, fault):
+    """Convert ``source.pkl`` to ``x`` in a process that dies at a fault point."""
     program = (
         "import os; from pathlib import Path; from hornbook.corpora.convert.conversion import ConvertOptions, convert\n"
         "from hornbook.text.tokenizer import Tokenizer\n"
         "given = {'tokenizer': Tokenizer.load('tok'), 'end_of_text': 'stored'}\n"
         f"convert(Path('source.pkl'), Path('x'), ConvertOptions(target_format={target_format!r}, **given))"
     )
-    tiny_tokenizer().save(tmp_path / "tok")
+    tiny_tokenizer().save(folder / "tok")
     environment = os.environ | {"HORNBOOK_FAULT": fault}
-    killed = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment)
+    killed = subprocess.run([sys.executable, "-c", program], cwd=folder, env=environment)
     assert killed.returncode == 137
+
+
+def test_a_file_of_the_user_with_the_name_of_a_killed_conversions_stays(tmp_path, pickled):
+    convert_until_killed(tmp_path, "megatron", "rename:1:crash-after")
+    (tmp_path / "x.bin").unlink()
+    (tmp_path / "x.bin").write_text("mine")
+    with pytest.raises(UserError, match=r"x.bin exists already; remove it, or choose another target"):
+        convert(pickled, tmp_path / "x", options("megatron"))
+    assert (tmp_path / "x.bin").read_text() == "mine"
+
+
+@pytest.mark.parametrize("target_format", ["store", "megatron", "tfrecord"])
+@pytest.mark.parametrize("fault", ["write:1:crash-after", "rename:1:crash-before", "rename:1:crash-after"])
+def test_killed_and_started_again(tmp_path, pickled, target_format, fault):
+    convert_until_killed(tmp_path, target_format, fault)
     is_done = target_format != "megatron" and fault == "rename:1:crash-after"
     given = options(target_format, tokenizer=tiny_tokenizer(), end_of_text="stored", verify=True)
     if is_done:
@@ -304,7 +318,7 @@ def test_an_end_of_text_token_outside_the_vocabulary(tmp_path, pickled):
     convert(tmp_path / "few.pkl", tmp_path / "s", options("store", tokenizer=bert, end_of_text=None))
     given = {"end_of_text": "stored", "end_of_text_id": 70_000}
     with pytest.raises(
-        UserError, match=f"--end-of-text-id 70000 is not a token id; expected 0 to {bert.vocab_size - 1}"
+        UserError, match=f"`end_of_text_id=70000` is not a token id; expected 0 to {bert.vocab_size - 1}"
     ):
         convert(tmp_path / "s", tmp_path / "x.bin", options(**given))
     with pytest.raises(UserError, match="expected 0 to 2,147,483,647"):

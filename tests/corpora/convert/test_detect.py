@@ -56,7 +56,7 @@ def test_sources_that_tell_nothing(tmp_path):
     for path in (tmp_path, tmp_path / "x.dat"):
         with pytest.raises(UserError) as caught:
             detect_source(path)
-        assert one_line(caught.value, "not recognized", "--from to one of store, megatron")
+        assert one_line(caught.value, "not recognized", "`source_format` to one of store, megatron")
     with pytest.raises(UserError, match="no such file"):
         detect_source(tmp_path / "y")
     write_records(tmp_path / "x.tfrecord", [encode_example({"image": np.array([1])})])
@@ -81,7 +81,11 @@ def test_targets_by_their_names(tmp_path):
         assert detect_target(tmp_path / name, "store") == expected
     assert detect_target(tmp_path / "x.tfrecord", "store") == "tfrecord"
     assert detect_target(tmp_path / "x.tfrecord", "bert-arrow") == "bert-tfrecord"
-    with pytest.raises(UserError, match=r"x: no format has this suffix; set it with --to to one of store, .* npy$"):
+    with pytest.raises(
+        UserError, match=r"x: no format has this suffix; set it with `target_format` to one of store, .* npy$"
+    ):
         detect_target(tmp_path / "x", "npy")
-    with pytest.raises(UserError, match=r"--to to one of bert-tfrecord, bert-tfrecord-remasked, bert-arrow$"):
+    with pytest.raises(
+        UserError, match=r"`target_format` to one of bert-tfrecord, bert-tfrecord-remasked, bert-arrow$"
+    ):
         detect_target(tmp_path / "x", "bert-arrow")

@@ -2,7 +2,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mutations import mutated, survive
 from tiny_formats import BERT_TFRECORD, documents, lists
 from tiny_text import one_line
 
@@ -10,6 +9,7 @@ from hornbook.corpora.convert.gpt2_tfrecord import read_gpt2_tfrecords, write_gp
 from hornbook.errors import DataError, UserError
 from hornbook.formats.example import encode_example
 from hornbook.formats.tfrecord import frame
+from mutations import mutated, survive
 
 LISTS = [[5, 300, 50_256], [], [2**31 - 1] * 5, list(range(300))]
 
@@ -54,7 +54,7 @@ def test_bert_records_are_no_documents():
 
 def test_a_document_too_long_for_a_record(tmp_path):
     long = documents([np.full(6_000_000, 50_000, dtype=np.int32)])
-    with pytest.raises(UserError, match="document 0 has 6000000 tokens, too many for a record; add --sequence-length"):
+    with pytest.raises(UserError, match="document 0 has 6000000 tokens, too many for a record; add `sequence_length`"):
         write_gpt2_tfrecords(tmp_path / "x", long)
 
 

@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
-from mutations import mutated, survive
 from tiny_formats import documents, lists
 from tiny_text import one_line
 
 from hornbook.corpora.convert.npy_tokens import read_npy, write_npy
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.storage.faults import inject
+from mutations import mutated, survive
 
 ROWS = [[1, 2, 3], [40_000, 5, 6], [7, 8, 2**31 - 1], [9, 9, 9]]
 WORDS = (b"'|O'", b"'<i8'", b"True", b"(", b")", b"99999999999999", b"-1", b"{" * 60, b"'shape'", b"\n", b"1e9")
@@ -59,7 +59,7 @@ def test_places(tmp_path):
 
 @pytest.mark.parametrize("some", [[[1, 2], [3]], [[1, 2], []], [[]]])
 def test_rows_of_several_lengths_cannot_be_written(tmp_path, some):
-    with pytest.raises(UserError, match="add --sequence-length"):
+    with pytest.raises(UserError, match="add `sequence_length`"):
         write_npy(tmp_path / "x.npy", documents(some))
     assert list(tmp_path.iterdir()) == []
 

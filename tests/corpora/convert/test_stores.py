@@ -7,7 +7,7 @@ from tiny_formats import documents, lists
 from tiny_sentences import sentence_store
 from tiny_text import SHARED, build_tiny, tiny_tokenizer, write_texts
 
-from hornbook.corpora.build.builder import build_corpus
+from hornbook.corpora.building.builder import build_corpus
 from hornbook.corpora.convert.stores import megatron_prefix, read_store, write_megatron, write_store
 from hornbook.corpora.convert.token_documents import Documents, TokenDocument, with_end_of_text
 from hornbook.corpora.megatron import IndexedFile, IndexedWriter, index_paths
@@ -93,9 +93,9 @@ def test_the_dtype(tmp_path, given, dtype):
 
 def test_refusals(tmp_path):
     build_tiny(tmp_path / "built")
-    with pytest.raises(UserError, match="has the splits train and validation; choose one with --split"):
+    with pytest.raises(UserError, match="has the splits train and validation; choose one with `split`"):
         read_store(tmp_path / "built")
-    with pytest.raises(UserError, match="add --tokenizer"):
+    with pytest.raises(UserError, match="add `tokenizer`"):
         write_store(tmp_path / "x", documents(LISTS, end_of_text="stored"), "train")
     (tmp_path / "x.bin").touch()
     with pytest.raises(UserError, match=r"x\.bin exists already"):
@@ -211,7 +211,7 @@ def test_a_document_that_an_index_cannot_say_is_refused(tmp_path):
     huge = np.broadcast_to(np.uint16(1), (2**31,))
     content = replace(documents([[1]]), read=lambda: iter([TokenDocument(huge, 0, 0)]))
     with pytest.raises(
-        UserError, match=r"2,147,483,648 tokens, more than an \.idx can represent; add --split-at-end-of-text"
+        UserError, match=r"2,147,483,648 tokens, more than an \.idx can represent; add `split_at_end_of_text`"
     ):
         write_megatron(tmp_path / "x", content)
     assert list(tmp_path.iterdir()) == []

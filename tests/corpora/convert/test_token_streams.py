@@ -71,7 +71,7 @@ def test_raw_tokens_that_are_none(tmp_path):
     with pytest.raises(DataError, match="3 bytes are not a whole number of uint16 tokens"):
         read_nanogpt(tmp_path / "x.bin")
     (tmp_path / "x.bin").write_bytes(llmc(TOKENS))
-    with pytest.raises(DataError, match=r"begins with the header of llm\.c; read it with --from llm\.c"):
+    with pytest.raises(DataError, match=r"begins with the header of llm\.c; read it with `source_format='llm\.c'`"):
         read_nanogpt(tmp_path / "x.bin")
     for read in (read_nanogpt, read_llmc):
         with pytest.raises(DataError):

@@ -150,3 +150,46 @@ def test_a_split_of_ones_own_is_respected():
     right = layer(x, context)
     with using(all_native()):
         torch.testing.assert_close(layer(x, context), right)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("token", [3, 4, 64])
+def test_what_a_later_token_holds_reaches_no_earlier_one(bad, dtype, token):
+    """Not even as 0 · NaN: queries are multiplied several at once, the first of which do not see the last keys."""
+    length, size = 100, 16
+    qkv, gradient, _, _, keys = example([length - 3], 2, size, dtype)
+    for probability in (0.0, 0.2):
+        sequences = (torch.tensor([0]), torch.tensor([length]), True, keys if probability else None, 3, probability)
+        for form in forms():
+            y, of_qkv = compute(form, qkv, gradient, *sequences)
+            for kind in range(3):
+                broken = qkv.clone()
+                broken[token, kind] = bad
+                y_of_broken, of_broken = compute(form, broken, gradient, *sequences)
+                assert torch.equal(y_of_broken[:token], y[:token])
+                assert torch.equal(of_broken[:token, 0], of_qkv[:token, 0])  # of queries; keys have later readers
+                if kind == 0:  # a query: no other token's result depends on it, nor the gradient of later ones
+                    assert torch.equal(y_of_broken[token + 1 :], y[token + 1 :])
+                    assert torch.equal(of_broken[token + 1 :], of_qkv[token + 1 :])
+            broken = gradient.clone()
+            broken[token] = bad
+            _, of_broken = compute(form, qkv, broken, *sequences)
+            assert torch.equal(of_broken[token + 1 :], of_qkv[token + 1 :])
+            assert torch.equal(of_broken[:token, 0], of_qkv[:token, 0])
+            assert not of_broken[token, 2].isfinite().any()
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_other_sequences_and_padding_hold_reaches_no_token(is_causal, dtype):
+    qkv, gradient, firsts, lengths, _ = example([7, 33, 18], 2, 16, dtype)
+    own = slice(int(firsts[1]), int(firsts[1] + lengths[1]))
+    broken, of_broken = torch.full_like(qkv, torch.nan), torch.full_like(gradient, torch.inf)
+    broken[own], of_broken[own] = qkv[own], gradient[own]
+    sequences = (firsts, lengths, is_causal, None, 0, 0.0)
+    for form in forms():
+        for whole, partly in zip(
+            compute(form, qkv, gradient, *sequences), compute(form, broken, of_broken, *sequences), strict=True
+        ):
+            assert torch.equal(whole[own], partly[own])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from native_forms import EMULATED, emulated_tiles
 from native_forms import threads as use_threads
 
+from hornbook.errors import UserError
 from hornbook.ops.block_pattern import Pattern, from_dense, to_dense
 from hornbook.ops.block_sparse import KERNELS, block_sparse_linear
 from hornbook.ops.native import block_sparse
@@ -86,6 +87,32 @@ def products(pattern: Pattern, x: torch.Tensor, upstream: torch.Tensor, values: 
     kernel = KERNELS["native"]
     y, of_x = kernel.forward(x, values, pattern), kernel.input_gradient(upstream, values, pattern)
     return [y, of_x, kernel.weight_gradient(upstream, x, pattern, values.shape[-1])]
+
+
+def without_bounds(pattern: Pattern) -> Iterator[Pattern]:
+    """The same pattern with one index that is not in the matrix or the list of blocks."""
+    for name, value in (("columns", 2**31 - 1), ("columns", -1), ("columns", 4), ("rows", 4), ("rows", -(2**31))):
+        yield pattern._replace(**{name: getattr(pattern, name).index_fill(0, torch.tensor([3]), value)})
+    for name in ("row_starts", "column_starts"):
+        starts = getattr(pattern, name)
+        yield pattern._replace(**{name: starts + 1})
+        yield pattern._replace(**{name: starts.index_fill(0, torch.tensor([1]), 10**6)})
+    yield pattern._replace(column_order=pattern.column_order + 1)
+
+
+@forms
+@pytest.mark.usefixtures("computing")
+def test_indices_outside_of_the_operands_are_refused() -> None:
+    x, upstream, values, pattern = case()
+    for dtype in (torch.float32, torch.bfloat16):
+        operands = [tensor.to(dtype) for tensor in (x, upstream, values)]
+        products(pattern, *operands)
+        for forged in without_bounds(pattern):
+            with pytest.raises(UserError, match="does not fit its operands"):
+                products(forged, *operands)
+                block_sparse.weight_gradient(
+                    block_sparse.form(), operands[1], operands[0], block_sparse.Lines.columns(forged), 16
+                )
 
 
 @forms

@@ -3,6 +3,7 @@
 import bisect
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,9 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tiny_native import TINY, num_links, use_tiny_sources
 
 from hornbook.ops.native import build
-from hornbook.ops.native.build import BuildError, build_into, find_compiler, library
+from hornbook.ops.native.build import build_into, find_compiler, library
+from hornbook.ops.native.cache import BuildError, find_flaw
 from hornbook.ops.native.library import _RUNTIME, _works, load, openmp_runtime
 
 try:
@@ -20,43 +23,25 @@ try:
 except BuildError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-TINY = """
-#include "isa.h"
-extern "C" __attribute__((visibility("default"))) int hb_instruction_sets() { return 0; }
-"""
-
 
 @pytest.fixture
 def tiny_sources(tmp_path, monkeypatch):
     """Sources that compile at once, and a compiler that counts how often it runs."""
-    sources = tmp_path / "csrc"
-    sources.mkdir()
-    (sources / "isa.h").write_bytes((build.SOURCES / "isa.h").read_bytes())
-    (sources / "cpu.cpp").write_text(TINY)
-    monkeypatch.setattr(build, "SOURCES", sources)
-    compiler, log = tmp_path / "compiler", tmp_path / "log"
-    compiler.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec {find_compiler()[0]} "$@"\n')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    return sources
-
-
-def links(tmp_path: Path) -> int:
-    return (tmp_path / "log").read_text().count("-shared")
+    return use_tiny_sources(tmp_path, monkeypatch)
 
 
 def test_a_build_is_found_again_and_made_anew_after_a_change(tiny_sources, tmp_path, monkeypatch, caplog):
     cache = tmp_path / "cache"
     first = library(cache)
     assert library(cache) == first
-    assert links(tmp_path) == 1
+    assert num_links(tmp_path) == 1
     assert caplog.messages == ["compiling native operators, once on this machine (about a minute of processor time)"]
     (tiny_sources / "cpu.cpp").write_text(TINY + "\n// changed\n")
     second = library(cache)
     monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, "-g"))
     assert len({first, second, library(cache)}) == 3
-    assert links(tmp_path) == 3
-    assert sorted(path.name for path in first.parent.iterdir()) == ["libhornbook.so", "lock"]
+    assert num_links(tmp_path) == 3
+    assert sorted(path.name for path in first.parent.iterdir()) == ["libhornbook.so", "libhornbook.so.sha256", "lock"]
 
 
 def test_processes_that_start_together_build_once(tiny_sources, tmp_path):
@@ -68,7 +53,7 @@ def test_processes_that_start_together_build_once(tiny_sources, tmp_path):
     with ThreadPoolExecutor(3) as pool:
         paths = list(pool.map(lambda _: subprocess.check_output(command, text=True, env=os.environ), range(3)))
     assert len(set(paths)) == 1
-    assert links(tmp_path) == 1
+    assert num_links(tmp_path) == 1
 
 
 def test_the_build_of_the_installation_is_used_until_the_sources_change(tiny_sources, tmp_path, monkeypatch):
@@ -79,6 +64,12 @@ def test_the_build_of_the_installation_is_used_until_the_sources_change(tiny_sou
         bare.delenv("CXX")
         bare.setenv("PATH", str(tmp_path / "nowhere"))
         assert library(cache) == installed, "it needs no compiler"
+        whole = installed.read_bytes()
+        installed.write_bytes(whole[:-1])
+        with pytest.raises(BuildError, match=r"damaged: its SHA-256 .* there is no C\+\+ compiler"):
+            library(cache)
+    assert library(cache).is_relative_to(cache), "that of the installation is damaged"
+    installed.write_bytes(whole)
     monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.0"))
     assert library(cache).is_relative_to(cache), "it is that of another system"
 
@@ -89,12 +80,14 @@ def test_a_form_that_the_processor_refuses_ends_a_process_of_its_own(tmp_path, b
     source.write_text(
         f'extern "C" long hb_amx_works() {{ {body} }} extern "C" int hb_instruction_sets() {{ return 0; }}'
     )
-    subprocess.run([find_compiler()[0], "-shared", "-fPIC", "-w", str(source), "-o", str(built)], check=True)
+    subprocess.run([*find_compiler()[0], "-shared", "-fPIC", "-w", str(source), "-o", str(built)], check=True)
     assert _works(built, "amx") == runs
 
 
 def disassembled(option: str) -> list[str]:
-    """Return what objdump prints of the library; skips the test where that has no form for tiles."""
+    """Return what objdump prints of the library; skips the test where there is none with a form for tiles."""
+    if isinstance(built := load(), BuildError):
+        pytest.skip(str(built))
     if shutil.which("objdump") is None or not build._knows(find_compiler()[0], build.INSTRUCTION_SETS[build.TILES]):
         pytest.skip("no objdump, or a compiler that does not know AMX")
     return subprocess.check_output(["objdump", "--no-show-raw-insn", option, str(library())], text=True).splitlines()
@@ -137,6 +130,26 @@ def test_only_the_form_for_tiles_reaches_their_instructions():
     assert not {name for name, found in of_exports.items() if found and not name.startswith("hb_amx_")}
 
 
+@pytest.mark.parametrize("words", ["{} -O2", "env {}", "'{}'  -O1 '-DA=\"b c\"'"])
+def test_a_compiler_with_arguments_is_split_as_a_shell_does(tiny_sources, tmp_path, monkeypatch, words):
+    """Such as ``ccache g++``, or ``c++ -O2``; other arguments make another build."""
+    cache = tmp_path / "cache"
+    first = library(cache)
+    monkeypatch.setenv("CXX", words.format(tmp_path / "compiler"))
+    second = library(cache)
+    assert num_links(tmp_path) == 2
+    assert first != second and find_flaw(second) is None
+    assert find_compiler()[0][1:] == shlex.split(words.format(tmp_path / "compiler"))[1:]
+    flags = " ".join(word for word in shlex.split(words) if word.startswith("-"))
+    assert all(line.startswith(flags) for line in (tmp_path / "log").read_text().splitlines()[-2:])
+
+
+def test_a_compiler_that_a_shell_could_not_split_is_reported(monkeypatch):
+    monkeypatch.setenv("CXX", "g++ 'half")
+    with pytest.raises(BuildError, match=r"CXX is g\+\+ 'half, which a shell could not split: No closing quotation"):
+        find_compiler()
+
+
 def test_a_compiler_that_is_missing_or_fails_is_told(tiny_sources, tmp_path, monkeypatch):
     (tiny_sources / "cpu.cpp").write_text("#error out of tune\n")
     with pytest.raises(BuildError, match=r"fails: .*out of tune"):
@@ -176,4 +189,4 @@ def test_every_source_compiles_without_a_warning(tmp_path):
         (isa, path) for isa in ("avx512bf16", build.HALVES, build.TILES) for path in build.sources(isa)
     ]:
         isa = [f"-DHB_ISA={name}", f"-DHB_{name.upper()}", *build.INSTRUCTION_SETS[name]]
-        subprocess.run([compiler, *flags, *isa, "-c", str(source), "-o", str(tmp_path / "object.o")], check=True)
+        subprocess.run([*compiler, *flags, *isa, "-c", str(source), "-o", str(tmp_path / "object.o")], check=True)

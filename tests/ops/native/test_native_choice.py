@@ -8,7 +8,8 @@ import torch
 
 from hornbook.ops.block_sparse import choose_kernel
 from hornbook.ops.native import block_sparse, choice, library, products
-from hornbook.ops.native.build import HALVES, BuildError
+from hornbook.ops.native.build import HALVES
+from hornbook.ops.native.cache import BuildError
 from hornbook.ops.native.choice import choose
 from hornbook.ops.native.kernels import BLOCKS, Kernels, using
 from hornbook.ops.native.library import PYTORCH, Form, Kernel, instruction_sets, is_right, seconds

@@ -1,13 +1,15 @@
 """The operator tests once more, on a library that stops at a bad address or at undefined behavior."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from hornbook.ops.native.build import INSTRUCTION_SETS, SOURCES, BuildError, find_compiler
+from hornbook.ops.native.build import INSTRUCTION_SETS, SOURCES, find_compiler
+from hornbook.ops.native.cache import BuildError
 
 TESTS = Path(__file__).parent
 OPERATORS = ("linear", "attention", "layer_norm", "cross_entropy", "block_sparse", "dropout", "token_block")
@@ -17,7 +19,7 @@ FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=all -O1 -g"
 def sanitizer_runtimes() -> list[str]:
     """The files to preload, or a skip where the compiler has none."""
     try:
-        compiler = find_compiler()[0]
+        compiler = find_compiler()[0][0]
     except BuildError as error:
         pytest.skip(str(error))
     names = ("libasan.so", "libubsan.so")
@@ -30,7 +32,7 @@ def sanitizer_runtimes() -> list[str]:
 def environment(tmp_path: Path) -> dict[str, str]:
     """A compiler that adds the sanitizers, a cache of its own, and the runtimes in front of all other libraries."""
     runtimes, wrapper = sanitizer_runtimes(), tmp_path / "sanitizing"
-    wrapper.write_text(f'#!/bin/sh\nLD_PRELOAD= exec {find_compiler()[0]} "$@" {FLAGS}\n')
+    wrapper.write_text(f'#!/bin/sh\nLD_PRELOAD= exec {shlex.join(find_compiler()[0])} "$@" {FLAGS}\n')
     wrapper.chmod(0o755)
     return os.environ | {
         "CXX": str(wrapper),

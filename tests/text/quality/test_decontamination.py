@@ -105,7 +105,7 @@ def test_what_is_no_evaluation_set_is_one_line(tmp_path):
         (tmp_path / "empty.jsonl", "empty.jsonl", "no passage has 8 or more words"),
         (short, "short.jsonl", "no passage has 8 or more words"),
         (tmp_path / "binary.txt", "evaluation set", "zero byte"),
-        (tmp_path / "fields.jsonl", "no field 'text'", "set --decontaminate-field to"),
+        (tmp_path / "fields.jsonl", "no field 'text'", "set `decontaminate_field` to"),
     ]:
         with pytest.raises(UserError) as caught:
             Decontamination([str(path)])

@@ -30,11 +30,11 @@ def test_everything_at_once_is_named_with_its_remedy():
             "1,500 tokens are 1.500 per byte",
             "51 of 100 list",
         ),
-        ("--from", "filters", "(5 too short, 3 exact duplicates), more than 50%", "0.05 to 1.05", "--lists drop"),
+        ("`format`", "filters", "(5 too short, 3 exact duplicates), more than 50%", "0.05 to 1.05", "`lists='drop'`"),
         strict=True,
     ):
         assert "\n" not in message and all(part in message for part in parts)
-        assert message.endswith(f"(--allow {kind})")
+        assert message.endswith(f"(`allow='{kind}'`)")
 
 
 def test_many_files_are_one_line():

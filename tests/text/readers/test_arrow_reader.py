@@ -4,13 +4,13 @@ import json
 import sys
 
 import pytest
-from mutations import mutated, survive
 from tiny_text import one_line
 
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.text.documents import Document, Position, ReadOptions, Tally, list_sources, read_documents, read_sources
 from hornbook.text.readers.columns import outcomes
 from hornbook.text.reading import Source
+from mutations import mutated, survive
 
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, the extra 'arrow', is not installed")
 pytest.importorskip("pyarrow.ipc")
@@ -101,14 +101,14 @@ def test_splits(tmp_path):
         write_folder(tmp_path / "set" / split, [split])
     (tmp_path / "set" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     assert texts(tmp_path / "set", split="test") == texts(tmp_path / "set" / "test") == ["test"]
-    with pytest.raises(UserError, match="has the splits train, test; choose one with --split"):
+    with pytest.raises(UserError, match="has the splits train, test; choose one with `split`"):
         texts(tmp_path / "set")
     with pytest.raises(UserError, match="has no splits"):
         texts(tmp_path / "set" / "train", split="train")
     write_texts(tmp_path / "a.arrow")
-    with pytest.raises(UserError, match="--split applies to a data set of the Hugging Face hub or a folder"):
+    with pytest.raises(UserError, match="`split` applies to a data set of the Hugging Face hub or a folder"):
         texts(tmp_path / "a.arrow", split="train")
-    with pytest.raises(UserError, match="--config applies to a data set of the Hugging Face hub, and no input is one"):
+    with pytest.raises(UserError, match="`config` applies to a data set of the Hugging Face hub, and no input is one"):
         texts(tmp_path / "set" / "train", config="en")
 
 
@@ -132,13 +132,20 @@ def test_reading_goes_on_from_any_row(tmp_path):
 
 def test_columns_that_are_not_there_or_hold_no_text(tmp_path):
     path = write(tmp_path / "a.arrow", {"body": ["a"], "number": [1], "list": [["a"]], "meta": [{"n": 1}]})
-    fails(path, "no column 'text' (columns: 'body', 'number', 'list', 'meta'); set --field to the one with the text")
+    fails(path, "no column 'text' (columns: 'body'); set `field` to the one with the text")
     fails(path, "no column 'meta.text'", field="meta.text")
     fails(path, "no column 'body.text'", field="body.text")
     for field in ("number", "list", "meta", "meta.n"):
         fails(path, f"the column '{field}' is of type ", "expected text", field=field)
     write(path, {"text": pyarrow.array([1]).dictionary_encode()})
     fails(path, "is of type dictionary")
+
+
+def test_every_column_that_an_error_offers_is_accepted(tmp_path):
+    columns = {"id": [1], "a.b": ["dotted"], "meta": [{"n": 1, "x.y": "unreachable", "deep": {"body": "deep"}}]}
+    path = write(tmp_path / "a.arrow", columns)
+    fails(path, "(columns: 'a.b', 'meta.deep.body'); set --field")
+    assert [texts(path, field=field) for field in ("a.b", "meta.deep.body")] == [["dotted"], ["deep"]]
 
 
 def in_dictionaries(path, texts=TEXTS, **options):

@@ -59,7 +59,7 @@ def test_without_the_column_the_error_lists_those_there_are(table):
             with pytest.raises(DataError) as caught:
                 read(path, **options)
             message = str(caught.value)
-        assert "(columns: 'id', 'title', 'body'); set --field to the one with the text" in message
+        assert "(columns: 'id', 'title', 'body'); set `field` to the one with the text" in message
     with pytest.raises(DataError, match="several columns named 'body'"):
         read(table("body,body\n1,2\n"), field="body")
 

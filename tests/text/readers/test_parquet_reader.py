@@ -93,14 +93,26 @@ def test_columns_that_are_not_there_or_hold_no_text(tmp_path):
     columns = {"body": ["a"], "number": [1], "list": [["a"]], "nested": [{"list": [{"text": "a"}]}], "time": [1.5]}
     parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
     path = tmp_path / "a.parquet"
-    names = "(columns: 'body', 'number', 'list.list.element', 'nested.list.list.element.text', 'time')"
-    fails(path, f"no column 'text' {names}; set --field to the one with the text")
+    fails(path, "no column 'text' (columns: 'body'); set `field` to the one with the text")
     fails(path, "no column 'list'", field="list")
     fails(path, "the column 'number' is of type INT64; expected text", field="number")
     fails(path, "is of type list; expected text", field="list.list.element")
     fails(path, "is of type list; expected text", field="nested.list.list.element.text")
     parquet.write_table(pyarrow.table([["a"], ["b"]], names=["text", "text"]), path)
     fails(path, "several columns named 'text'")
+
+
+def test_every_column_that_an_error_offers_is_accepted(tmp_path):
+    long = "a very long name " * 5
+    columns = {"id": [1], "a.b": ["dotted"], "a": ["a"], "tags": [["x"]], long: ["long"]}
+    columns |= {"meta": [{"n": 1, "deep": {"body": "deep"}}], **{f"score_{number}": [0.5] for number in range(8)}}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    expected = {"a.b": "dotted", "a": "a", long: "long", "meta.deep.body": "deep"}
+    fails(tmp_path / "a.parquet", f"(columns: {', '.join(map(repr, expected))}); set --field")
+    for field, text in expected.items():
+        assert [document.text for document in read(tmp_path / "a.parquet", field=field)] == [text]
+    parquet.write_table(pyarrow.table({"id": [1]}), tmp_path / "b.parquet")
+    fails(tmp_path / "b.parquet", "no column 'text' (columns: none with text); expected one with the text")
 
 
 def test_a_row_that_is_not_utf8_costs_that_row(tmp_path):

@@ -58,7 +58,7 @@ def test_a_file_without_a_title_is_no_wikitext(tmp_path):
     (path := tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
     with pytest.raises(DataError) as caught:
         list(read_documents([path], ReadOptions(format="wikitext")))
-    assert one_line(caught.value, str(path), "no line is a title of WikiText, ` = Title = `; use another --from")
+    assert one_line(caught.value, str(path), "no line is a title of WikiText, ` = Title = `; use another `format`")
 
 
 def test_what_is_no_title_stays_in_its_article():
@@ -161,7 +161,7 @@ def test_articles_of_wikipedia_are_no_text_unless_they_are_said_to_be(tmp_path):
         (path := tmp_path / name).write_text(start)
         with pytest.raises(DataError) as caught:
             list(read_documents([path], ReadOptions()))
-        advice = (f"use --from {name}, or --from text", f"skip it with --exclude {path.name}")
+        advice = (f"use `format='{name}'`, or `format='text'`", f"skip it with `exclude={path.name!r}`")
         assert one_line(caught.value, str(path), *advice)
         assert [document.text for document in read_documents([path], ReadOptions(format="text"))] == [start]
 
@@ -172,10 +172,12 @@ def test_lines_of_json_are_no_text_unless_they_are_said_to_be(tmp_path, monkeypa
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data.encode())))
     with pytest.raises(DataError) as caught:
         list(read_documents(["-"], ReadOptions()))
-    assert one_line(caught.value, "standard input: begins with a JSON object; use --from jsonl, or --from text to")
-    assert "--exclude" not in str(caught.value)
+    assert one_line(
+        caught.value, "standard input: begins with a JSON object; use `format='jsonl'`, or `format='text'` to"
+    )
+    assert "exclude" not in str(caught.value)
     (path := tmp_path / "a.txt").write_text(data)
-    with pytest.raises(DataError, match=r"or skip it with --exclude a\.txt$"):
+    with pytest.raises(DataError, match=r"or skip it with `exclude='a\.txt'`$"):
         list(read_documents([tmp_path], ReadOptions()))
     assert len(list(read_documents([path], ReadOptions(format="text")))) == 1
     for text in ("{\n", "{x} is a set\n", '{"a": 1} {', "{" * 100_000):

@@ -120,6 +120,7 @@ def test_a_file_that_changed_between_attempts_is_thrown_away(mirror, tmp_path):
 def test_more_than_the_whole_is_noticed(mirror, tmp_path):
     folder = tmp_path / f".{NAME}.partial"
     folder.mkdir()
+    (folder / "lock").touch()
     (folder / "content").write_bytes(DUMP + b"more")
     fails(mirror, tmp_path, HornbookError, "the downloaded file is not the published one")
     assert fetch(mirror, tmp_path).path.read_bytes() == DUMP

@@ -101,7 +101,7 @@ def test_long_pages_and_damage_are_faults(tmp_path):
     path.write_bytes(dump([page("A", "a"), long, page("B", "b")]))
     with pytest.raises(DataError) as caught:
         list(read_documents([path], ReadOptions(format="wikipedia")))
-    assert one_line(caught.value, "the page 'Long' is longer than 16.0 MiB", "--on-error skip")
+    assert one_line(caught.value, "the page 'Long' is longer than 16.0 MiB", "`on_error='skip'`")
     tally = Tally()
     skip = ReadOptions(format="wikipedia", on_error="skip")
     assert [document.text for document in read_documents([path], skip, tally)] == ["A\n\na", "B\n\nb"]

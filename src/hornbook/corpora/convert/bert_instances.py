@@ -120,8 +120,8 @@ def resized(instances: Instances, sequence_length: int | None, max_predictions: 
     def read() -> Iterator[Instance]:
         for number, instance in enumerate(instances):
             for what, found, most, option in (
-                ("tokens", len(instance.tokens), target.sequence_length, "--sequence-length"),
-                ("predictions", len(instance.positions), target.max_predictions, "--max-predictions"),
+                ("tokens", len(instance.tokens), target.sequence_length, "`sequence_length`"),
+                ("predictions", len(instance.positions), target.max_predictions, "`max_predictions`"),
             ):
                 if most is not None and found > most:
                     raise UserError(f"instance {number} has {found} {what}; expected at most {most}: increase {option}")

@@ -104,7 +104,7 @@ def encode_remasked(
             f"{where} ends with token 0, which remasked records cannot represent; choose another target format"
         )
     if needed > sequence_length:
-        raise UserError(f"{where} needs {needed} slots in a remasked record; add --sequence-length {needed} or more")
+        raise UserError(f"{where} needs {needed} slots in a remasked record; add `sequence_length={needed}` or more")
     labels = instance.labels[instance.tokens[instance.positions] != 0]
     features: dict[str, Feature] = {
         name: np.full(sequence_length, fill, dtype=np.int64)
@@ -197,7 +197,7 @@ def decode_instance(features: _Features, format_name: str, where: str) -> tuple[
     names, decode, padded_by = _SCHEMAS[format_name]
     if set(features) != set(names):
         odd = ", ".join(sorted(set(features) ^ set(names)))[:200]
-        raise DataError(f"{where} has another schema: {odd!r} is missing or unknown; check --from")
+        raise DataError(f"{where} has another schema: {odd!r} is missing or unknown; check `source_format`")
     sizes = (len(integers(features, "input_ids", where)), len(integers(features, padded_by, where)))
     return sizes, decode(features, where)
 
@@ -247,7 +247,7 @@ def instances_of_records(
 
 def _most_predictions(instances: Instances) -> int:
     if instances.max_predictions is None:
-        raise UserError("the source has no number of predictions to pad to; add, for example, --max-predictions 20")
+        raise UserError("the source has no number of predictions to pad to; add, for example, `max_predictions=20`")
     return instances.max_predictions
 
 

@@ -239,12 +239,11 @@ def _refuse_useless(source: Path, source_format: str, target_format: str, option
     for name, is_useful in useful.items():
         value = getattr(options, name)
         if value is not None and value is not False and not is_useful:
-            option = f"--{name.replace('_', '-')}"
             raise UserError(
-                f"{option} has no effect in this conversion from {source_format} to {target_format}; remove it"
+                f"`{name}` has no effect in this conversion from {source_format} to {target_format}; remove it"
             )
     if target_format == "store" and options.split not in (None, *SPLITS):
-        raise UserError(f"--split is {options.split!r:.40}; for a store, expected {' or '.join(SPLITS)}")
+        raise UserError(f"`split` is {options.split!r:.40}; for a store, expected {' or '.join(SPLITS)}")
 
 
 def _prepare(documents: Documents, target_format: str, options: ConvertOptions, left_out: LeftOut) -> Documents:
@@ -255,23 +254,23 @@ def _prepare(documents: Documents, target_format: str, options: ConvertOptions, 
     if options.end_of_text_id is not None:
         if documents.end_of_text_id not in (None, options.end_of_text_id):
             raise UserError(
-                f"--end-of-text-id is {options.end_of_text_id}, but the source or tokenizer has the end-of-text token "
-                f"{documents.end_of_text_id}; remove --end-of-text-id"
+                f"`end_of_text_id` is {options.end_of_text_id}, but the source or tokenizer has the end-of-text token "
+                f"{documents.end_of_text_id}; remove `end_of_text_id`"
             )
         largest = (documents.vocab_size or 1 << 31) - 1
         if options.end_of_text_id > largest:
-            raise UserError(f"--end-of-text-id {options.end_of_text_id} is not a token id; expected 0 to {largest:,}")
+            raise UserError(f"`end_of_text_id={options.end_of_text_id}` is not a token id; expected 0 to {largest:,}")
         documents = replace(documents, end_of_text_id=options.end_of_text_id)
     end_of_text = _end_of_text(documents, options) if target_format == "store" else options.end_of_text
     if target_format == "store" and end_of_text is None:
         raise UserError(
-            "a store records whether end-of-text tokens are stored, but the source does not; add --end-of-text stored "
-            "or --end-of-text inserted"
+            "a store records whether end-of-text tokens are stored, but the source does not; add "
+            "`end_of_text='stored'` or `end_of_text='inserted'`"
         )
     changes_ends = end_of_text not in (None, "absent")
-    needed = "--end-of-text" if changes_ends else "--split-at-end-of-text" if options.split_at_end_of_text else None
+    needed = "`end_of_text`" if changes_ends else "`split_at_end_of_text`" if options.split_at_end_of_text else None
     if needed and documents.end_of_text_id is None:
-        missing = "--end-of-text-id" if documents.tokenizer else "--tokenizer or --end-of-text-id"
+        missing = "`end_of_text_id`" if documents.tokenizer else "`tokenizer` or `end_of_text_id`"
         raise UserError(f"{needed} requires the id of the end-of-text token; add {missing}")
     if options.split_at_end_of_text:
         documents = split_at_end_of_text(documents)
@@ -290,7 +289,7 @@ def _end_of_text(documents: Documents, options: ConvertOptions) -> EndOfText | N
         is_known = documents.end_of_text != "absent" or not options.split_at_end_of_text
         return options.end_of_text or (documents.end_of_text if is_known else None)
     useless = options.end_of_text_id is not None and not options.split_at_end_of_text
-    for name, is_given in (("--end-of-text", options.end_of_text), ("--end-of-text-id", useless)):
+    for name, is_given in (("`end_of_text`", options.end_of_text), ("`end_of_text_id`", useless)):
         if is_given:
             raise UserError(f"the tokenizer has no end-of-text token, so the store has none; remove {name}")
     return "absent"
@@ -303,7 +302,7 @@ def _refuse_other_end(documents: Documents, tokenizer: Tokenizer, options: Conve
     if not is_known and found not in (None, own) and options.end_of_text is None:
         raise UserError(
             f"each document of {documents.files[0]} ends with token {found}, but the tokenizer's end-of-text token is "
-            f"{own}; use the tokenizer that made the tokens, or add --end-of-text"
+            f"{own}; use the tokenizer that made the tokens, or add `end_of_text`"
         )
 
 

@@ -24,6 +24,7 @@ from hornbook.corpora.store import splits_of
 from hornbook.corpora.store_manifest import MANIFEST
 from hornbook.errors import DataError, UserError
 from hornbook.formats.arrow import is_dataset
+from hornbook.formats.foreign import name_foreign
 from hornbook.formats.tfrecord import begins_with_record, find_tfrecords, read_examples
 
 _ENDINGS: Final = {".npy": "npy", ".pkl": "pickle", ".pickle": "pickle", ".bin": "megatron", ".idx": "megatron"}
@@ -50,6 +51,8 @@ def detect_source(path: Path) -> str:
             found = "bert-arrow"
         elif any(path.glob("*.tfrecord*")):
             found = _detect_schema(path)
+        elif foreign := name_foreign(path):
+            raise UserError(f"{path} is {foreign}")
         else:
             found = "megatron" if any(path.glob("*.idx")) else None
     elif index_paths(megatron_prefix(path))[1].is_file():
@@ -60,7 +63,7 @@ def detect_source(path: Path) -> str:
         found = _detect_schema(path)
     elif is_llmc(path):
         found = "llm.c"
-    elif path.suffix == ".bin":
+    elif path.suffix == ".bin" or name_foreign(path):
         raise UserError(str(how_to_convert(path)))
     else:
         found = "bert-arrow" if path.suffix == ".arrow" else _ENDINGS.get(path.suffix)
@@ -68,7 +71,7 @@ def detect_source(path: Path) -> str:
         found = _detect_schema(path)
     if found is None:
         known = ", ".join((*DOCUMENT_SOURCES, *INSTANCE_SOURCES))
-        raise UserError(f"{path}: the format is not recognized; set it with --from to one of {known}")
+        raise UserError(f"{path}: the format is not recognized; set it with `source_format` to one of {known}")
     return found
 
 
@@ -79,7 +82,7 @@ def detect_target(path: Path, source_format: str) -> str:
     if path.suffix in _ENDINGS:
         return _ENDINGS[path.suffix]
     fitting = DOCUMENT_FORMATS if source_format in DOCUMENT_SOURCES else INSTANCE_FORMATS
-    raise UserError(f"{path}: no format has this suffix; set it with --to to one of {', '.join(fitting)}")
+    raise UserError(f"{path}: no format has this suffix; set it with `target_format` to one of {', '.join(fitting)}")
 
 
 def _detect_schema(path: Path) -> str:

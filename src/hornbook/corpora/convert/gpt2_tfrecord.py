@@ -42,7 +42,7 @@ def write_gpt2_tfrecords(path: Path, documents: Documents, records_per_file: int
             record = encode_example({"input_ids": document.tokens.astype(np.int64)})
             if len(record) > MAX_RECORD_BYTES:
                 size = f"{len(document.tokens)} tokens"
-                raise UserError(f"document {number} has {size}, too many for a record; add --sequence-length")
+                raise UserError(f"document {number} has {size}, too many for a record; add `sequence_length`")
             yield record
 
     write_records(path, records(), records_per_file=records_per_file)

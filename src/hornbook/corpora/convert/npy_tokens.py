@@ -50,12 +50,12 @@ def write_npy(path: Path, documents: Documents) -> None:
         if num_rows and len(document.tokens) != length:
             raise UserError(
                 f"document {num_rows} has {len(document.tokens)} tokens and those before it {length}, but the rows of "
-                "a .npy have equal lengths; add --sequence-length"
+                "a .npy have equal lengths; add `sequence_length`"
             )
         length = len(document.tokens)
         num_rows += 1
     if not length:
-        raise UserError("the documents have no tokens, but a row of a .npy needs at least one; add --sequence-length")
+        raise UserError("the documents have no tokens, but a row of a .npy needs at least one; add `sequence_length`")
     dtype = TOKEN.newbyteorder("<")
     rows = (document.tokens.astype(dtype).tobytes() for document in documents)
     replace_file(path, buffered(chain((npy_header((num_rows, length), dtype),), rows)))

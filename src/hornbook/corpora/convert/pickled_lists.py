@@ -24,7 +24,7 @@ from hornbook.corpora.convert.token_documents import TOKEN, Documents, TokenDocu
 from hornbook.errors import DataError
 from hornbook.formats.tfrecord import buffered
 from hornbook.storage import replace_file
-from hornbook.storage.system import storage_errors
+from hornbook.storage.system import open_regular, storage_errors
 
 _BATCH: Final = 1000  # the batch size of CPython's pickler
 _MOST_ON_STACK: Final = 1 << 16
@@ -74,7 +74,7 @@ def read_pickle(path: Path) -> Documents:
         raise DataError(f"{path}: no such file; expected a pickle of lists of token ids")
 
     def read() -> Iterator[TokenDocument]:
-        with storage_errors("read", path), path.open("rb") as file:
+        with storage_errors("read", path), open_regular(path) as file:
             if not path.stat().st_size:
                 raise DataError(f"{path}: the file is empty; expected a pickle of lists of token ids")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -17,16 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hornbook.arrays import Int64s
-from hornbook.corpora.build.request import printable
+from hornbook.corpora.building.request import printable
 from hornbook.corpora.convert.token_documents import Documents, TokenDocument, as_tokens
 from hornbook.corpora.megatron import DTYPES, IndexedFile, IndexedWriter, index_paths, smallest_dtype
 from hornbook.corpora.store import TokenStore, open_store, splits_of
 from hornbook.corpora.store_manifest import DOCUMENT_ROW, MANIFEST, STORE_FILES, Manifest
-from hornbook.errors import UserError
+from hornbook.errors import DataError, StorageError, UserError
 from hornbook.formats.npy import npy_bytes
 from hornbook.storage import Written, remove_file, rename, sha256_file, write_file
+from hornbook.storage.json_files import dump_json, read_json
 from hornbook.storage.new_files import make_empty, new_folder, refuse_existing, working_folder
 from hornbook.text.tokenizer import Tokenizer
+
+_RENAMED = "renamed.json"
 
 
 def read_store(path: Path, split: str | None = None) -> Documents:
@@ -55,7 +58,7 @@ def split_of(path: Path, split: str | None) -> str:
     """Return the chosen split of a corpus, or its only one. Raises UserError if there are several to choose from."""
     splits = splits_of(path)
     if split is None and len(splits) > 1:
-        raise UserError(f"{path} has the splits {' and '.join(splits)}; choose one with --split")
+        raise UserError(f"{path} has the splits {' and '.join(splits)}; choose one with `split`")
     return split or (splits[0] if splits else "train")
 
 
@@ -82,14 +85,29 @@ def write_megatron(path: Path, documents: Documents) -> None:
     target = megatron_prefix(path)
     with working_folder(target) as work:
         new, final = index_paths(work / "tokens"), index_paths(target)
-        if not new[0].exists() and new[1].exists() and not final[1].exists():
+        if not new[0].exists() and new[1].exists() and not final[1].exists() and _is_from(work / _RENAMED, final[0]):
             remove_file(final[0])  # left by a conversion that was killed between the two renames
         refuse_existing(*final)
         with IndexedWriter(make_empty(work) / "tokens", _dtype(documents)) as writer:
             for document in documents:
                 _add(writer, document)
+        write_file(work / _RENAMED, dump_json(_identity(new[0])))
         for source, final_path in zip(new, final, strict=True):
             rename(source, final_path)
+
+
+def _identity(path: Path) -> dict[str, int]:
+    """Return what remains the same when a file is renamed, and tells it from another one."""
+    status = path.stat()
+    return {"inode": status.st_ino, "size": status.st_size, "modified_ns": status.st_mtime_ns}
+
+
+def _is_from(record: Path, path: Path) -> bool:
+    """Return whether a file is the one whose identity was recorded before it was renamed."""
+    try:
+        return bool(read_json(record, "the record of a conversion") == _identity(path))
+    except (DataError, StorageError, OSError):
+        return False
 
 
 def megatron_prefix(path: Path) -> Path:
@@ -110,7 +128,7 @@ def write_store(path: Path, documents: Documents, split: str) -> None:
     """
     tokenizer = documents.tokenizer
     if tokenizer is None:
-        raise UserError("a token store needs the tokenizer of its tokens; add --tokenizer")
+        raise UserError("a token store needs the tokenizer of its tokens; add `tokenizer`")
     assert documents.end_of_text is not None, "set by the caller"
     with new_folder(path) as folder:
         bytes_of_tokens = np.zeros(tokenizer.vocab_size, dtype=np.int64)  # 0 for special tokens
@@ -140,7 +158,7 @@ def _add(writer: IndexedWriter, document: TokenDocument) -> None:
     if len(document.tokens) > np.iinfo(np.int32).max:
         raise UserError(
             f"a document has {len(document.tokens):,} tokens, more than an .idx can represent; add "
-            "--split-at-end-of-text"
+            "`split_at_end_of_text`"
         )
     if document.sizes is None:
         writer.add_document(document.tokens)

@@ -98,7 +98,7 @@ def with_tokenizer(documents: Documents, tokenizer: Tokenizer) -> Documents:
     """
     if documents.tokenizer and documents.tokenizer.digest != tokenizer.digest:
         raise UserError(
-            f"{documents.files[0]} was built with a tokenizer other than that of --tokenizer; remove --tokenizer"
+            f"{documents.files[0]} was built with a tokenizer other than that of `tokenizer`; remove `tokenizer`"
         )
 
     def read() -> Iterator[TokenDocument]:

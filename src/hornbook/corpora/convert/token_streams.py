@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from hornbook.corpora.convert.token_documents import Documents, TokenDocument, as_tokens
 from hornbook.errors import DataError
-from hornbook.storage.system import storage_errors
+from hornbook.formats.foreign import name_foreign
+from hornbook.storage.system import open_regular, storage_errors
 
 _HEADER: Final = np.dtype(("<i4", (256,)))
 _LLMC: Final[dict[tuple[int, int], np.dtype[Any]]] = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
@@ -26,9 +27,11 @@ _RAW: Final = np.dtype("<u2")
 
 
 def read_nanogpt(path: Path) -> Documents:
-    """Read raw uint16 tokens as one document. Raises DataError for an odd number of bytes, or a file of llm.c."""
+    """Read raw uint16 tokens as one document. Raises DataError for an odd number of bytes, or another file."""
     if is_llmc(path):
-        raise DataError(f"{path}: begins with the header of llm.c; read it with --from llm.c")
+        raise DataError(f"{path}: begins with the header of llm.c; read it with `source_format='llm.c'`")
+    if found := name_foreign(path):
+        raise DataError(f"{path} is {found}")
     return _stream(path, _RAW, 0, _size(path))
 
 
@@ -37,7 +40,9 @@ def read_llmc(path: Path) -> Documents:
     header, size = _header(path), _size(path)
     if header is None or (int(header[0]), int(header[1])) not in _LLMC:
         known = " or ".join(f"{magic}, version {version}" for magic, version in _LLMC)
-        raise DataError(f"{path}: not a token file of llm.c, which begins with {known}; check the path and --from")
+        raise DataError(
+            f"{path}: not a token file of llm.c, which begins with {known}; check the path and `source_format`"
+        )
     dtype = _LLMC[int(header[0]), int(header[1])]
     expected = _HEADER.itemsize + int(header[2]) * dtype.itemsize
     if size != expected:
@@ -52,18 +57,28 @@ def is_llmc(path: Path) -> bool:
 
 
 def how_to_convert(path: Path) -> str | None:
-    """Return the message that tells how to convert a file of tokens to a store; None for other files and folders."""
-    command = f"`hornbook corpus convert {path} FOLDER --to store --tokenizer TOKENIZER --end-of-text stored"
+    """Return how to convert a file of tokens to a store, or what a file or folder of another project is; else None."""
+    if found := name_foreign(path):
+        return f"{path} is {found}"
+    whole = f"hornbook corpus convert {path} FOLDER --to store --tokenizer TOKENIZER --end-of-text stored"
+    split = (
+        f"hornbook corpus convert {path} FOLDER --to store --tokenizer TOKENIZER --end-of-text stored "
+        "--split-at-end-of-text"
+    )
+    nanogpt = (
+        f"hornbook corpus convert {path} FOLDER --to store --tokenizer TOKENIZER --end-of-text stored "
+        "--split-at-end-of-text --from nanogpt"
+    )
     if not path.is_file():
         return None
     if is_llmc(path):
-        return f"{path} is a token file of llm.c; convert it with {command} --split-at-end-of-text`"
+        return f"{path} is a token file of llm.c; convert it with `{split}`"
     if path.suffix == ".npy":
-        return f"{path} is an array; if it has tokens, convert it with {command}`"
+        return f"{path} is an array; if it has tokens, convert it with `{whole}`"
     if path.suffix == ".bin":
         return (
             f"{path} has no {path.stem}.idx beside it; if it has raw uint16 tokens, as written by nanoGPT, convert it "
-            f"with {command} --split-at-end-of-text --from nanogpt`"
+            f"with `{nanogpt}`"
         )
     return None
 
@@ -78,7 +93,7 @@ def _size(path: Path) -> int:
 def _header(path: Path) -> NDArray[np.int32] | None:
     if not path.is_file():
         return None
-    with storage_errors("read", path), path.open("rb") as file:
+    with storage_errors("read", path), open_regular(path) as file:
         start = file.read(_HEADER.itemsize)
     return np.frombuffer(start, dtype="<i4") if len(start) == _HEADER.itemsize else None
 
@@ -86,7 +101,7 @@ def _header(path: Path) -> NDArray[np.int32] | None:
 def _stream(path: Path, dtype: np.dtype[Any], offset: int, size: int) -> Documents:
     if (size - offset) % dtype.itemsize:
         raise DataError(
-            f"{path}: {size} bytes are not a whole number of {dtype.name} tokens; check the path and --from"
+            f"{path}: {size} bytes are not a whole number of {dtype.name} tokens; check the path and `source_format`"
         )
 
     def read() -> Iterator[TokenDocument]:

@@ -3,7 +3,7 @@
 ::
 
     gpt2-mine/  config.json  generation_config.json  model.safetensors
-                tokenizer.json  vocab.json  merges.txt  tokenizer_config.json
+                tokenizer.json  vocab.json  merges.txt  tokenizer_config.json  README.md (the model card)
 
 All files are written into a temporary folder that is then renamed: the folder is either complete or absent. The tied
 head is left out of the weights, as in transformers. The price: a single weights file of any size, into which the
@@ -20,19 +20,19 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from hornbook import storage
 from hornbook.checkpoint.contents import Contents
 from hornbook.checkpoint.tensors import encode
 from hornbook.config import ClassificationConfig, EncoderConfig, GPTConfig, Recipe, RobertaConfig, TransformerConfig
 from hornbook.errors import CheckpointError, StorageError, UserError
-from hornbook.exchange.documents import recipe_of, tokenizer_of
+from hornbook.exchange.documents import has_start_token, recipe_of, tokenizer_of
+from hornbook.exchange.fit import build_described
 from hornbook.exchange.huggingface.encoders import BIASES, EncoderFamily
 from hornbook.exchange.huggingface.families import Family, family_of
+from hornbook.exchange.huggingface.model_card import MODEL_CARD, Card, model_card
 from hornbook.exchange.huggingface.model_folder import UNTRAINED
 from hornbook.exchange.huggingface.tokenizer_files import tokenizer_files
-from hornbook.exchange.upgrade import upgrade
-from hornbook.model import model_of
 from hornbook.model.sparse_layers import dense_weights
-from hornbook.storage import files as storage
 from hornbook.storage.json_files import dump_json
 from hornbook.text.tokenizer import Tokenizer
 
@@ -42,7 +42,13 @@ DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.fl
 
 
 def write_folder(
-    path: Path, contents: Contents, *, dtype: str = "fp32", warn: Callable[[str], None] = _logger.warning
+    path: Path,
+    contents: Contents,
+    *,
+    dtype: str = "fp32",
+    source: Path | None = None,
+    license: str | None = None,  # noqa: A002 - the option's name
+    warn: Callable[[str], None] = _logger.warning,
 ) -> dict[str, storage.Written]:
     """Write a model and its tokenizer as a Hugging Face folder; return size and hash of each file by name.
 
@@ -50,7 +56,9 @@ def write_folder(
         path: the folder, which must not exist.
         contents: contents of a checkpoint: the group ``model``, the document ``recipe``, maybe ``tokenizer.json``.
         dtype: dtype of the written weights: fp32, bf16 or fp16.
-        warn: called for differences between the model and the export.
+        source: the checkpoint on disk, for the numbers of its run in the model card, and for errors.
+        license: identifier of the license for the model card, such as apache-2.0; None leaves a line to fill.
+        warn: called for differences between the model and the export, and for numbers that cannot be read.
 
     Raises:
         UserError: ``path`` already exists.
@@ -58,13 +66,12 @@ def write_folder(
         StorageError: the disk is full, read-only or failing; the folder is then not created.
     """
     if os.path.lexists(path):
-        raise UserError(f"{path} exists already; choose another --output or remove it")
-    recipe, tokenizer = recipe_of(contents, "the checkpoint"), tokenizer_of(contents, "the checkpoint")
+        raise UserError(f"{path} exists already; choose another `output` or remove it")
+    what = "the checkpoint" if source is None else str(source)
+    recipe, tokenizer = recipe_of(contents, what), tokenizer_of(contents, what)
     model = recipe.model
-    with torch.device("meta"):
-        here = model_of(recipe, torch.float32)
-    contents = upgrade(contents, {"model": here.saved_tensors()})
     family = family_of(model)
+    here, contents = build_described(contents, recipe, what, torch.float32)
     documents = _documents(family, model, tokenizer, dtype)
     documents["config.json"] |= _labels(recipe)
     theirs = family.to_theirs(dense_weights(contents.tensors["model"], here), model)
@@ -76,7 +83,17 @@ def write_folder(
             warn(note)
     weights = _cast(theirs, dtype)
     small = {name: dump_json(value) for name, value in documents.items()}
-    small |= tokenizer_files(tokenizer, model.max_positions) if tokenizer else {}
+    if tokenizer:
+        generates = "generation_config.json" in documents
+        has_start = generates and has_start_token(contents)
+        small |= tokenizer_files(tokenizer, model.max_positions, generates=generates, has_start=has_start)
+    kind = documents["config.json"]["architectures"][0]
+    card = Card(title=path.name, architecture=kind, source=source, license=license, warn=warn)
+    return _write(path, weights, small | {MODEL_CARD: model_card(card, contents).encode()})
+
+
+def _write(path: Path, weights: dict[str, Tensor], small: dict[str, bytes]) -> dict[str, storage.Written]:
+    """Write the folder, all of it or nothing."""
     temporary = storage.temporary_beside(path)
     try:
         storage.make_directory(temporary, exist_ok=False)
@@ -113,7 +130,10 @@ def _documents(
     ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
     if isinstance(model, GPTConfig) and model.head == "classification":
         return {"config.json": config | ends | {"pad_token_id": _last_in_no_text(tokenizer)}}
-    return {"config.json": config | ends, "generation_config.json": ends}
+    generation: dict[str, Any] = ends | {"pad_token_id": end_of_text}
+    if tokenizer and model.vocab_size and tokenizer.vocab_size < model.vocab_size:
+        generation["suppress_tokens"] = list(range(tokenizer.vocab_size, model.vocab_size))  # hornbook chooses none
+    return {"config.json": config | ends, "generation_config.json": generation}
 
 
 def _last_in_no_text(tokenizer: Tokenizer | None) -> int | None:

@@ -21,13 +21,15 @@ from hornbook.checkpoint.manifest import MANIFEST
 from hornbook.config import Recipe, recipe_from_dict, recipe_to_dict
 from hornbook.errors import CheckpointError, DataError, RecipeError
 from hornbook.exchange import tensorflow
+from hornbook.exchange.documents import START
 from hornbook.exchange.foreign import inside
 from hornbook.exchange.huggingface.common import labels_of
 from hornbook.exchange.huggingface.families import FAMILIES, objective_of
-from hornbook.exchange.huggingface.tokenizer_files import read_tokenizer
+from hornbook.exchange.huggingface.tokenizer_files import has_start_token, read_tokenizer
 from hornbook.exchange.huggingface.weights import PICKLED_FILES, SAFE_FILES, read_weights
 from hornbook.storage.files import sha256_file
 from hornbook.storage.json_files import read_json
+from hornbook.text.tokenizer import Tokenizer
 
 CONFIG: Final = "config.json"
 UNTRAINED: Final = "untrained"
@@ -78,9 +80,10 @@ def read_folder(
         documents[UNTRAINED] = list(imported.untrained)
     if with_source:
         documents["source"] = {"folder": str(folder.absolute()), "files": _hashes(files)}
-    return Contents(
-        step=0, tensors={"model": imported.weights}, documents=documents, files=_tokenizer(folder, recipe, warn)
-    )
+    tokenizer = _tokenizer(folder, recipe, warn)
+    documents[START] = tokenizer is not None and has_start_token(folder, tokenizer)
+    files_of_ours = {"tokenizer.json": tokenizer.to_json().encode()} if tokenizer else {}
+    return Contents(step=0, tensors={"model": imported.weights}, documents=documents, files=files_of_ours)
 
 
 def _read_config(folder: Path, index: Path | None) -> tuple[Path, dict[str, Any]]:
@@ -133,14 +136,13 @@ def _objective(config: Mapping[str, Any], head: str, weights: Collection[str]) -
     return {"name": head} | ({"labels": list(labels_of(config))} if head == "classification" else {})
 
 
-def _tokenizer(folder: Path, recipe: Recipe, warn: Callable[[str], None]) -> dict[str, bytes]:
+def _tokenizer(folder: Path, recipe: Recipe, warn: Callable[[str], None]) -> Tokenizer | None:
     assert recipe.model.vocab_size is not None, "each family sets it"
     try:
-        tokenizer = read_tokenizer(folder, recipe.model.vocab_size)
+        return read_tokenizer(folder, recipe.model.vocab_size)
     except DataError as error:
         warn(f"the tokenizer is left out, since hornbook cannot use it: {error}")
-        return {}
-    return {"tokenizer.json": tokenizer.to_json().encode()} if tokenizer else {}
+        return None
 
 
 def _hashes(files: list[Path]) -> dict[str, dict[str, object]]:

@@ -6,6 +6,7 @@
     Tokenizer, byte-level BPE   -> tokenizer.json, tokenizer_config.json, vocab.json, merges.txt
     Tokenizer, WordPiece        -> tokenizer.json, tokenizer_config.json, vocab.txt
 
+Where hornbook starts prompts with the end-of-text token, the written tokenizer adds it (`hornbook.text.start_token`).
 One difference remains: in transformers, the name of a special token inside a text is that token (unless
 ``split_special_tokens=True``); here it is text.
 """
@@ -18,8 +19,9 @@ from hornbook.errors import CheckpointError, DataError
 from hornbook.exchange.foreign import inside
 from hornbook.storage.json_files import dump_json, read_json
 from hornbook.text.special_tokens import ROLE_NAMES
+from hornbook.text.start_token import start_of, with_start
 from hornbook.text.tokenizer import Tokenizer
-from hornbook.text.tokenizer_json import read_bert_config
+from hornbook.text.tokenizer_json import dump, read_bert_config
 from hornbook.text.tokenizer_names import FILES
 
 _PAIRS: Final = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
@@ -58,10 +60,33 @@ def has_tokenizer(folder: Path) -> bool:
     return bool(there & {"tokenizer.json", "vocab.txt"}) or any(there.issuperset(pair) for pair in _PAIRS)
 
 
-def tokenizer_files(tokenizer: Tokenizer, max_positions: int) -> dict[str, bytes]:
+def has_start_token(folder: Path, tokenizer: Tokenizer) -> bool:
+    """Return whether transformers puts the end-of-text token before texts, by the files of a folder.
+
+    Raises:
+        DataError: its settings are malformed.
+    """
+    there = _there(folder)
+    if "tokenizer.json" in there:
+        settings = read_json(folder / "tokenizer.json", "the tokenizer")
+        return tokenizer.end_of_text is not None and start_of(settings) == tokenizer.end_of_text_id
+    settings = read_json(folder / "tokenizer_config.json", "its settings") if "tokenizer_config.json" in there else {}
+    return isinstance(settings, dict) and settings.get("add_bos_token") is True and tokenizer.end_of_text is not None
+
+
+def tokenizer_files(
+    tokenizer: Tokenizer, max_positions: int, *, generates: bool = False, has_start: bool = False
+) -> dict[str, bytes]:
     """Return the files that transformers' ``AutoTokenizer`` reads, by name.
 
-    Raises CheckpointError if a token contains white space or a line end, which the plain files cannot represent.
+    Args:
+        tokenizer: the tokenizer.
+        max_positions: the model's.
+        generates: whether its model continues texts, so that a batch of prompts is padded on the left.
+        has_start: whether each text starts with the end-of-text token.
+
+    Raises:
+        CheckpointError: a token contains white space or a line end, which the plain files cannot represent.
     """
     names = {role: tokenizer.name_of(role) for role in ROLE_NAMES}
     tokens = {f"{'unk' if role == 'unknown' else role}_token": name for role, name in names.items() if name}
@@ -74,8 +99,16 @@ def tokenizer_files(tokenizer: Tokenizer, max_positions: int) -> dict[str, bytes
         files, own = _word_piece_files(tokenizer), _word_piece_settings(tokenizer)
     elif tokenizer.end_of_text:
         own["eos_token"] = tokenizer.end_of_text
+    description = tokenizer.settings
+    if generates and tokenizer.end_of_text is not None:
+        ends = dict.fromkeys(("bos_token", "eos_token", "pad_token"), tokenizer.end_of_text)
+        own |= ends | {"padding_side": "left", "add_bos_token": has_start}
+    if has_start and tokenizer.end_of_text is not None:
+        description = with_start(description, tokenizer.end_of_text, tokenizer.vocab[tokenizer.end_of_text])
+        if own["tokenizer_class"] != "GPT2Tokenizer":
+            own["tokenizer_class"] = "PreTrainedTokenizerFast"  # another class has a frame of its own
     return {
-        "tokenizer.json": tokenizer.to_json().encode(),
+        "tokenizer.json": dump(description).encode(),
         **files,
         "tokenizer_config.json": dump_json(settings | own),
     }

@@ -31,7 +31,7 @@ from hornbook.exchange.tensorflow.table import read_table
 from hornbook.formats.crc32c import masked_crc32c
 from hornbook.formats.protobuf import DELIMITED, VARINT, Malformed, read_fields, read_varint
 from hornbook.storage.json_files import read_bytes
-from hornbook.storage.system import storage_errors
+from hornbook.storage.system import open_regular, storage_errors
 
 _MOST_INDEX_BYTES: Final = 16 << 20
 _MOST_SHARDS: Final = 99_999
@@ -118,7 +118,7 @@ def read_variables(bundle: Bundle, names: Collection[str]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for number, there in sorted(by_shard.items()):
         path = bundle.shard(number)
-        with storage_errors("read", path), path.open("rb") as file:
+        with storage_errors("read", path), open_regular(path) as file:
             available = file.seek(0, 2)
             for name in sorted(there, key=lambda name: bundle.variables[name].offset):
                 variable = bundle.variables[name]

@@ -20,7 +20,7 @@ from typing import Final
 
 from hornbook.formats.crc32c import masked_crc32c
 from hornbook.formats.protobuf import Malformed, read_varint
-from hornbook.storage.system import storage_errors
+from hornbook.storage.system import open_regular, storage_errors
 
 MOST_ENTRIES: Final = 100_000
 LONGEST_KEY: Final = 1024
@@ -32,7 +32,7 @@ _TRAILER: Final = struct.Struct("<BI")
 
 def is_table(path: Path) -> bool:
     """Return whether a file is a table, by its last bytes."""
-    with storage_errors("read", path), path.open("rb") as file:
+    with storage_errors("read", path), open_regular(path) as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - len(_MAGIC)))
         return file.read() == _MAGIC

@@ -21,8 +21,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hornbook.errors import UserError
 from hornbook.ops.block_pattern import Pattern, from_dense, to_dense
-from hornbook.ops.native.build import TILES, BuildError
+from hornbook.ops.native.build import TILES
+from hornbook.ops.native.cache import BuildError
 from hornbook.ops.native.kernels import BLOCKS, in_use
 from hornbook.ops.native.library import PYTORCH, SUFFIXES, Form, Kernel, is_right, load, rows, seconds
 
@@ -89,14 +91,18 @@ def product(own: Form, x_NC: Tensor, values: Tensor, lines: Lines) -> Tensor:
         x_NC: the tokens, fp32 or bf16.
         values: blocks ``[n, b, b]``, rounded to the dtype of ``x``.
         lines: of the outputs.
+
+    Raises:
+        UserError: the lines are not those of a matrix of this size.
     """
     x_NC, size, count = rows(x_NC), values.shape[-1], len(lines.starts) - 1
     y_NC = x_NC.new_empty(len(x_NC), count * size)
     values = values.to(x_NC.dtype).contiguous()
-    own(
-        f"block_sparse_product_{SUFFIXES[x_NC.dtype]}", x_NC, x_NC.stride(0), *x_NC.shape, values,
+    failed = own.integer(
+        f"block_sparse_product_{SUFFIXES[x_NC.dtype]}", x_NC, x_NC.stride(0), *x_NC.shape, values, len(values),
         lines.starts, lines.others, lines.order, count, size, lines.across, y_NC, torch.get_num_threads(),
     )  # fmt: skip
+    _refuse(failed)
     return y_NC
 
 
@@ -109,15 +115,25 @@ def weight_gradient(own: Form, gradient_NC: Tensor, x_NC: Tensor, lines: Lines, 
         x_NC: ``[N, C·b]``, of the same dtype.
         lines: rows or columns; those of the wider of the two tensors are faster.
         size: b.
+
+    Raises:
+        UserError: the lines are not those of a matrix of this size.
     """
     along, others = map(rows, (x_NC, gradient_NC) if lines.across else (gradient_NC, x_NC))
     of_values = torch.empty(len(lines.others), size, size)
-    own(
+    failed = own.integer(
         f"block_sparse_weight_gradient_{SUFFIXES[x_NC.dtype]}", along, along.stride(0), others, others.stride(0),
-        *others.shape, lines.starts, lines.others, lines.order, len(lines.starts) - 1, size, lines.across, of_values,
-        torch.get_num_threads(),
+        *others.shape, len(lines.others), lines.starts, lines.others, lines.order, len(lines.starts) - 1, size,
+        lines.across, of_values, torch.get_num_threads(),
     )  # fmt: skip
+    _refuse(failed)
     return of_values
+
+
+def _refuse(failed: int) -> None:
+    """Raise UserError if a product found indices of blocks outside of its operands."""
+    if failed:
+        raise UserError("the pattern of a block-sparse product does not fit its operands: check the positions")
 
 
 def _agrees(own: Form, _: torch.dtype) -> bool:

@@ -17,23 +17,30 @@ passes it the functions of the runtime that PyTorch has loaded.
 `setup.py` imports this module without PyTorch, so neither it nor its imports may need PyTorch.
 """
 
-import fcntl
 import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from hornbook.storage.files import make_directory, rename
-from hornbook.storage.system import open_own, storage_errors, usable_cores
+from hornbook.ops.native.cache import (
+    LIBRARY,
+    BuildError,
+    commit,
+    compiling_in,
+    default_cache,
+    find_flaw,
+    locked,
+    make_private,
+)
+from hornbook.storage.system import usable_cores
 
 _logger = logging.getLogger("hornbook.ops")
 SOURCES = Path(__file__).parent / "csrc"
@@ -59,63 +66,65 @@ _SOURCES: Mapping[str, Sequence[str]] = {
 """The sources that have a form for an instruction set, if not all have one."""
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-w")
 _FOR_ANY_PROCESSOR = "cpu.cpp"
-_LIBRARY = "libhornbook.so"
 _LONGEST_BUILD = 600.0
-
-
-class BuildError(Exception):
-    """The library cannot be built on this machine; the message is a short reason."""
 
 
 def library(cache: Path | None = None) -> Path:
     """Return the path of the shared library in the installation or the cache, after compiling it if necessary.
 
-    A build is used if sources, flags, version of the C library and compiler match. Without a compiler, the
-    installation's build is used whatever its compiler.
+    A build is used if sources, flags, version of the C library and compiler match, and if it has no flaw, see
+    `hornbook.ops.native.cache`. Without a compiler, the installation's build is used whatever its compiler.
 
     Args:
         cache: folder of all builds; None for the user's.
 
     Raises:
-        BuildError: this is not x86-64 Linux, or there is no compiler, or it fails.
+        BuildError: this is not x86-64 Linux, there is no compiler, it fails, or other users can write to the cache.
         StorageError: the cache cannot be written.
     """
     _check_system()
     try:
         compiler, version = find_compiler()
-    except BuildError:
-        installed = next(INSTALLED.glob(f"{_sources_key()}-*/{_LIBRARY}"), None)
-        if installed is None:
-            raise
-        return installed
+    except BuildError as error:
+        found = sorted(INSTALLED.glob(f"{_sources_key()}-*/{LIBRARY}"))
+        flaws = [find_flaw(path, installed=True) for path in found]
+        if None in flaws:
+            return found[flaws.index(None)]
+        raise BuildError("; ".join(map(str, (*flaws, error)))) from error
     name = _name(version)
-    installed = INSTALLED / name / _LIBRARY
-    return installed if installed.exists() else _built(compiler, (cache or default_cache()) / name)
+    installed = INSTALLED / name / LIBRARY
+    if installed.exists() and find_flaw(installed, installed=True) is None:
+        return installed
+    return _built(compiler, (cache or default_cache()) / name)
 
 
 def build_into(folder: Path) -> Path:
-    """Compile the library in ``folder``, for an installation, and return its path.
+    """Compile the library in a folder in ``folder``, for an installation, and return its path; its hash is beside it.
 
     Raises:
         BuildError: as for ``library``.
     """
     _check_system()
     compiler, version = find_compiler()
-    target = folder / _name(version) / _LIBRARY
+    target = folder / _name(version) / LIBRARY
     target.parent.mkdir(parents=True, exist_ok=True)
-    _build(compiler, target)
+    _build(compiler, target.parent)
     return target
 
 
-def _built(compiler: str, folder: Path) -> Path:
+def _built(compiler: Sequence[str], folder: Path) -> Path:
     """Return the path of the library in ``folder``, after compiling it if necessary."""
-    target = folder / _LIBRARY
-    if not target.exists():
-        make_directory(folder)
-        with _lock(folder):
-            if not target.exists():  # another process may have built it
-                _logger.warning("compiling native operators, once on this machine (about a minute of processor time)")
-                _build(compiler, target)
+    make_private(folder)
+    target = folder / LIBRARY
+    if find_flaw(target) is not None:
+        with locked(folder):
+            if (flaw := find_flaw(target)) is None:  # another process has built it
+                return target
+            again = f" again, since {flaw}" if target.exists() else ", once on this machine"
+            _logger.warning("compiling native operators%s (about a minute of processor time)", again)
+            _build(compiler, folder)
+            if flaw := find_flaw(target):
+                raise BuildError(flaw)
     return target
 
 
@@ -132,26 +141,27 @@ def _check_system() -> None:
         raise BuildError(f"they require x86-64 Linux, but this is {platform.machine()} {platform.system()}")
 
 
-def default_cache() -> Path:
-    """Return the folder of all builds of this user."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "hornbook" / "native"
+def find_compiler() -> tuple[list[str], str]:
+    """Return the command of the C++ compiler and its version text: of ``$CXX``, g++, clang++ or c++.
 
-
-def find_compiler() -> tuple[str, str]:
-    """Return the path of the C++ compiler, ``$CXX``, g++, clang++ or c++, and its version text.
+    ``$CXX`` is split as a shell does, so it may have arguments: ``ccache g++``.
 
     Raises:
         BuildError: there is no compiler.
     """
-    for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
-        path = shutil.which(name) if name else None
-        if path:
-            return path, f"{path}\n{_run([path, '--version'])}"
+    try:
+        given = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise BuildError(f"CXX is {os.environ['CXX']}, which a shell could not split: {error}") from error
+    for name, *options in filter(None, (given, ["g++"], ["clang++"], ["c++"])):
+        if path := shutil.which(name):
+            command = [path, *options]
+            return command, f"{shlex.join(command)}\n{_run([*command, '--version'])}"
     raise BuildError("there is no C++ compiler; install g++ or clang++, or set CXX")
 
 
 def _name(version: str) -> str:
-    """Return the folder name of a build, a hash of sources and flags, and of the compiler's path and version."""
+    """Return the folder name of a build, a hash of sources and flags, and of the compiler's command and version."""
     return f"{_sources_key()}-{hashlib.sha256(version.encode()).hexdigest()[:12]}"
 
 
@@ -163,39 +173,46 @@ def _sources_key() -> str:
     return digest.hexdigest()[:24]
 
 
-def _build(compiler: str, target: Path) -> None:
+def _build(compiler: Sequence[str], folder: Path) -> None:
     known = [isa for isa, flags in INSTRUCTION_SETS.items() if _knows(compiler, flags)]
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+    with compiling_in(folder) as work:
         objects, commands = [], []
         for isa in (None, *known):
             flags = () if isa is None else (f"-DHB_ISA={isa}", f"-DHB_{isa.upper()}", *INSTRUCTION_SETS[isa])
             for source in sources(isa):
-                objects.append(f"{scratch}/{source.stem}-{isa}.o")
-                commands.append([compiler, *_FLAGS, *flags, "-c", str(source), "-o", objects[-1]])
+                objects.append(f"{work}/{source.stem}-{isa}.o")
+                commands.append([*compiler, *_FLAGS, *flags, "-c", str(source), "-o", objects[-1]])
         with ThreadPoolExecutor(usable_cores()) as pool:
-            list(pool.map(_run, commands))
-        linked = Path(scratch) / target.name
-        _run([compiler, "-shared", "-o", str(linked), *objects])
-        rename(linked, target)
+            list(pool.map(lambda command: _run(command, temporary=work), commands))
+        linked = work / LIBRARY
+        _run([*compiler, "-shared", "-o", str(linked), *objects], temporary=work)
+        commit(linked, folder)
 
 
-def _knows(compiler: str, flags: Sequence[str]) -> bool:
+def _knows(compiler: Sequence[str], flags: Sequence[str]) -> bool:
     try:
-        _run([compiler, *flags, "-x", "c++", "-fsyntax-only", "-"])
+        _run([*compiler, *flags, "-x", "c++", "-fsyntax-only", "-"])
     except BuildError:
         return False
     return True
 
 
-def _run(command: Sequence[str]) -> str:
-    """Run a program and return its output.
+def _run(command: Sequence[str], temporary: Path | None = None) -> str:
+    """Run a program, with its temporary files in ``temporary``, and return its output.
 
     Raises:
         BuildError: the program fails.
     """
+    environment = os.environ | ({} if temporary is None else {"TMPDIR": str(temporary)})
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_LONGEST_BUILD
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LONGEST_BUILD,
+            env=environment,
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise BuildError(f"{command[0]} does not run: {error}") from error
@@ -203,15 +220,3 @@ def _run(command: Sequence[str]) -> str:
         told = next((line for line in done.stderr.splitlines() if "error" in line), f"exit code {done.returncode}")
         raise BuildError(f"{command[0]} fails: {told.strip()}")
     return done.stdout
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Lock the folder of a build, waiting for other processes."""
-    with storage_errors("lock", folder):
-        descriptor = open_own(folder / "lock")
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)

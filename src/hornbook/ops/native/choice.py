@@ -33,7 +33,8 @@ from hornbook.ops.native import (
     products,
     token_block,
 )
-from hornbook.ops.native.build import HALVES, BuildError
+from hornbook.ops.native.build import HALVES
+from hornbook.ops.native.cache import BuildError
 from hornbook.ops.native.kernels import BLOCKS, NOT_CHOSEN, Kernels, form_of, in_use
 from hornbook.ops.native.library import PYTORCH, SUFFIXES, Form, Kernel, instruction_sets, is_right, load, seconds
 

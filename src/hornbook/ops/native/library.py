@@ -14,6 +14,7 @@ user's cache. A form is compared with PyTorch when a process selects it; a form 
 import ctypes
 import functools
 import hashlib
+import math
 import re
 import subprocess
 import sys
@@ -28,8 +29,9 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import DataError, StorageError
-from hornbook.ops.native.build import HALVES, INSTRUCTION_SETS, TILES, BuildError, default_cache, library
-from hornbook.storage.files import make_directory, replace_file
+from hornbook.ops.native.build import HALVES, INSTRUCTION_SETS, TILES, library
+from hornbook.ops.native.cache import BuildError, default_cache, make_private
+from hornbook.storage.files import replace_file
 from hornbook.storage.json_files import dump_json, read_json
 from hornbook.track.environment import cpu_model
 
@@ -57,8 +59,8 @@ class Form:
         """
         _function(self.isa, name)(*map(_word, arguments))
 
-    def integer(self, name: str, *arguments: int) -> int:
-        """Call ``hb_<isa>_<name>``, which returns an int64."""
+    def integer(self, name: str, *arguments: "int | Tensor | None") -> int:
+        """Call ``hb_<isa>_<name>``, which returns an int64; arguments as in a call without a result."""
         return int(_function(self.isa, name)(*map(_word, arguments)))
 
 
@@ -94,11 +96,17 @@ class _Runtime(ctypes.Structure):
 def load() -> ctypes.CDLL | BuildError:
     """Return the library, built if necessary, or the reason why it cannot be built or loaded."""
     try:
-        return open_library(library())
+        return open_library(_path())
     except BuildError as error:
         return error
     except (OSError, AttributeError, StorageError) as error:
         return BuildError(str(error))
+
+
+@functools.cache
+def _path() -> Path:
+    """Return the path of the library, built if necessary; it is verified once per process."""
+    return library()
 
 
 def open_library(path: Path) -> ctypes.CDLL:
@@ -140,7 +148,7 @@ def instruction_sets() -> tuple[str, ...]:
     bits = built.hb_instruction_sets()
     present = [isa for bit, isa in enumerate(INSTRUCTION_SETS) if bits >> bit & 1]
     compiled = [isa for isa in reversed(present) if hasattr(built, f"hb_{isa}_works")]
-    return tuple(isa for isa in compiled if isa != TILES or _works(library(), isa))
+    return tuple(isa for isa in compiled if isa != TILES or _works(_path(), isa))
 
 
 def _works(built: Path, isa: str) -> bool:
@@ -168,13 +176,14 @@ def seconds(kernel: Kernel) -> Mapping[str, float]:
     It is processor time on one thread, on which other load has little effect, and measured once per machine, so that
     the selection does not change.
     """
-    times = _known_seconds().get(kernel.name)
+    times = _all_seconds().get(_circumstances(), {}).get(kernel.name)
     if times is None or not set(times) >= {PYTORCH, *kernel.instruction_sets}:
         times = _measure(kernel)
-        with suppress(StorageError):  # a cache that cannot be written is measured again
-            make_directory(_times_file().parent)
-            known = {**_known_seconds(), kernel.name: times}
-            replace_file(_times_file(), dump_json({**_all_seconds(), _circumstances(): known}))
+        with suppress(BuildError, StorageError):  # a cache that cannot be written is measured again
+            make_private(_times_file().parent)
+            known = _all_seconds()
+            known.setdefault(_circumstances(), {})[kernel.name] = times
+            replace_file(_times_file(), dump_json(known))
     return times
 
 
@@ -195,21 +204,29 @@ def _measure(kernel: Kernel) -> dict[str, float]:
 
 
 def _times_file() -> Path:
-    return default_cache() / library().parent.name / "seconds.json"  # an installation may be read-only
+    """Return the path of the stored times, in the cache also for an installed library. Raises BuildError."""
+    return default_cache() / _path().parent.name / "seconds.json"  # an installation may be read-only
 
 
-def _all_seconds() -> dict[str, Any]:
+def _all_seconds() -> dict[str, dict[str, dict[str, float]]]:
+    """Return the stored times by circumstances, kernel and instruction set, without those that cannot be times."""
     try:
-        content = read_json(_times_file(), "the times of native operators") if _times_file().exists() else {}
-    except (DataError, StorageError):
+        content = read_json(_times_file(), "the times of native operators")
+    except (BuildError, DataError, StorageError):
         return {}
-    return content if isinstance(content, dict) else {}
+    return {
+        circumstances: {kernel: times for kernel, times in kernels.items() if _are_times(times)}
+        for circumstances, kernels in (content.items() if isinstance(content, dict) else ())
+        if isinstance(kernels, dict) and (circumstances + "".join(kernels)).isprintable()
+    }
 
 
-def _known_seconds() -> dict[str, dict[str, float]]:
-    """Return the times measured under the current circumstances, by kernel."""
-    known = _all_seconds().get(_circumstances())
-    return known if isinstance(known, dict) else {}
+def _are_times(found: object) -> bool:
+    """Return whether a value is a time in seconds for each of some known instruction sets."""
+    return isinstance(found, dict) and all(
+        isa in (PYTORCH, *INSTRUCTION_SETS) and isinstance(taken, float) and 0 <= taken < math.inf
+        for isa, taken in found.items()
+    )
 
 
 @functools.cache

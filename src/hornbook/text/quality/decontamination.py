@@ -92,7 +92,7 @@ def evaluation_ngrams(source: str, reading: ReadOptions, num_words: int) -> dict
                 if length >= SHORTEST:
                     found.setdefault(length, []).append(ngrams(words, length))
     except DataError as error:
-        raise DataError(f"evaluation set {str(error).replace('--field', '--decontaminate-field')}") from error
+        raise DataError(f"evaluation set {str(error).replace('`field', '`decontaminate_field')}") from error
     if not found:
         raise DataError(f"evaluation set {source}: no passage has {SHORTEST} or more words; check the path")
     return {length: np.unique(np.concatenate(hashes)) for length, hashes in found.items()}

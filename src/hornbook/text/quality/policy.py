@@ -150,7 +150,7 @@ def find_suspicions(
     """
     found = {}
     if empty_files:
-        remedy = "exclude empty files, or check --from and --field"
+        remedy = "exclude empty files, or check `format` and `field`"
         found["empty-file"] = f"{_name_files(empty_files)} gave no documents; {remedy}"
     if unused_files:
         remedy = "loosen the filters, or exclude such files"
@@ -160,7 +160,7 @@ def find_suspicions(
         steps = ", ".join(counted_kind(count, name) for name, count in dropped.items() if count)
         found["dropped"] = (
             f"{num_dropped:,} of {counted(documents, 'document')} were dropped ({steps}), more than {max_dropped:.0%}; "
-            "check the input, loosen the filters, or raise --max-dropped"
+            "check the input, loosen the filters, or raise `max_dropped`"
         )
     # allow one end-of-text token per document, so that short documents do not exceed the limit
     most = _MOST_TOKENS_PER_BYTE * num_bytes + documents - num_dropped
@@ -172,9 +172,9 @@ def find_suspicions(
     if list_items >= _LEAST_LIST_ITEMS and empty_list_items > _MOST_EMPTY_LIST_ITEMS * list_items:
         found["empty-list-items"] = (
             f"{empty_list_items:,} of {counted(list_items, 'list item')} are empty: their text is in templates, which "
-            "are dropped (as in a Wiktionary); drop lists (--lists drop), or use text with expanded templates"
+            "are dropped (as in a Wiktionary); drop lists (`lists='drop'`), or use text with expanded templates"
         )
-    return {kind: f"{message} (--allow {kind})" for kind, message in found.items()}
+    return {kind: f"{message} (`allow='{kind}'`)" for kind, message in found.items()}
 
 
 def _name_files(names: Sequence[str]) -> str:

@@ -9,7 +9,8 @@ whole columns for UTF-8, so the column is viewed as bytes, and an invalid row ma
 that yields implausibly more text than its size is an error.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 _DOCUMENT: Final = b"d"
 _ERROR: Final = b"e"
 _BUFFER: Final = 1 << 20
+_MOST_OFFERS: Final = 8
+_LONGEST_OFFER: Final = 200
 _ROWS_AT_ONCE: Final = 256
 _PARQUET_TEXT: Final = ("STRING", "NONE", "JSON", "ENUM")
 _BYTES_OF: Final = {
@@ -89,12 +92,12 @@ def outcomes(format_name: str, source: Source, options: ReadOptions, start: int)
 
 
 def no_such_column(source: Source, field: str, names: Sequence[str]) -> DataError:
-    """Return the error for a name that no column, or more than one, has."""
-    others = ", ".join(f"{name!r:.40}" for name in names[:8]) + ", ..." * (len(names) > 8)
+    """Return the error for a name that no column of text, or more than one, has; ``names`` are those to offer."""
+    once = [name for name, count in Counter(names).items() if count == 1 and len(name) <= _LONGEST_OFFER]
+    others = ", ".join(map(repr, once[:_MOST_OFFERS])) + ", ..." * (len(once) > _MOST_OFFERS)
     what = "several columns named" if field in names else "no column"
-    return DataError(
-        f"{source}: {what} {field!r:.80} (columns: {others or 'none'}); set --field to the one with the text"
-    )
+    advice = "set `field` to the one with the text" if others else "expected one with the text"
+    return DataError(f"{source}: {what} {field!r:.80} (columns: {others or 'none with text'}); {advice}")
 
 
 def _parquet_rows(source: Source, path: Path, options: ReadOptions, start: int) -> Iterator[Document | DataError]:
@@ -112,7 +115,8 @@ def _parquet_rows(source: Source, path: Path, options: ReadOptions, start: int) 
             if end > max(start, row):
                 for batch in file.iter_batches(_ROWS_AT_ONCE, [group], [options.field], use_threads=False):
                     dropped = min(max(0, start - row), batch.num_rows)
-                    column = batch.column(0)
+                    # a name selects whatever starts with it and a dot, such as other columns with dots in their names
+                    column = batch.column(max(0, batch.schema.get_field_index(options.field)))
                     while column.type.num_fields == 1:  # a struct, of which only this column was read
                         column = column.flatten()[0]
                     yield from _rows_of(column[dropped:], source, options, row + dropped)
@@ -124,15 +128,21 @@ def _parquet_rows(source: Source, path: Path, options: ReadOptions, start: int) 
 
 def _check_parquet_column(schema: "pyarrow.parquet.ParquetSchema", source: Source, field: str) -> None:
     columns = [schema.column(number) for number in range(len(schema))]
-    names = [column.path for column in columns]
-    if names.count(field) != 1:
-        raise no_such_column(source, field, names)
-    column = columns[names.index(field)]
+    found = [column for column in columns if column.path == field]
+    if len(found) != 1:
+        names = [column.path for column in columns if _parquet_type(column) == "text"]
+        raise no_such_column(source, field, [*names, *(column.path for column in found)])
+    if (kind := _parquet_type(found[0])) != "text":
+        raise _no_text(source, field, kind)
+
+
+def _parquet_type(column: Any) -> str:
+    """Return ``"text"`` for a column that can be read, else the name of its type."""
     kind = column.logical_type.type
     if column.max_repetition_level:
-        raise _no_text(source, field, "list")
-    if column.physical_type != "BYTE_ARRAY" or kind not in _PARQUET_TEXT:
-        raise _no_text(source, field, column.physical_type if kind == "NONE" else kind)
+        return "list"
+    is_text = column.physical_type == "BYTE_ARRAY" and kind in _PARQUET_TEXT
+    return "text" if is_text else str(column.physical_type if kind == "NONE" else kind)
 
 
 def _arrow_rows(source: Source, path: Path, options: ReadOptions, start: int) -> Iterator[Document | DataError]:
@@ -154,18 +164,41 @@ def _arrow_rows(source: Source, path: Path, options: ReadOptions, start: int) ->
 
 def _find_arrow_column(schema: "pyarrow.Schema", source: Source, field: str) -> tuple[str, ...]:
     """Return the path of names to a column of text, which may be inside structs."""
-    types = import_pyarrow().types
-    path = (field,) if field in schema.names else tuple(field.split("."))
-    if schema.names.count(path[0]) != 1:
-        raise no_such_column(source, field, schema.names)
-    kind = schema.field(path[0]).type
-    for name in path[1:]:
-        if not types.is_struct(kind) or kind.get_field_index(name) < 0:
-            raise no_such_column(source, field, schema.names)
-        kind = kind.field(name).type
+    path = _names_in(schema, field)
+    kind = _arrow_type(schema, path)
+    if kind is None:
+        offers = [".".join(names) for names in _text_columns(schema) if _names_in(schema, ".".join(names)) == names]
+        raise no_such_column(source, field, [*offers, *(name for name in schema.names if name == field)])
     if _text_type(kind) not in _BYTES_OF:
         raise _no_text(source, field, kind)
     return path
+
+
+def _names_in(schema: "pyarrow.Schema", field: str) -> tuple[str, ...]:
+    """Return the path of names for a field: ``a.b`` is in the struct ``a`` unless a column is named ``a.b``."""
+    return (field,) if field in schema.names else tuple(field.split("."))
+
+
+def _arrow_type(schema: "pyarrow.Schema", path: tuple[str, ...]) -> "pyarrow.DataType | None":
+    """Return the type of a column, which may be inside structs; None if there is none, or several of the name."""
+    if schema.names.count(path[0]) != 1:
+        return None
+    kind = schema.field(path[0]).type
+    for name in path[1:]:
+        if not import_pyarrow().types.is_struct(kind) or kind.get_field_index(name) < 0:
+            return None
+        kind = kind.field(name).type
+    return kind
+
+
+def _text_columns(fields: Iterable["pyarrow.Field"]) -> Iterator[tuple[str, ...]]:
+    """Yield the path of names to each column of text, also inside structs."""
+    for field in fields:
+        if import_pyarrow().types.is_struct(field.type):
+            inner = (field.type.field(number) for number in range(field.type.num_fields))
+            yield from ((field.name, *names) for names in _text_columns(inner))
+        elif _text_type(field.type) in _BYTES_OF:
+            yield (field.name,)
 
 
 def _rows_of(

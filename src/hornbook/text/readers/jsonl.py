@@ -32,8 +32,8 @@ class Remedies(NamedTuple):
 FIX_LINE: Final = Remedies()
 _FOR_DOCUMENTS: Final = Remedies(
     too_long="split the document",
-    not_utf8="convert it, or skip it (--suffix, --exclude, --on-error skip)",
-    not_json="for a plain text file use --from text",
+    not_utf8="convert it, or skip it (`suffixes`, `exclude`, `on_error='skip'`)",
+    not_json="for a plain text file use `format='text'`",
 )
 
 
@@ -45,7 +45,7 @@ def read_jsonl(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterat
             try:
                 content = line_text(line.content, where, options.max_line_bytes, _FOR_DOCUMENTS)
                 record = parse_object(content, where, json.loads, _FOR_DOCUMENTS)
-                text = text_or_null(record, options.field, where, "set --field to the one with the text") or ""
+                text = text_or_null(record, options.field, where, "set `field` to the one with the text") or ""
                 outcome: Outcome = Document(text, source.name, line.offset, len(utf8_of(text, where)))
             except DataError as error:
                 outcome = error

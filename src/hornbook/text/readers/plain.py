@@ -10,12 +10,13 @@ white space is blank.
 
 import json
 import re
-import shlex
 from collections.abc import Callable, Iterator
 from pathlib import PurePath
 from typing import BinaryIO, Final
 
 from hornbook.errors import DataError
+from hornbook.formats.foreign import SUFFIXES, name_content
+from hornbook.formats.warc import MAGIC
 from hornbook.storage.system import format_bytes
 from hornbook.text.reading import (
     BYTE_ORDER_MARK,
@@ -28,7 +29,11 @@ from hornbook.text.reading import (
     read_lines,
 )
 
-_MARKUP: Final = {b"<mediawiki ": "wikipedia", b"<doc id=": "wikiextractor"}
+_MARKS: Final = {
+    b"<mediawiki ": ("has articles of Wikipedia", "wikipedia"),
+    b"<doc id=": ("has articles of Wikipedia", "wikiextractor"),
+    MAGIC: ("is a web archive", "warc"),
+}
 _PARSED_BYTES: Final = 1 << 20
 _FIRST_KEY: Final = re.compile(rb'\{\s*"[^"\\]*(?:\\.[^"\\]*)*"\s*:')
 
@@ -81,23 +86,29 @@ def read_whole(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterat
     """Read a file as one document.
 
     Raises:
-        DataError: it is not UTF-8 or too long; or the format is ``"auto"`` and it looks like JSONL or Wikipedia.
+        DataError: it is not UTF-8 or too long; or the format is ``"auto"`` and it looks like JSONL, Wikipedia or a web
+            archive.
     """
     limit = options.max_document_bytes
     data = stream.read(limit + 1)
     if options.format == "auto":
-        found = next((name for mark, name in _MARKUP.items() if data.startswith(mark)), None)
-        if found or begins_with_object(data):
-            what = "has articles of Wikipedia" if found else "begins with a JSON object"
+        suffix = PurePath(source.name).suffix
+        if suffix in SUFFIXES and (foreign := name_content(data, suffix)):
+            raise DataError(f"{source} is {foreign}")
+        found = next((named for mark, named in _MARKS.items() if data.startswith(mark)), None)
+        if found is None and begins_with_object(data):
+            found = ("begins with a JSON object", "jsonl")
+        if found:
+            what, name = found
             # standard input has no name that --exclude could match
-            without = f", or skip it with --exclude {shlex.quote(PurePath(source.name).name)}" if source.path else ""
+            without = f", or skip it with `exclude={PurePath(source.name).name!r}`" if source.path else ""
             raise DataError(
-                f"{source}: {what}; use --from {found or 'jsonl'}, or --from text to read it as plain text{without}"
+                f"{source}: {what}; use `format={name!r}`, or `format='text'` to read it as plain text{without}"
             )
     if len(data) > limit:
         raise DataError(
             f"{source}: more than {format_bytes(limit)}, but a text file is one document; split the file, or read "
-            "several documents from it (--from lines, blank-lines or jsonl)"
+            "several documents from it (`format='lines'`, blank-lines or jsonl)"
         )
     start = len(BYTE_ORDER_MARK) if data.startswith(BYTE_ORDER_MARK) else 0
     yield plain_document(data[start:], source, str(source), start)

@@ -40,7 +40,7 @@ def read_wikitext(stream: BinaryIO, source: Source, options: ReadOptions) -> Ite
         after_blank = _is_blank(line)
     rest = passage.take()
     if rest and isinstance(rest[0], Document) and not has_title:
-        rest = [DataError(f"{source}: no line is a title of WikiText, ` = Title = `; use another --from")]
+        rest = [DataError(f"{source}: no line is a title of WikiText, ` = Title = `; use another `format`")]
     yield from rest
 
 

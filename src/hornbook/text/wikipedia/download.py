@@ -26,7 +26,7 @@ from typing import Final, TypeVar, cast
 from hornbook.errors import DataError, HornbookError, StorageError, UserError
 from hornbook.storage import make_directory
 from hornbook.storage.new_files import PartialFile, discard_partial, open_partial
-from hornbook.storage.system import format_bytes, free_bytes, storage_errors
+from hornbook.storage.system import format_bytes, free_bytes, open_regular, storage_errors
 from hornbook.version import __version__
 
 MIRROR: Final = "https://dumps.wikimedia.org"
@@ -177,7 +177,7 @@ def _fetch_once(url: str, content: PartialFile, on_progress: Callable[[int, int 
         total = _begin(response, content)
         if total is not None and total - content.size > free_bytes(content.path):
             needed, free = format_bytes(total - content.size), format_bytes(free_bytes(content.path))
-            raise StorageError(f"{content.final} needs {needed} more, but {free} are free; choose another --output")
+            raise StorageError(f"{content.final} needs {needed} more, but {free} are free; choose another `output`")
         for chunk in _chunks(response):
             content.write(chunk)
             on_progress(content.size, total)
@@ -232,7 +232,7 @@ def _open(url: str, start: int) -> http.client.HTTPResponse | None:
 def _disagreement(path: Path, published: _Sum) -> str:
     """Return both checksums if that of a file is not the published one, else an empty string."""
     algorithm, digest = published
-    with storage_errors("read", path), path.open("rb") as file:
+    with storage_errors("read", path), open_regular(path) as file:
         found = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
     return f"{algorithm} {found}, published {digest}" if found != digest else ""
 

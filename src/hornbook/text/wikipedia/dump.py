@@ -191,7 +191,7 @@ class _Parser:
         if self._text_size > self._max_page_bytes:
             limit = format_bytes(self._max_page_bytes)
             where = f"{self._name}: byte {self._offset}: the page {self._title[:80]!r}"
-            self._pages.append(DataError(f"{where} is longer than {limit}; skip it with --on-error skip"))
+            self._pages.append(DataError(f"{where} is longer than {limit}; skip it with `on_error='skip'`"))
             return
         is_old_dump = self._namespace is None
         prefix, colon, _ = self._title.partition(":")

@@ -52,7 +52,7 @@ def read_extracted(stream: BinaryIO, name: str, *, titles: bool) -> Iterator[tup
             match = _OPENING.fullmatch(line.decode(errors="replace").strip()[:65536])
             if match is None:
                 raise DataError(
-                    f'{where}: expected <doc id="..." url="..." title="...">, as in WikiExtractor; check --from'
+                    f'{where}: expected <doc id="..." url="..." title="...">, as in WikiExtractor; check `format`'
                 )
             document = _Open(title=html.unescape(match[1]), offset=offset)
         elif line.strip() == _CLOSING and document is not None:
@@ -64,7 +64,7 @@ def read_extracted(stream: BinaryIO, name: str, *, titles: bool) -> Iterator[tup
                 document.lines.append(line)
         elif line.strip():
             raise DataError(
-                f'{where}: expected a line like <doc id="12" ... title="...">, as in WikiExtractor; check --from'
+                f'{where}: expected a line like <doc id="12" ... title="...">, as in WikiExtractor; check `format`'
             )
         offset += len(line)
     if document is not None:
@@ -74,7 +74,7 @@ def read_extracted(stream: BinaryIO, name: str, *, titles: bool) -> Iterator[tup
 def _finish(document: _Open, where: str, titles: bool) -> tuple[str, int] | DataError:
     if document.size > MAX_PAGE_BYTES:
         limit = format_bytes(MAX_PAGE_BYTES)
-        return DataError(f"{where}: a document longer than {limit} ends here; skip it with --on-error skip")
+        return DataError(f"{where}: a document longer than {limit} ends here; skip it with `on_error='skip'`")
     try:
         text = html.unescape(b"".join(document.lines).decode()).strip("\n")
     except UnicodeDecodeError as error:

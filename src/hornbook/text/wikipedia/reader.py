@@ -141,7 +141,7 @@ def _clean_elsewhere(
             yield from _merged(batch, texts.result())
     except BrokenProcessPool as error:
         raise HornbookError(
-            "a process that cleans wikitext was killed, probably since memory ran out; use fewer with --threads; in "
+            "a process that cleans wikitext was killed, probably since memory ran out; use fewer with `threads`; in "
             'your own script, call hornbook below `if __name__ == "__main__":`'
         ) from error
     finally:

@@ -57,6 +57,28 @@ Buffers carve(Sizes... sizes) {
   return Buffers(carver, sizes...);
 }
 
+// c = the sum over the keys that each query sees. Words of several queries meet all that the last one sees, with zeros:
+// if a key that others do not see holds an infinity or a NaN, that shows in the result, which is then computed again.
+template <class Kind, class Seen>
+void sum_over_keys(i64 queries, i64 columns, Left a, Right b, float* c, Seen seen) {
+  multiply<Kind>(queries, columns, a, b, c, columns, false,
+                 [&](i64 m, i64 rows) { return Part{columns, 0, words_of(seen(m, rows), Kind::depth)}; });
+  if (!all_finite(c, queries * columns))
+    multiply_rows<Kind>(queries, columns, a, b, c, columns, false, [&](i64 m) { return Span{0, seen(m, 1)}; });
+}
+
+// c += the sum over those of `queries` queries that see each key, from `first(key)` on; `apart` if others may hold
+// infinities or NaNs.
+template <class Kind, class First>
+void sum_over_queries(bool apart, i64 keys, i64 columns, i64 queries, Left a, Right b, float* c, First first) {
+  if (apart)
+    multiply_rows<Kind>(keys, columns, a, b, c, columns, true, [&](i64 m) { return Span{first(m), queries}; });
+  else
+    multiply<Kind>(keys, columns, a, b, c, columns, true, [&](i64 m, i64) {
+      return Part{columns, first(m) / Kind::depth, words_of(queries, Kind::depth)};
+    });
+}
+
 // ---- forward
 
 template <class Kind>
@@ -142,8 +164,7 @@ void attend(const Attention& a, const Forward<T>& t, i64 sequence, i64 head) {
       factors[i] = a.factor / total;
       t.log_sums[head * a.tokens + token + i] = top * a.scale + std::log(total);
     }
-    multiply<Kind>(count, b.out, {b.weights, b.row / depth, 1}, {b.values, kPanel, b.out}, b.mixed, b.out, false,
-                   [&](i64 m, i64 rows) { return Part{b.out, 0, words_of(seen(m, rows), depth)}; });
+    sum_over_keys<Kind>(count, b.out, {b.weights, b.row / depth, 1}, {b.values, kPanel, b.out}, b.mixed, seen);
     write_rows(b.mixed, b.out, count, size, factors, t.y + token * a.y_token + head * a.y_head, a.y_token);
   }
 }
@@ -212,26 +233,30 @@ struct Block {
   const float *weights, *of_scores;  // A summed over queries: a key after the other, words `stride` apart
   const float* of_score_rows;        // A summed over keys: a word after the other, queries `row_stride` apart
   i64 stride, row_stride;
+  bool is_finite;  // of_scores have no NaN where a query does not see a key
 };
 
 inline Block differentiate(Single, const Attention& a, const Query* queries, i64 count, i64 end, i64 row, float* scores,
                            float* gradients, float*) {
+  bool is_finite = true;
   for (i64 i = 0; i < count; i++) {
     float *x_row = scores + i * row, *g_row = gradients + i * row;
     const float delta = recompute(a, queries[i], end, x_row, g_row);
+    is_finite &= std::isfinite(delta);
     for (i64 j = 0; j < end; j += W) {
       Vec x = load(x_row + j);
       store(g_row + j, differentiate(a, delta, x, load(g_row + j)));
       if (a.keys) store(x_row + j, x);
     }
   }
-  return {scores, gradients, gradients, row, row};
+  return {scores, gradients, gradients, row, row, is_finite};
 }
 
 #ifdef __AVX512BF16__
 // Two rows of pairs take the place of two rows of floats.
 inline Block differentiate(Pairs, const Attention& a, const Query* queries, i64 count, i64 end, i64 row, float* scores,
                            float* gradients, float* rows) {
+  bool is_finite = true;
   for (i64 i = 0; i < count; i += 2) {
     float *x_row = scores + i * row, *g_row = gradients + i * row;
     float deltas[2] = {recompute(a, queries[i], end, x_row, g_row), 0.0f};
@@ -241,6 +266,7 @@ inline Block differentiate(Pairs, const Attention& a, const Query* queries, i64 
       std::fill(x_row + row, x_row + row + end, 0.0f);
       std::fill(g_row + row, g_row + row + end, 0.0f);
     }
+    is_finite &= std::isfinite(deltas[0]) && std::isfinite(deltas[1]);
     for (i64 j = 0; j < end; j += W) {
       Vec x = load(x_row + j), next = load(x_row + row + j);
       const Vec g = differentiate(a, deltas[0], x, load(g_row + j));
@@ -252,7 +278,7 @@ inline Block differentiate(Pairs, const Attention& a, const Query* queries, i64 
       _mm512_storeu_si512(g_row + j, pair_up(both));
     }
   }
-  return {scores, gradients, rows, 2 * row, row / 2};
+  return {scores, gradients, rows, 2 * row, row / 2, is_finite};
 }
 #endif
 
@@ -267,7 +293,6 @@ struct Backward {
 template <class Kind, class T>
 void differentiate_block(const Attention& a, const Backward<T>& t, const BackwardBuffers<Kind>& b, i64 sequence,
                          i64 head, i64 start) {
-  constexpr int depth = Kind::depth;
   const i64 length = a.lengths[sequence], size = a.size, count = smaller(b.block, length - start);
   const i64 token = a.firsts[sequence] + start, of_q = token * a.q_token + head * a.q_head;
   const auto seen = [&](i64 m, i64 rows) { return a.visible(start + m + rows - 1, length); };
@@ -287,13 +312,14 @@ void differentiate_block(const Attention& a, const Backward<T>& t, const Backwar
       differentiate(Kind{}, a, queries, count, round_up(keys, W), b.row, b.scores, b.of_weights, b.of_scores);
   pack_for_rows(Kind{}, q, a.q_token, count, size, b.out, b.queries);
   pack_for_rows(Kind{}, gradient, a.y_token, count, size, b.out, b.gradient);
-  const auto key_part = [&](i64 m, i64) {
-    return Part{b.out, a.is_causal ? std::max<i64>(m - start, 0) / depth : 0, words_of(count, depth)};
-  };
-  multiply<Kind>(keys, b.out, {p.weights, 1, p.stride}, {b.gradient, kPanel, b.out}, b.of_v, b.out, true, key_part);
-  multiply<Kind>(keys, b.out, {p.of_scores, 1, p.stride}, {b.queries, kPanel, b.out}, b.of_k, b.out, true, key_part);
-  multiply<Kind>(count, b.out, {p.of_score_rows, p.row_stride, 1}, {b.keys, kPanel, b.out}, b.of_q, b.out, false,
-                 [&](i64 m, i64 rows) { return Part{b.out, 0, words_of(seen(m, rows), depth)}; });
+  const i64 words = words_of(count, Kind::depth) * b.out;
+  const bool apart = a.is_causal && !(p.is_finite && (Kind::depth == 1 ? all_finite(b.gradient, words)
+                     : all_finite(reinterpret_cast<const bf16*>(b.gradient), words * 2)));
+  const auto first = [&](i64 key) { return a.is_causal ? std::max<i64>(key - start, 0) : 0; };
+  const Right of_gradient{b.gradient, kPanel, b.out}, of_queries{b.queries, kPanel, b.out};
+  sum_over_queries<Kind>(apart, keys, b.out, count, {p.weights, 1, p.stride}, of_gradient, b.of_v, first);
+  sum_over_queries<Kind>(apart, keys, b.out, count, {p.of_scores, 1, p.stride}, of_queries, b.of_k, first);
+  sum_over_keys<Kind>(count, b.out, {p.of_score_rows, p.row_stride, 1}, {b.keys, kPanel, b.out}, b.of_q, seen);
   write_rows(b.of_q, b.out, count, size, nullptr, t.of_q + of_q, a.q_token);
 }
 

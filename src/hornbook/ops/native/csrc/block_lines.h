@@ -14,6 +14,15 @@ struct Lines {
   i64 count;
   i64 block(i64 i) const { return order ? order[i] : i; }
   i64 num_blocks() const { return starts[count]; }
+  // Whether these are lines of `length` blocks in a list of n, so that no product reads or writes beside its operands.
+  bool fit(i64 n, i64 length) const {
+    using u64 = std::uint64_t;
+    bool all = starts[0] == 0 && starts[count] == n;
+    for (i64 line = 0; line < count; ++line) all &= starts[line] <= starts[line + 1];
+    for (i64 i = 0; i < n; ++i) all &= u64(others[i]) < u64(length);
+    for (i64 i = 0; order && i < n; ++i) all &= u64(order[i]) < u64(n);
+    return all;
+  }
 };
 
 // Whether results [rows][columns] can and should be written past the caches, a line of them at once.

@@ -113,6 +113,63 @@ void multiply(i64 rows, i64 columns, Left a, Right b, float* c, i64 stride, bool
     }
 }
 
+// Terms of a sum that a row takes part in: a word has Kind::depth of them.
+struct Span {
+  i64 begin, end;
+};
+
+inline float masked(float word, std::uint32_t mask) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &word, 4);
+  bits &= mask;
+  std::memcpy(&word, &bits, 4);
+  return word;
+}
+
+// As `multiply` with the same bits, but row m takes only the terms `span(m)` of its sum: infinities and NaNs in others,
+// of A or of B, do not matter, where `multiply` makes NaNs of 0 * NaN. Slower, for the rare case that there are any.
+template <class Kind, class Spans>
+void multiply_rows(i64 rows, i64 columns, Left a, Right b, float* c, i64 stride, bool add, Spans span) {
+  for (i64 n = 0; n < columns; n += kPanel) {
+    const i64 width = smaller(kPanel, round_up(columns - n, W));
+    const Tile tile = tile_of<Kind>(1, int(width / W));
+    const float* panel = b.words + n / kPanel * b.panel;
+    for (i64 m = 0; m < rows; m++) {
+      const Span own = span(m);
+      const float* row = a.words + m * a.row;
+      bool any = add;
+      const auto add_words = [&](const float* left, const float* right, i64 count) {
+        tile(left, 0, a.word, right, b.word, count, c + m * stride + n, 0, any);
+        any = true;
+      };
+      const auto add_half = [&](i64 w, std::uint32_t mask) {
+        const float left = masked(row[w * a.word], mask);
+        float right[kPanel];
+        for (i64 i = 0; i < width; i++) right[i] = masked(panel[w * b.word + i], mask);
+        add_words(&left, right, 1);
+      };
+      i64 w = own.begin / Kind::depth;
+      const i64 last = own.end / Kind::depth;
+      if (own.begin % Kind::depth) add_half(w++, 0xFFFF0000u);
+      add_words(row + w * a.word, panel + w * b.word, last - w);
+      if (own.end % Kind::depth) add_half(last, 0x0000FFFFu);
+    }
+  }
+}
+
+// Whether numbers hold no infinity and no NaN.
+template <class T>
+bool all_finite(const T* x, i64 size) {
+  constexpr i64 apart = 4;  // sums, so that one need not wait for the other
+  Vec sums[apart] = {set1(0.0f), set1(0.0f), set1(0.0f), set1(0.0f)};
+  i64 i = 0;
+  for (; i + apart * W <= size; i += apart * W)
+#pragma GCC unroll 4
+    for (i64 k = 0; k < apart; k++) sums[k] = fma(load(x + i + k * W), set1(0.0f), sums[k]);
+  for (; i < size; i += W) sums[0] = fma(load(x + i, smaller(W, size - i)), set1(0.0f), sums[0]);
+  return sum(sums[0] + sums[1] + (sums[2] + sums[3])) == 0.0f;
+}
+
 // Write rows as words, [rows][words of a row]: an A summed over columns.
 inline void pack_rows(Single, const float* x, i64 stride, i64 rows, i64 size, float* words) {
   for (i64 i = 0; i < rows; i++) std::memcpy(words + i * size, x + i * stride, sizeof(float) * static_cast<std::size_t>(size));

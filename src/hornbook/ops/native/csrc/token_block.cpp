@@ -156,8 +156,12 @@ inline void attend(const Cache& cache, const float* qkv, i64 row, i64 head, i64 
   std::memcpy(keys + last, q + step, static_cast<std::size_t>(size) * sizeof(float));
   std::memcpy(values + last, q + 2 * step, static_cast<std::size_t>(size) * sizeof(float));
   const float scale = 1.0f / std::sqrt(static_cast<float>(size));
-  float top = -std::numeric_limits<float>::infinity();
-  dot_range<1>(q, 0, keys, cache.column, nullptr, size, {0, cache.columns}, [&](i64, i64 j, float value) {
+  constexpr float lowest = -std::numeric_limits<float>::infinity();
+  float top = lowest;
+  i64 begin = 0;  // the text's first column: earlier ones may hold anything, and 0 * NaN is NaN
+  if (mask)
+    while (begin + 1 < cache.columns && mask[begin] == lowest) scores[begin++] = lowest;
+  dot_range<1>(q, 0, keys, cache.column, nullptr, size, {begin, cache.columns}, [&](i64, i64 j, float value) {
     scores[j] = value * scale + (mask ? mask[j] : 0.0f);
     if (scores[j] > top) top = scores[j];
   });
@@ -168,10 +172,12 @@ inline void attend(const Cache& cache, const float* qkv, i64 row, i64 head, i64 
     store(scores + j, p);
   }
   const Vec factor = set1(1.0f / sum(sums));
+  values += begin * cache.column;
+  const i64 count = cache.columns - begin;
   i64 i = 0;
   for (; i + 4 * W <= size; i += 4 * W)
-    mix<4>(values + i, cache.column, cache.columns, scores, factor, size - i, out + i);
-  for (; i < size; i += W) mix<1>(values + i, cache.column, cache.columns, scores, factor, size - i, out + i);
+    mix<4>(values + i, cache.column, count, scores + begin, factor, size - i, out + i);
+  for (; i < size; i += W) mix<1>(values + i, cache.column, count, scores + begin, factor, size - i, out + i);
 }
 
 // A block, in the words in which hornbook.ops.native.token_block gives it.

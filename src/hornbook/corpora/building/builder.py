@@ -25,9 +25,9 @@ from os.path import lexists
 from pathlib import Path
 from typing import Any, Final
 
-from hornbook.corpora.build.parts import BATCHES_PER_PART, Parts, SplitCounts
-from hornbook.corpora.build.request import BuildJob, BuildOptions, describe_sources, plan_build, printable
-from hornbook.corpora.build.token_pipeline import (
+from hornbook.corpora.building.parts import BATCHES_PER_PART, Parts, SplitCounts
+from hornbook.corpora.building.request import BuildJob, BuildOptions, describe_sources, plan_build, printable
+from hornbook.corpora.building.token_pipeline import (
     BATCH_BYTES,
     BATCH_BYTES_READ,
     BATCH_DOCUMENTS,
@@ -45,7 +45,7 @@ from hornbook.corpora.store_manifest import BUILD, MANIFEST, RECORD_FORMAT, Mani
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.storage import (
     commit_directory,
-    lock_folder,
+    lock_working_folder,
     make_directory,
     remove_locked_folder,
     remove_tree,
@@ -150,7 +150,7 @@ def build_corpus(
     """
     options = options or BuildOptions()
     job = plan_build(list_sources(inputs, options.reading, on_notice), tokenizer, output.resolve(), options)
-    with lock_folder(job.work):
+    with lock_working_folder(job.work):
         if lexists(job.output):
             _remove(job.work)
             return _recognize(job)
@@ -330,15 +330,15 @@ class _Build:
         if options.validation_tail:
             return (
                 f"{empty} none has {LONG_TEXT:,} characters and a line that ends near the last "
-                f"{options.validation_tail:.0%} of them; hold out whole documents with --validation"
+                f"{options.validation_tail:.0%} of them; hold out whole documents with `validation`"
             )
         remedy = "add documents, or choose another share"
         if all(format_of(source, options.reading) == "text" for source in self._job.sources):
             remedy = (
-                "a text file is one document: hold out the ends of long texts with --validation-tail, read paragraphs "
-                "with --from blank-lines or lines with --from lines, or add files"
+                "a text file is one document: hold out the ends of long texts with `validation_tail`, read paragraphs "
+                "with `format='blank-lines'` or lines with `format='lines'`, or add files"
             )
-        return f"{empty} --validation {options.validation:g} selects none for it; {remedy}"
+        return f"{empty} `validation={options.validation:g}` selects none for it; {remedy}"
 
     def _clean_up(self, error: BaseException) -> None:
         """Keep finished parts if the same command can resume from them, otherwise remove the working folder."""
@@ -361,7 +361,7 @@ class _Build:
 
 def _recognize(job: BuildJob) -> BuildReport:
     """Return the report of the existing corpus. Raises UserError if this build would make another one."""
-    remedy = "choose another --output, or remove it"
+    remedy = "choose another `output`, or remove it"
     if not (job.output / BUILD).is_file():
         raise UserError(f"{job.output} exists already and is not a finished corpus; {remedy}")
     old, read = read_record(job.output)

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from tiny_text import TEXTS, one_line, tiny_tokenizer
 
-from hornbook.corpora.build import parts
-from hornbook.corpora.build import token_pipeline as pipeline
-from hornbook.corpora.build.parts import Parts, SplitCounts
-from hornbook.corpora.build.token_pipeline import (
+from hornbook.corpora.building import parts
+from hornbook.corpora.building import token_pipeline as pipeline
+from hornbook.corpora.building.parts import Parts, SplitCounts
+from hornbook.corpora.building.token_pipeline import (
     Reading,
     TokenPlan,
     falls_to_validation,

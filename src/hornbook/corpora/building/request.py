@@ -31,7 +31,7 @@ class BuildOptions:
     Attributes:
         validation: share of the documents, chosen by a hash of their text, for a validation split; 0 for none.
         validation_tail: share of each long text, at its end, for a validation split instead of whole documents, see
-            `hornbook.corpora.build.token_pipeline.divide_tail`; at most 0.25; 0 for none.
+            `hornbook.corpora.building.token_pipeline.divide_tail`; at most 0.25; 0 for none.
         end_of_text: ``"stored"``: the store has the end-of-text token after each document, like Megatron's
             ``--append-eod``; ``"inserted"``: readers insert it; None: stored if sequences are documents, else
             inserted. Absent if the tokenizer has no such token.
@@ -95,15 +95,15 @@ def plan_build(sources: list[str], tokenizer: Tokenizer, output: Path, options: 
     if not 0 <= options.validation_tail <= 0.25:
         raise UserError(f"validation tail is {options.validation_tail:g}; expected a share of a text, from 0 to 0.25")
     if options.validation and options.validation_tail:
-        raise UserError("--validation holds out documents and --validation-tail ends of documents; choose one of them")
+        raise UserError("`validation` holds out documents and `validation_tail` ends of documents; choose one of them")
     if not output.name:
-        raise UserError(f"the output {output} cannot be a new folder; choose another --output")
+        raise UserError(f"the output {output} cannot be a new folder; choose another `output`")
     if STANDARD_INPUT in options.quality.decontaminate:
         raise UserError("standard input cannot be an evaluation set, which is read twice; save it to a file")
     if options.end_of_text and options.sequences != "documents":
-        raise UserError("sentences are stored without end-of-text tokens; remove --end-of-text")
+        raise UserError("sentences are stored without end-of-text tokens; remove `end_of_text`")
     if options.end_of_text and tokenizer.end_of_text_id is None:
-        raise UserError("the tokenizer has no end-of-text token; remove --end-of-text")
+        raise UserError("the tokenizer has no end-of-text token; remove `end_of_text`")
     end_of_text = options.end_of_text or ("stored" if options.sequences == "documents" else "inserted")
     local = [Path(source) for source in sources if not _is_on_hub(source)]
     are_files = [path.is_file() for path in local]

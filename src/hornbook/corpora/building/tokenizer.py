@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hornbook.corpora.build.token_pipeline import hold_out
+from hornbook.corpora.building.token_pipeline import hold_out
 from hornbook.errors import UserError
 from hornbook.text.documents import read_documents
 from hornbook.text.reading import ReadOptions, Tally
@@ -59,7 +59,7 @@ def train_tokenizer(
         DataError: a document is unreadable.
     """
     if cased and kind != "wordpiece":
-        raise UserError(f"--cased applies only to --kind wordpiece; {kind} always keeps case; remove it")
+        raise UserError(f"`cased` applies only to `kind='wordpiece'`; {kind} always keeps case; remove it")
     tally, num_documents, held_out = Tally(), 0, 0
     documents = read_documents(inputs, reading, tally, on_notice)
 
@@ -75,6 +75,6 @@ def train_tokenizer(
     if output is not None:
         path = output / "tokenizer.json"
         if path.exists() and Tokenizer.load(path).digest != tokenizer.digest:
-            raise UserError(f"{path} already contains another tokenizer; choose another --output, or remove it")
+            raise UserError(f"{path} already contains another tokenizer; choose another `output`, or remove it")
         tokenizer.save(output)
     return TokenizerReport(tokenizer, num_documents, held_out, tally)

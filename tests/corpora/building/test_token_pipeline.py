@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_text import TEXTS, tiny_tokenizer
 
-from hornbook.corpora.build import token_pipeline as pipeline
-from hornbook.corpora.build.token_pipeline import (
+from hornbook.corpora.building import token_pipeline as pipeline
+from hornbook.corpora.building.token_pipeline import (
     Reading,
     TokenPlan,
     ahead,

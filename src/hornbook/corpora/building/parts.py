@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hornbook.arrays import Hashes
-from hornbook.corpora.build.token_pipeline import Reading, TokenBatch
+from hornbook.corpora.building.token_pipeline import Reading, TokenBatch
 from hornbook.corpora.megatron import IndexedWriter, join_indexed
 from hornbook.corpora.store_manifest import DOCUMENT_ROW
 from hornbook.errors import DataError

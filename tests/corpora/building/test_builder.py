@@ -9,8 +9,8 @@ import pytest
 from tiny_text import READ_TEXTS as TEXTS
 from tiny_text import build_tiny, one_line, tiny_tokenizer, write_texts
 
-from hornbook.corpora.build.builder import BuildOptions, build_corpus
-from hornbook.corpora.build.token_pipeline import falls_to_validation
+from hornbook.corpora.building.builder import BuildOptions, build_corpus
+from hornbook.corpora.building.token_pipeline import falls_to_validation
 from hornbook.corpora.store import open_store
 from hornbook.corpora.verify import verify_store
 from hornbook.errors import DataError, UserError
@@ -111,7 +111,7 @@ def test_another_build_to_the_same_place_is_refused(tmp_path):
     before = contents(tmp_path / "corpus")
     with pytest.raises(UserError) as caught:
         build_tiny(tmp_path / "corpus", end_of_text="inserted")
-    assert one_line(caught.value, "exists already, built with other options", "--output")
+    assert one_line(caught.value, "exists already, built with other options", "`output`")
     (tmp_path / "texts" / "0.txt").write_text("changed")
     with pytest.raises(UserError, match="with other inputs;"):
         build_tiny(tmp_path / "corpus")
@@ -182,7 +182,7 @@ def test_the_split_stays_when_documents_come_and_move(tmp_path):
         (b"", {}, DataError, "the corpus would have no documents (1 file, 1 empty document, 0 unreadable)"),
         (b"\xff", {}, DataError, "not UTF-8"),
         (b"\xff", {"reading": ReadOptions(on_error="skip")}, DataError, "1 unreadable, the first: "),
-        (b"text", {"validation": 1e-9}, DataError, "split would be empty: of 1 document, --validation"),
+        (b"text", {"validation": 1e-9}, DataError, "split would be empty: of 1 document, `validation`"),
         (b"text", {"validation": 1 - 1e-9}, DataError, "the train split would be empty"),
         (b"text", {"validation": 1.0}, UserError, "validation is 1.0"),
         (b"text", {"validation": -0.1}, UserError, "validation is -0.1"),
@@ -205,7 +205,9 @@ def test_an_empty_split_says_how_to_come_to_more_documents(tmp_path, share, spli
     options = BuildOptions(validation=share)
     with pytest.raises(DataError) as caught:
         build_corpus([tmp_path / "book.txt"], tiny_tokenizer(), tmp_path / "corpus", options)
-    assert one_line(caught.value, f"the {split} split would be empty", "a text file is one document", "--from lines")
+    assert one_line(
+        caught.value, f"the {split} split would be empty", "a text file is one document", "`format='lines'`"
+    )
     with pytest.raises(DataError) as caught:
         build_corpus([tmp_path / "lines.jsonl"], tiny_tokenizer(), tmp_path / "corpus", options)
     assert one_line(caught.value, f"the {split} split would be empty", "add documents, or choose another share")

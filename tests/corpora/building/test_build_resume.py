@@ -10,8 +10,8 @@ import pytest
 from crashes import crashes_in_child
 from tiny_text import READ_TEXTS, TEXTS, build_tiny, one_line, write_texts
 
-from hornbook.corpora.build import parts
-from hornbook.corpora.build import token_pipeline as pipeline
+from hornbook.corpora.building import parts
+from hornbook.corpora.building import token_pipeline as pipeline
 from hornbook.errors import DataError, StorageError
 from hornbook.storage.faults import count_operations, inject
 from hornbook.text.documents import ReadOptions
@@ -218,7 +218,7 @@ def test_a_suspicious_outcome_is_kept_for_a_change_of_mind(tmp_path, tokenized):
     quality, notices = QualityOptions(min_words=20), []
     with pytest.raises(DataError) as caught:
         build_tiny(tmp_path / "corpus", quality=quality, on_notice=notices.append)
-    assert one_line(caught.value, "looks wrong", "were dropped; loosen the filters", "--allow unused-file")
+    assert one_line(caught.value, "looks wrong", "were dropped; loosen the filters", "`allow='unused-file'`")
     assert "run the same command to resume" in notices[0]
     tokenized.clear()
     tolerance = Tolerance(allow=("unused-file",), max_dropped=0.9)

@@ -1,1 +1,0 @@
-from memory_folder import tmp_path as tmp_path
