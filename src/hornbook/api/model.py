@@ -23,8 +23,7 @@ from hornbook.api.inputs import One, Several, read_inputs
 from hornbook.api.passes import EmbedOptions, refuse_below_one
 from hornbook.api.writing import GenerateOptions, write
 from hornbook.checkpoint.contents import Contents
-from hornbook.config import Recipe, recipe_to_dict
-from hornbook.config.generation import GenerationConfig
+from hornbook.config import GenerationConfig, Recipe, recipe_to_dict
 from hornbook.config.sections import Compute
 from hornbook.errors import UserError
 from hornbook.evaluate.validation import validate
@@ -228,8 +227,7 @@ class Model:
             prompt: a text or ids to continue, or a list of these; ``""`` starts a new text.
             num_samples: return a list with this number of continuations per prompt; None: one, not in a list.
             output_length: maximum number of new tokens.
-            input_length: truncate prompts to their last ``input_length`` tokens; None: a prompt that exceeds the
-                model's positions is an error.
+            input_length: truncate prompts to their last ``input_length`` tokens; None: a longer one is an error.
             start_token: put the end-of-text token before prompts of text; None: as `encode` does.
             temperature: sampling temperature; 0 for greedy decoding.
             top_k: sample from the ``top_k`` most likely tokens; None for all.
