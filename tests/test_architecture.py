@@ -11,14 +11,17 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 import pytest
+
+from hornbook import plugs
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "hornbook"
 
 FLOORS = {
-    0: ("arrays", "errors", "extras", "storage", "version", "wording"),
+    0: ("arrays", "errors", "extras", "plugs", "storage", "version", "wording"),
     1: ("config", "formats"),
     2: ("plan", "text"),
     3: ("corpora", "parallel"),
@@ -28,10 +31,21 @@ FLOORS = {
     7: ("exchange", "generate"),
     8: ("engine", "evaluate"),
     9: ("run",),
-    10: ("measure",),
+    10: ("measure", "interop", "wikipedia", "peers"),
     11: ("api", "cli", "extend", "sparse", "__init__", "__main__"),
 }
+ROOMS = ("interop", "wikipedia", "peers")
+"""Rooms for other systems' files and for other libraries: the core knows them by its plug points only."""
+OUTSIDE = (*ROOMS, *FLOORS[11])
+"""All that is not the core: the rooms, and those that call them by name."""
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
+
+ASKED_FOR = {
+    "store openers": ("how_to_convert",),
+    "sample sources": ("holds_instances", "open_instances"),
+    "checkpoint readers": ("is_checkpoint", "find_index", "config_name", "translate_config", "read_weights"),
+    "document readers": ("STREAM_READERS", "READERS"),
+}
 
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 MAY_PRINT = ("cli/", "track/console.py")
@@ -39,7 +53,20 @@ MAY_CATCH_ALL = ("cli/main.py", "storage/faults.py", "text/tokenizer.py", "track
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 MAY_UNPICKLE = "exchange/huggingface/torch_pickles.py"
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "torch.load", "torch.save", "torch.jit.load"}
-WITHOUT_TORCH = ("errors", "extras", "storage", "version", "wording", "config", "formats", "plan", "text", "corpora")
+WITHOUT_TORCH = (
+    "errors",
+    "extras",
+    "plugs",
+    "storage",
+    "version",
+    "wording",
+    "config",
+    "formats",
+    "plan",
+    "text",
+    "corpora",
+)
+WITHOUT_TORCH += ("interop.formats", "interop.convert", "wikipedia")
 OFTEN_IGNORED = {"build", "dist", "venv", "env", "node_modules", "target", "out", "bin", "lib"}
 """Names of folders that linters, editors, pytest and many .gitignore files skip."""
 HEAVY = ("torch", "numpy", "tokenizers", "safetensors", "rich", "transformers")
@@ -142,6 +169,29 @@ def test_imports_point_downwards() -> None:
         if FLOOR_OF[room_of(module)] > FLOOR_OF[room_of(name_of(path))]
     ]
     assert upwards == []
+
+
+def test_the_core_imports_no_room_of_other_systems() -> None:
+    core = [path for path in source_files() if room_of(name_of(path)) not in OUTSIDE]
+    assert {"corpora", "samples", "text", "exchange", "evaluate", "run", "measure"} <= {
+        room_of(name_of(path)) for path in core
+    }
+    imported = [
+        f"{shown(path, node)}: {module}"
+        for path in core
+        for node, module in own_imports_of(path)
+        if room_of(module) in ROOMS
+    ]
+    assert imported == []
+
+
+def test_every_plugged_room_exists_and_has_what_its_point_asks_for() -> None:
+    for point in get_args(plugs.Point):
+        rooms = plugs.plugged(point)
+        assert rooms, f"no room for {point}"
+        for room in rooms:
+            assert room_of(room.__name__) in ROOMS
+            assert [name for name in ASKED_FOR[point] if not hasattr(room, name)] == []
 
 
 def test_no_import_cycles() -> None:

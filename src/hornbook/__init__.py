@@ -7,13 +7,15 @@
 
 ``__all__`` lists the public names; docs/python.md describes them, and `hornbook.extend` is the public API for custom
 models, objectives and other parts. Every other module is private and may change. Names are imported on first use, so
-that ``import hornbook`` does not import torch.
+that ``import hornbook`` does not import torch. Here, the rooms for other systems' files are plugged into the core
+(`hornbook.plugs`), by name, too.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
 from hornbook.errors import HornbookError, UserError
+from hornbook.plugs import plug
 from hornbook.version import __version__
 
 if TYPE_CHECKING:
@@ -45,6 +47,11 @@ _MODULES = {
     "hornbook.api.training": ("Run", "metrics", "runs", "train"),
     "hornbook.text.tokenizer": ("Tokenizer",),
 }
+
+plug("store openers", "hornbook.interop.convert.token_streams")
+plug("sample sources", "hornbook.interop.instances.static_instances")
+plug("checkpoint readers", "hornbook.interop.tensorflow")
+plug("document readers", "hornbook.wikipedia.readers")
 
 
 def __getattr__(name: str) -> object:

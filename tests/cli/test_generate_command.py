@@ -14,7 +14,7 @@ from written_runs import MAX_POSITIONS, save_run
 from hornbook.__main__ import main
 from hornbook.cli.texts import Screen
 from hornbook.exchange.restore import load_model
-from hornbook.generate import Sampling, TextOptions, TextWriter
+from hornbook.generate import GenerationConfig, TextWriter
 
 ALWAYS = ("--threads", "1", "--compute", "fp32")
 
@@ -39,9 +39,7 @@ def expected(run: Path, prompt: str, *, sample: int = 0, **changes) -> str:
     """What the library writes, with the command's defaults."""
     loaded = load_model(run, torch.device("cpu"), compute="fp32")
     tokenizer = tiny_tokenizer()
-    sampling = {name: changes.pop(name) for name in list(changes) if name in Sampling.__dataclass_fields__}
-    defaults = {"stop_id": tokenizer.end_of_text_id, "output_length": 12}
-    writer = TextWriter(loaded.model, tokenizer, TextOptions(sampling=Sampling(**sampling), **(defaults | changes)))
+    writer = TextWriter(loaded.model, tokenizer, GenerationConfig(**({"output_length": 12} | changes)))
     return writer.write([writer.request(prompt, sample=sample)])[0].text
 
 
@@ -89,10 +87,10 @@ def test_json_lines(run, texts_of):
         (["--top-p", "0.2"], {"top_p": 0.2}),
         (["--temperature", "0", "--repetition-penalty", "5"], {"temperature": 0.0, "repetition_penalty": 5.0}),
         (["--seed", "9"], {"seed": 9}),
-        (["--stop", "q", "--stop", "t"], {"stop_strings": ("q", "t")}),
+        (["--stop", "q", "--stop", "t"], {"stop": ("q", "t")}),
         (
             ["--stop-token", "none", "--temperature", "50", "--top-k", "none"],
-            {"stop_id": None, "temperature": 50.0, "top_k": None},
+            {"stop_token": "none", "temperature": 50.0, "top_k": None},
         ),
         (["--stop-token", "<|endoftext|>", "--top-k", "1"], {"top_k": 1}),
         (["--input-length", "4"], {"input_length": 4}),

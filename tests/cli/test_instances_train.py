@@ -8,8 +8,8 @@ from tiny_encoder_runs import encoder_tokenizer
 from tiny_lines import build_lines, line_tokenizer
 
 from hornbook.cli.main import main
-from hornbook.corpora.convert.bert_arrow import read_arrow, write_arrow
-from hornbook.corpora.convert.bert_instances import Instances
+from hornbook.interop.convert.bert_arrow import read_arrow, write_arrow
+from hornbook.interop.convert.bert_instances import Instances
 from hornbook.track.metrics import read
 
 FORMATS = {"plain": "bert-tfrecord", "remasked": "bert-tfrecord-remasked", "arrow": "bert-arrow"}

@@ -23,12 +23,12 @@ from hornbook.errors import CheckpointError, DataError, UserError
 from hornbook.evaluate import run_tasks
 from hornbook.evaluate.tasks import TaskInput, check_tasks, default_task, run_task
 from hornbook.exchange.restore import LoadedModel
+from hornbook.interop.instances.instance_builder import InstanceOptions, build_instances
+from hornbook.interop.instances.static_instances import StaticInstances
 from hornbook.parallel.ranks import Ranks
 from hornbook.samples.encoder_sources import HELD_OUT_SEED, sequence_source, store_batches
-from hornbook.samples.instance_builder import InstanceOptions, build_instances
 from hornbook.samples.layout import lay_out
 from hornbook.samples.sequences import framed
-from hornbook.samples.static_instances import StaticInstances
 from hornbook.wording import counted
 
 LENGTH = 24

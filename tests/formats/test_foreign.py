@@ -9,11 +9,11 @@ import pytest
 from tiny_text import one_line, tiny_tokenizer
 
 from hornbook.__main__ import main
-from hornbook.corpora.convert.detect import detect_source
-from hornbook.corpora.convert.token_streams import read_nanogpt
 from hornbook.corpora.store import open_store
 from hornbook.errors import DataError, UserError
 from hornbook.formats.foreign import name_content, name_foreign
+from hornbook.interop.convert.detect import detect_source
+from hornbook.interop.convert.token_streams import read_nanogpt
 from hornbook.text.documents import ReadOptions, read_documents
 from hornbook.text.tokenizer import Tokenizer
 

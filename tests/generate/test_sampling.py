@@ -15,8 +15,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from hornbook.config.generation import Sampling
 from hornbook.errors import HornbookError, UserError
-from hornbook.generate.sampling import Chooser, Sampling, candidates, draw, draws_of, penalize
+from hornbook.generate.sampling import Chooser, candidates, draw, draws_of, penalize
 
 LOGITS = torch.tensor([[0.3, -1.0, 1.2, 0.0, -2.0, 0.9]])
 NUM_DRAWS = 4000

@@ -8,10 +8,10 @@ from plain_generation import lively_model
 from tiny_text import one_line, tiny_tokenizer
 
 from hornbook.errors import UserError
-from hornbook.generate import Sampling, Text, TextOptions, TextWriter, generate
+from hornbook.generate import GenerationConfig, Sampling, Text, TextWriter, generate
 
 FREE = Sampling(temperature=1.0, top_k=None)
-OPTIONS = TextOptions(output_length=40, sampling=FREE, seed=3)
+OPTIONS = GenerationConfig(output_length=40, temperature=1.0, top_k=None, seed=3)
 
 
 @cache
@@ -67,7 +67,7 @@ def test_a_stop_string_across_tokens():
     whole = write(output_length=40).text
     for start in range(0, len(whole) - 3, 5):
         stop = whole[start : start + 3]
-        text = write(stop_strings=("never to be found", stop))
+        text = write(stop=("never to be found", stop))
         assert (text.text, text.finish_reason) == (whole[: whole.index(stop)], "stop_string")
         assert tiny_tokenizer().decode(generate_ids(text.tokens)).startswith(text.text + stop)
         assert stop not in tiny_tokenizer().decode(generate_ids(text.tokens - 1))
@@ -81,8 +81,9 @@ def generate_ids(num_tokens):
 
 def test_a_stop_token():
     ids = generate_ids(40)
-    text = write(stop_id=ids[12])
-    end = ids.index(ids[12])
+    tokens = [tiny_tokenizer().decode([token]) for token in ids]
+    at = next(n for n, token in enumerate(tokens) if token.isascii() and tiny_tokenizer().encode(token) == [ids[n]])
+    text, end = write(stop_token=tokens[at]), ids.index(ids[at])
     assert (text.text, text.tokens, text.finish_reason) == (tiny_tokenizer().decode(ids[:end]), end, "stop_token")
 
 
@@ -129,11 +130,12 @@ def test_only_the_tokenizers_ids_are_written():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"output_length": 0}, "the output length is 0; expected at least 1 token"),
-        ({"input_length": 0}, "the input length is 0; expected 1 to 32, the model's positions"),
-        ({"input_length": 33}, "the input length is 33; expected 1 to 32"),
-        ({"stop_strings": ("a", "")}, "`stop` is empty"),
-        ({"stop_id": 300}, "the stop token is 300; expected 0 to 299"),
+        ({"output_length": 0}, "output_length is 0; expected 1 or more"),
+        ({"input_length": 0}, "input_length is 0; expected 1 or more"),
+        ({"input_length": 33}, "the input length is 33; expected 1 to 32, the model's positions"),
+        ({"stop": ("a", "")}, "`stop` is empty"),
+        ({"stop": (b"a",)}, "the stop strings are (b'a',); expected text"),
+        ({"stop_token": "the cat"}, '`stop_token` "the cat" is '),
     ],
 )
 def test_options_out_of_range(changes, message):

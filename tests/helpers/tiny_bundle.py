@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hornbook.formats.crc32c import masked_crc32c
+from hornbook.interop.formats.crc32c import masked_crc32c
 
 MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 DTYPES = {

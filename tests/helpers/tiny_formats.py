@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from tiny_text import SHARED
 
-from hornbook.corpora.convert.bert_instances import Instance, Instances
-from hornbook.corpora.convert.token_documents import Documents, TokenDocument
+from hornbook.interop.convert.bert_instances import Instance, Instances
+from hornbook.interop.convert.token_documents import Documents, TokenDocument
 
 BERT_TFRECORD = SHARED / "tfrecord" / "bert_sample_text.tfrecord"
 EXAMPLE_TFRECORD = SHARED / "tfrecord" / "torchdata_example.tfrecord"

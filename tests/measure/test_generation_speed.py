@@ -14,7 +14,7 @@ from hornbook.config import load_recipe
 from hornbook.errors import UserError
 from hornbook.measure import generation
 from hornbook.measure.generation import hornbook_generate, measure_generation, random_prompts
-from hornbook.measure.peers import transformers_generate
+from hornbook.peers.transformers import transformers_generate
 
 SIZES = (
     "--model.num-layers 1 --model.hidden-size 32 --model.num-heads 2 --model.max-positions 24 --data.sequence-length 24"

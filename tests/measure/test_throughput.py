@@ -10,12 +10,13 @@ from hornbook.__main__ import main
 from hornbook.cli.bench_step import _operators
 from hornbook.config import load_recipe
 from hornbook.errors import UserError
-from hornbook.measure import peers, throughput
-from hornbook.measure.peer_process import transformers_step_apart
-from hornbook.measure.peers import transformers_step
+from hornbook.measure import throughput
 from hornbook.measure.throughput import hornbook_step, measure_steps, synthetic_loader
 from hornbook.ops.native.kernels import Kernels, using
 from hornbook.parallel.world import World
+from hornbook.peers import transformers
+from hornbook.peers.process import transformers_step_apart
+from hornbook.peers.transformers import transformers_step
 from hornbook.samples.batches import size_of
 
 _SIZES = (
@@ -72,7 +73,7 @@ def test_the_peer_sees_no_padding():
     with synthetic_loader(replace(recipe, data=replace(recipe.data, layout="padded")), World()) as loader:
         batch = next(loader)[0]
     lengths = batch["lengths"]
-    inputs = peers._inputs(batch)
+    inputs = transformers._inputs(batch)
     seen = inputs["attention_mask"]
     assert seen.shape == inputs["input_ids"].shape == (3, int(lengths.max()))
     assert lengths.min() < lengths.max()

@@ -23,14 +23,13 @@ from hornbook.api.inputs import One, Several, read_inputs
 from hornbook.api.passes import EmbedOptions, refuse_below_one
 from hornbook.api.writing import GenerateOptions, write
 from hornbook.checkpoint.contents import Contents
-from hornbook.config import Recipe, recipe_to_dict
+from hornbook.config import GenerationConfig, Recipe, recipe_to_dict
 from hornbook.config.sections import Compute
 from hornbook.errors import UserError
 from hornbook.evaluate.validation import validate
 from hornbook.exchange.huggingface import UNTRAINED, write_folder
 from hornbook.exchange.restore import LoadedModel, load_model
 from hornbook.extras import require
-from hornbook.generate import Sampling, TextOptions, find_stop_id
 from hornbook.generate.answers import FoundAnswer
 from hornbook.generate.classes import Classified
 from hornbook.generate.embeddings import Pooling as Vector
@@ -210,17 +209,17 @@ class Model:
         prompt: One | Several = "",
         *,
         num_samples: int | None = None,
-        output_length: int = 128,
-        input_length: int | None = None,
-        start_token: bool | None = None,
-        temperature: float = 0.8,
-        top_k: int | None = 50,
-        top_p: float | None = None,
-        repetition_penalty: float = 1.0,
-        stop: str | Sequence[str] = (),
-        stop_token: str | None = None,
-        seed: int = 0,
-        batch_size: int = 8,
+        output_length: int = GenerationConfig.output_length,
+        input_length: int | None = GenerationConfig.input_length,
+        start_token: bool | None = GenerationConfig.start_token,
+        temperature: float = GenerationConfig.temperature,
+        top_k: int | None = GenerationConfig.top_k,
+        top_p: float | None = GenerationConfig.top_p,
+        repetition_penalty: float = GenerationConfig.repetition_penalty,
+        stop: str | Sequence[str] = GenerationConfig.stop,
+        stop_token: str | None = GenerationConfig.stop_token,
+        seed: int = GenerationConfig.seed,
+        batch_size: int = GenerationConfig.batch_size,
     ) -> Any:
         """Continue a prompt, or several, as ``hornbook generate`` does; the same seed gives the same text.
 
@@ -228,8 +227,7 @@ class Model:
             prompt: a text or ids to continue, or a list of these; ``""`` starts a new text.
             num_samples: return a list with this number of continuations per prompt; None: one, not in a list.
             output_length: maximum number of new tokens.
-            input_length: truncate prompts to their last ``input_length`` tokens; None: a prompt that exceeds the
-                model's positions is an error.
+            input_length: truncate prompts to their last ``input_length`` tokens; None: a longer one is an error.
             start_token: put the end-of-text token before prompts of text; None: as `encode` does.
             temperature: sampling temperature; 0 for greedy decoding.
             top_k: sample from the ``top_k`` most likely tokens; None for all.
@@ -250,17 +248,21 @@ class Model:
         """
         if not self.is_causal:
             raise UserError(f"{self.path} is an encoder, which does not generate text; fill gaps with fill()")
-        tokenizer = self._loaded.tokenizer
-        options = TextOptions(
+        options = GenerationConfig(
+            num_samples=GenerationConfig.num_samples if num_samples is None else num_samples,
+            batch_size=batch_size,
             output_length=output_length,
             input_length=input_length,
-            start_token=self._loaded.has_start_token if start_token is None else start_token,
-            sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty),
-            stop_strings=(stop,) if isinstance(stop, str) else tuple(stop),
-            stop_id=find_stop_id(stop_token, tokenizer) if tokenizer else None,
+            start_token=start_token,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            repetition_penalty=repetition_penalty,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop_token=stop_token,
             seed=seed,
         )
-        return write(self._loaded, read_inputs(prompt), options, num_samples=num_samples, batch_size=batch_size)
+        return write(self._loaded, read_inputs(prompt), options, several=num_samples is not None)
 
     @overload
     def fill(self, text: str, *, top_k: int = 5, batch_size: int = 8) -> Filled: ...

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 
 from hornbook.cli.option_names import flags_of
 from hornbook.cli.table import wrap_line
-from hornbook.config.options import TAGS, Bounds, Mistake, Spec, choices, convert, parse_text, show
+from hornbook.config.options import TAGS, Bounds, Mistake, Spec, choices, convert, describe, parse_text, show
 from hornbook.config.recipe import SECTIONS, specs
 from hornbook.config.recipe_files import split_overrides
 from hornbook.config.sections import Compute
@@ -136,6 +136,34 @@ non_negative_number = Number(Spec(type=float, bounds=Bounds(minimum=0)))
 fraction = Number(Spec(type=float, bounds=Bounds(minimum=0, maximum=1)))
 tail_fraction = Number(Spec(type=float, bounds=Bounds(minimum=0, maximum=0.25)))
 positive_fraction = Number(Spec(type=float, bounds=Bounds(above=0, maximum=1)))
+
+
+def add_declared(
+    group: "argparse._ActionsContainer", section: type, name: str, *, metavar: str | None = None, note: str = ""
+) -> None:
+    """Declare the option of a field of a dataclass (`hornbook.config.option`), with its help, type, bounds and default.
+
+    The namespace has only the options that were given, so that a command can tell. A list is an option that is
+    repeated, and its default is the dataclass's.
+
+    Args:
+        group: of the command's parser.
+        section: the dataclass.
+        name: of the field.
+        metavar: of the value.
+        note: addition to the help.
+    """
+    spec = describe(section)[name]
+    default = "" if spec.default in (None, ()) else f" (default: {_plain(spec.default)})"
+    kind: dict[str, Any] = {"metavar": metavar}
+    if spec.type is bool:
+        kind = {"action": argparse.BooleanOptionalAction}
+    elif spec.type is tuple:
+        kind["action"] = "append"
+    elif spec.type in (int, float):
+        kind["type"] = Number(spec)
+    help_text = f"{spec.help}{default}{note}"
+    group.add_argument(f"--{name.replace('_', '-')}", **kind, default=argparse.SUPPRESS, help=help_text)
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:

@@ -99,8 +99,8 @@ def generate_command(arguments: argparse.Namespace) -> dict[str, object]:
     from dataclasses import asdict
 
     from hornbook.measure.generation import hornbook_generate, measure_generation, random_prompts
-    from hornbook.measure.peers import transformers_generate
     from hornbook.parallel.device import choose_device, prepare
+    from hornbook.peers.transformers import transformers_generate
 
     recipe = recipe_of(arguments)
     device = choose_device(arguments.device)

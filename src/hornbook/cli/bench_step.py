@@ -174,8 +174,8 @@ def _time_contenders(arguments: argparse.Namespace, recipe: "Recipe") -> dict[st
 
 def _peers(arguments: argparse.Namespace, recipe: "Recipe", world: "World", stack: ExitStack) -> dict[str, "Step"]:
     """Return the peer's steps by name, marked if they run in their own processes, which end with ``stack``."""
-    from hornbook.measure.peer_process import transformers_step_apart
-    from hornbook.measure.peers import transformers_step
+    from hornbook.peers.process import transformers_step_apart
+    from hornbook.peers.transformers import transformers_step
 
     steps, ways = dict[str, "Step"](), arguments.peer_processes
     for precision in PEERS.get(arguments.peer, ()):

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from hornbook.cli.arguments import TOKENIZER_HELP, natural_number, positive_integer
 from hornbook.cli.progress import token_progress
 from hornbook.cli.table import say
-from hornbook.corpora.convert import DOCUMENT_FORMATS, DOCUMENT_SOURCES, INSTANCE_FORMATS, INSTANCE_SOURCES
+from hornbook.interop.convert import DOCUMENT_FORMATS, DOCUMENT_SOURCES, INSTANCE_FORMATS, INSTANCE_SOURCES
 from hornbook.wording import counted, counted_kind
 
 if TYPE_CHECKING:
-    from hornbook.corpora.convert.conversion import ConvertReport
+    from hornbook.interop.convert.conversion import ConvertReport
 
 _DESCRIPTION = f"""Convert others' tokenized files, from and to any format of a row:
 
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Convert the source and return the counts."""
     from dataclasses import fields
 
-    from hornbook.corpora.convert.conversion import ConvertOptions, convert
+    from hornbook.interop.convert.conversion import ConvertOptions, convert
     from hornbook.text.tokenizer import Tokenizer
 
     values = {field.name: getattr(arguments, field.name) for field in fields(ConvertOptions)}

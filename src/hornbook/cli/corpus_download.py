@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Download a dump; return its path, size and verified hash."""
     from hornbook.storage.system import format_bytes
-    from hornbook.text.wikipedia.download import MIRROR, download_dump
+    from hornbook.wikipedia.download import MIRROR, download_dump
 
     last = time.monotonic()
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from hornbook.cli.arguments import TOKENIZER_HELP, fraction, natural_number, positive_fraction, positive_integer
 from hornbook.cli.progress import token_progress
 from hornbook.cli.table import say
-from hornbook.corpora.convert import INSTANCE_FORMATS, INSTANCE_SOURCES
+from hornbook.interop.convert import INSTANCE_FORMATS, INSTANCE_SOURCES
 from hornbook.wording import counted
 
 if TYPE_CHECKING:
-    from hornbook.samples.instance_builder import InstanceReport
+    from hornbook.interop.instances.instance_builder import InstanceReport
 
 _REMASKED = "bert-tfrecord-remasked"
 _DESCRIPTION = "Make next-sentence pairs of a sentence store, mask them, and write them as instances for BERT."
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
     from hornbook.corpora.store import open_store, splits_of
     from hornbook.errors import UserError
-    from hornbook.samples.instance_builder import InstanceOptions, build_instances
+    from hornbook.interop.instances.instance_builder import InstanceOptions, build_instances
     from hornbook.text.tokenizer import Tokenizer
 
     names = {field.name for field in fields(InstanceOptions)}
@@ -85,9 +85,9 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 def are_instances(path: Path) -> bool:
     """Return whether a path is a file or folder of instances; raise DataError if it is a damaged one."""
-    from hornbook.corpora.convert.detect import detect_source
     from hornbook.formats.arrow import is_dataset
-    from hornbook.formats.tfrecord import begins_with_record
+    from hornbook.interop.convert.detect import detect_source
+    from hornbook.interop.formats.tfrecord import begins_with_record
 
     if path.is_file():
         looks_so = path.suffix == ".arrow" or ".tfrecord" in path.name or begins_with_record(path)
@@ -98,9 +98,9 @@ def are_instances(path: Path) -> bool:
 
 def inspect_instances(path: Path) -> dict[str, object]:
     """Read all of a file of instances; print and return its counts."""
-    from hornbook.corpora.convert.conversion import read_instances
-    from hornbook.corpora.convert.detect import detect_source
-    from hornbook.samples.instance_builder import describe_instances
+    from hornbook.interop.convert.conversion import read_instances
+    from hornbook.interop.convert.detect import detect_source
+    from hornbook.interop.instances.instance_builder import describe_instances
 
     format_name = detect_source(path)
     instances = read_instances(path, format_name)

@@ -12,14 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hornbook.cli.arguments import (
-    COMPUTE,
-    add_device_arguments,
-    non_negative_number,
-    positive_fraction,
-    positive_integer,
-    positive_number,
-)
+from hornbook.cli.arguments import COMPUTE, add_declared, add_device_arguments
+from hornbook.config.generation import GenerationConfig
+from hornbook.config.options import describe
 
 if TYPE_CHECKING:
     from hornbook.cli.texts import Output
@@ -28,21 +23,9 @@ if TYPE_CHECKING:
     from hornbook.text.prompts import Prompt
 
 
-_FOR_DECODERS: dict[str, Any] = {
-    "num_samples": 1,
-    "input_length": None,
-    "output_length": 128,
-    "start_token": None,
-    "temperature": 0.8,
-    "top_p": None,
-    "repetition_penalty": 1.0,
-    "stop": [],
-    "stop_token": None,
-    "seed": 0,
-}
-"""Options that apply only to decoders, with their defaults."""
-_DEFAULT_TOP_K, _DEFAULT_GUESSES = 50, 5
-_DEFAULT_BATCH_SIZE = 8
+_DEFAULT_GUESSES = 5
+_FOR_DECODERS = tuple(name for name in describe(GenerationConfig) if name not in ("top_k", "batch_size"))
+"""Options that apply only to decoders."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,12 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--json-lines", action="store_true", help="print one JSON object per text")
     output.add_argument("--output", type=Path, metavar="FILE", help="also write the texts to FILE as JSON lines")
     parser.add_argument("--compute", choices=COMPUTE, default="auto", help="dtype of the activations (default: auto)")
-    parser.add_argument(
-        "--batch-size",
-        type=positive_integer,
-        metavar="N",
-        help="prompts per batch (default: 8); 1 makes bf16 texts independent of each other",
-    )
+    add_declared(parser, GenerationConfig, "batch_size", metavar="N")
     add_device_arguments(parser)
 
 
@@ -82,56 +60,21 @@ def _add_input(group: "argparse._ArgumentGroup") -> None:
         choices=("auto", "text", "jsonl"),
         help="format of the prompts; auto: jsonl for .jsonl, .ndjson and .json, else lines (default: auto)",
     )
-    group.add_argument("--num-samples", type=positive_integer, metavar="N", help="texts per prompt (default: 1)")
-    group.add_argument(
-        "--input-length",
-        type=positive_integer,
-        metavar="N",
-        help="truncate prompts to their last N tokens (default: a prompt that is too long is an error)",
-    )
-    group.add_argument(
-        "--start-token",
-        action=argparse.BooleanOptionalAction,
-        help=(
-            "put the end-of-text token before each prompt, as in training (default: yes; for Hugging "
-            "Face and imported models no, as in transformers)"
-        ),
-    )
-    group.add_argument("--output-length", type=positive_integer, metavar="N", help="maximum new tokens (default: 128)")
+    for name, metavar in (("num_samples", "N"), ("input_length", "N"), ("start_token", None), ("output_length", "N")):
+        add_declared(group, GenerationConfig, name, metavar=metavar)
 
 
 def _add_sampling(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--temperature", type=non_negative_number, help="sampling temperature; 0: greedy (default: 0.8)")
-    group.add_argument(
-        "--top-k",
-        type=_count_or_none,
-        default=...,
-        metavar="K",
-        help="sample from the K most likely tokens; none: all (default: 50); encoders: tokens per mask (default: 5)",
-    )
-    group.add_argument(
-        "--top-p",
-        type=positive_fraction,
-        metavar="P",
-        help="sample from the smallest set of tokens with total probability P",
-    )
-    group.add_argument(
-        "--repetition-penalty",
-        type=positive_number,
-        metavar="X",
-        help="penalty for tokens that occur in the prompt or text (CTRL) (default: 1, off)",
-    )
-    group.add_argument("--stop", action="append", metavar="STRING", help="end the text before this string; repeatable")
-    group.add_argument(
-        "--stop-token",
-        metavar="TOKEN",
-        help="end the text at this token; none: never (default: the end-of-text token)",
-    )
-    group.add_argument("--seed", type=int, metavar="N", help="sampling seed (default: 0)")
-
-
-def _count_or_none(text: str) -> int | None:
-    return None if text == "none" else positive_integer(text)
+    for name, metavar, note in (
+        ("temperature", None, ""),
+        ("top_k", "K", f"; encoders: tokens per mask (default: {_DEFAULT_GUESSES})"),
+        ("top_p", "P", ""),
+        ("repetition_penalty", "X", ""),
+        ("stop", "STRING", ""),
+        ("stop_token", "TOKEN", ""),
+        ("seed", "N", ""),
+    ):
+        add_declared(group, GenerationConfig, name, metavar=metavar, note=note)
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -148,7 +91,6 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     loaded = _load(arguments)
     if not loaded.model.is_causal:
         return _fill(arguments, loaded, prompts)
-    arguments = argparse.Namespace(**vars(arguments) | _with_defaults(arguments))
     path, writer = loaded.path, _writer(arguments, loaded)
     del loaded  # frees its memory: the writer may hold converted weights
     return {"checkpoint": str(path), **_write(arguments, writer, prompts)}
@@ -158,7 +100,7 @@ def _refuse_useless(arguments: argparse.Namespace, *, is_conversation: bool) -> 
     """Raise UserError for an option that does not apply to the kind of prompts."""
     from hornbook.errors import UserError
 
-    if is_conversation and arguments.batch_size is not None:
+    if is_conversation and "batch_size" in arguments:
         raise UserError("--batch-size does not apply to a conversation; remove it")
     if arguments.prompt_format is not None and (is_conversation or (arguments.prompt and not arguments.prompt_file)):
         raise UserError("--prompt-format applies only to --prompt-file and standard input; remove it")
@@ -169,13 +111,13 @@ def _write(arguments: argparse.Namespace, writer: "TextWriter", prompts: "list[P
     from hornbook.cli.conversation import converse
     from hornbook.cli.texts import Output, timing_line
 
-    requests = _requests(writer, prompts, arguments.num_samples)
+    requests = _requests(writer, prompts)
     with Output(as_json=arguments.json_lines, file=arguments.output) as output:
         if requests:
-            _write_all(writer, requests, output, batch_size=arguments.batch_size or _DEFAULT_BATCH_SIZE)
+            _write_all(writer, requests, output)
         else:
             print("enter the beginning of a text; Ctrl-C ends the text, Ctrl-D exits", file=sys.stderr)
-            converse(writer, output, num_samples=arguments.num_samples)
+            converse(writer, output, num_samples=writer.options.num_samples)
     print(timing_line(writer.timing), file=sys.stderr)
     return {**writer.timing.summary(), "results": output.records}
 
@@ -191,18 +133,19 @@ def _fill(arguments: argparse.Namespace, loaded: "LoadedModel", prompts: "list[P
     from hornbook.generate.fill_mask import GapFiller
 
     for name in _FOR_DECODERS:
-        if getattr(arguments, name) is not None:
+        if name in arguments:
             raise UserError(
                 f"--{name.replace('_', '-')} applies only to decoders, and {loaded.path} is an encoder; remove it"
             )
-    if arguments.top_k is None:
+    top_k = getattr(arguments, "top_k", _DEFAULT_GUESSES)
+    if top_k is None:
         raise UserError("--top-k none applies only to decoders; for an encoder, pass the number of tokens per mask")
-    top_k = _DEFAULT_GUESSES if arguments.top_k is ... else arguments.top_k
     filler = GapFiller(loaded.model, loaded.require_tokenizer(), top_k=top_k)
     requests = [filler.request(prompt.text, place=prompt.place) for prompt in prompts]
     with Output(as_json=arguments.json_lines, file=arguments.output) as output:
         if requests:
-            fill_all(filler, requests, output, batch_size=arguments.batch_size or _DEFAULT_BATCH_SIZE)
+            size = getattr(arguments, "batch_size", GenerationConfig.batch_size)
+            fill_all(filler, requests, output, batch_size=size)
         else:
             fill_typed(filler, output)
     return {"checkpoint": str(loaded.path), "results": output.records}
@@ -228,36 +171,15 @@ def _load(arguments: argparse.Namespace) -> "LoadedModel":
     return load_model(arguments.checkpoint, device, compute=arguments.compute)
 
 
-def _with_defaults(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return a decoder's options, with defaults for those that were not given."""
-    given = {name: getattr(arguments, name) for name in _FOR_DECODERS}
-    chosen = {name: default if given[name] is None else given[name] for name, default in _FOR_DECODERS.items()}
-    return chosen | {"top_k": _DEFAULT_TOP_K if arguments.top_k is ... else arguments.top_k}
-
-
 def _writer(arguments: argparse.Namespace, loaded: "LoadedModel") -> "TextWriter":
-    from hornbook.generate import Sampling, TextOptions, TextWriter, find_stop_id
+    from hornbook.generate import TextWriter
 
-    sampling = Sampling(
-        temperature=arguments.temperature,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
-        repetition_penalty=arguments.repetition_penalty,
-    )
-    tokenizer = loaded.require_tokenizer()
-    options = TextOptions(
-        output_length=arguments.output_length,
-        input_length=arguments.input_length,
-        start_token=loaded.has_start_token if arguments.start_token is None else arguments.start_token,
-        sampling=sampling,
-        stop_strings=tuple(arguments.stop),
-        stop_id=find_stop_id(arguments.stop_token, tokenizer),
-        seed=arguments.seed,
-    )
-    return TextWriter(loaded.model, tokenizer, options)
+    given = {name: getattr(arguments, name) for name in describe(GenerationConfig) if name in arguments}
+    options = GenerationConfig(**given | {"stop": tuple(given.get("stop", ()))})
+    return TextWriter(loaded.model, loaded.require_tokenizer(), options, has_start_token=loaded.has_start_token)
 
 
-def _requests(writer: "TextWriter", prompts: "Sequence[Prompt]", num_samples: int) -> "list[Request]":
+def _requests(writer: "TextWriter", prompts: "Sequence[Prompt]") -> "list[Request]":
     """Encode all prompts before generating the first text, and warn about truncated ones."""
     from dataclasses import replace
 
@@ -266,7 +188,7 @@ def _requests(writer: "TextWriter", prompts: "Sequence[Prompt]", num_samples: in
     requests, cut = [], []
     for prompt in prompts:
         request = writer.request(prompt.text, place=prompt.place)
-        requests += [replace(request, sample=sample) for sample in range(num_samples)]
+        requests += [replace(request, sample=sample) for sample in range(writer.options.num_samples)]
         if request.num_cut:
             cut.append(f"{prompt.place}, by {request.num_cut} tokens")
     if cut:
@@ -275,11 +197,11 @@ def _requests(writer: "TextWriter", prompts: "Sequence[Prompt]", num_samples: in
     return requests
 
 
-def _write_all(writer: "TextWriter", requests: "Sequence[Request]", output: "Output", *, batch_size: int) -> None:
+def _write_all(writer: "TextWriter", requests: "Sequence[Request]", output: "Output") -> None:
     """Generate the texts in batches; on a terminal, show a single text while it is generated."""
     from hornbook.cli.texts import Screen
 
-    screen, number = Screen(), 0
+    screen, number, batch_size = Screen(), 0, writer.options.batch_size
     is_streaming = len(requests) == 1 and screen.is_terminal and not output.as_json
     if is_streaming:
         screen.write_prompt(requests[0].prompt)

@@ -100,8 +100,7 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
 def read_options(arguments: argparse.Namespace) -> "ReadOptions":
     """Return the options of ``add_input_arguments``; raise UserError if one does not apply to the format."""
     from hornbook.storage.system import usable_cores
-    from hornbook.text.reading import DEFAULT_FIELD, ReadOptions
-    from hornbook.text.wikipedia.lines import CleanOptions
+    from hornbook.text.reading import DEFAULT_FIELD, CleanOptions, ReadOptions
 
     cleaning = {part: getattr(arguments, part) for part in _CLEANING if getattr(arguments, part)}
     for part in cleaning:

@@ -8,6 +8,7 @@ The package imports only the standard library, so ``hornbook train --help`` is f
 
 from hornbook.config.build import Resolved, load_recipe, recipe_from_dict
 from hornbook.config.factorized import FactorizedGPTConfig
+from hornbook.config.generation import GenerationConfig
 from hornbook.config.models import (
     BertConfig,
     CausalLMConfig,
@@ -61,6 +62,7 @@ __all__ = [
     "EvaluationConfig",
     "FactorizedGPTConfig",
     "GPTConfig",
+    "GenerationConfig",
     "GroupBertConfig",
     "LabelledConfig",
     "LambConfig",

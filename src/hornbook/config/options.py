@@ -86,10 +86,18 @@ class Bounds:
             or (self.maximum is not None and value > self.maximum)
         )
 
+    @property
+    def expected(self) -> str:
+        """The range after "expected": ``1 or more``, ``more than 0 and at most 1``; empty if unbounded."""
+        return self._in_words({"above": "more than {:g}", "minimum": "{:g} or more", "below": "less than {:g}"})
+
     def __str__(self) -> str:
-        words = {"above": "above", "minimum": "at least", "below": "below", "maximum": "at most"}
-        given = [(words[name], bound) for name, bound in dataclasses.asdict(self).items() if bound is not None]
-        return " and ".join(f"{word} {bound:g}" for word, bound in given)
+        return self._in_words({"above": "above {:g}", "minimum": "at least {:g}", "below": "below {:g}"})
+
+    def _in_words(self, words: dict[str, str]) -> str:
+        words |= {"maximum": "at most {:g}"}
+        given = {name: bound for name, bound in dataclasses.asdict(self).items() if bound is not None}
+        return " and ".join(words[name].format(bound) for name, bound in given.items())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

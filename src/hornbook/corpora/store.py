@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hornbook.arrays import Int64s, Integers
-from hornbook.corpora.convert.token_streams import how_to_convert
 from hornbook.corpora.megatron import IndexedFile, index_paths
 from hornbook.corpora.store_manifest import MANIFEST, Manifest, read_rows, recorded_splits
 from hornbook.errors import DataError, UserError
+from hornbook.plugs import plugged
 from hornbook.storage.system import open_regular, storage_errors
 from hornbook.text.documents import offset_unit
 from hornbook.text.tokenizer import Tokenizer
@@ -246,8 +246,7 @@ def locate_store(path: Path, split: str) -> Path:
     if not path.is_dir():
         prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
         if not index_paths(prefix)[1].is_file():
-            if advice := how_to_convert(path):
-                raise DataError(advice)
+            _refuse_other_files(path)
             raise DataError(
                 f"{path}: no such token store; expected a folder written by corpus build, or a .bin and .idx"
             )
@@ -267,12 +266,18 @@ def locate_store(path: Path, split: str) -> Path:
     if (path / "documents.npy").exists():
         raise DataError(f"{path / MANIFEST} is missing; build the store again")
     if len(pairs) != 1:
-        if advice := how_to_convert(path):
-            raise DataError(advice)
+        _refuse_other_files(path)
         raise DataError(
             f"{path}: no token store; expected a manifest.json, or one .bin and .idx, found {len(pairs)} .idx"
         )
     return pairs[0].with_suffix("")
+
+
+def _refuse_other_files(path: Path) -> None:
+    """Raise DataError with the remedy if a path that is no store has tokens of another program."""
+    for room in plugged("store openers"):
+        if advice := room.how_to_convert(path):
+            raise DataError(advice)
 
 
 def _open_own(folder: Path) -> TokenStore:

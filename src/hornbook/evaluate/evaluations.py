@@ -15,7 +15,7 @@ from hornbook.evaluate.held_out import open_scored
 from hornbook.evaluate.tasks import TaskInput, check_tasks, find_task, run_task
 from hornbook.parallel.device import dtype_name
 from hornbook.samples.encoder_sources import HELD_OUT_SEED
-from hornbook.samples.static_instances import StaticInstances, holds_instances
+from hornbook.samples.instances import holds_instances, open_instances
 from hornbook.storage.files import sha256_file
 
 
@@ -45,7 +45,7 @@ def scored_data(task: str, given: TaskInput) -> ScoredData:
     if name is None or path is None:
         return ScoredData(name=None)
     if holds_instances(name):
-        return ScoredData(name=name, fingerprint=StaticInstances(name, seed=HELD_OUT_SEED).fingerprint)
+        return ScoredData(name=name, fingerprint=open_instances(name, seed=HELD_OUT_SEED).fingerprint)
     if path.is_file() and path.suffix not in (".bin", ".idx"):
         return ScoredData(name=name, fingerprint=sha256_file(path))
     try:

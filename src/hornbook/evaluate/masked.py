@@ -23,10 +23,10 @@ from hornbook.objective import MaskedLM, build_objective
 from hornbook.samples.batches import spread_evenly
 from hornbook.samples.encoder_batches import EncoderBatches
 from hornbook.samples.encoder_sources import HELD_OUT_SEED, instance_batches, sequence_source, store_batches
+from hornbook.samples.instances import holds_instances, open_instances
 from hornbook.samples.layout import Layout, choose_layout
 from hornbook.samples.masked_copies import MaskedCopies
 from hornbook.samples.sequences import TokenSequence, framed
-from hornbook.samples.static_instances import StaticInstances, holds_instances
 from hornbook.text.documents import read_documents
 from hornbook.text.special_tokens import MaskingTokens
 from hornbook.wording import counted
@@ -169,7 +169,7 @@ def _fitting(learned: MaskingConfig, stores: list[TokenStore]) -> MaskingConfig:
 
 
 def _of_instances(given: TaskInput, objective: MaskingConfig, path: str) -> EncoderBatches:
-    instances = StaticInstances(path, seed=HELD_OUT_SEED)
+    instances = open_instances(path, seed=HELD_OUT_SEED)
     if instances.sequence_length != given.window_length:
         raise UserError(
             f"{path} has instances of {instances.sequence_length} tokens, but the window is {given.window_length}: "

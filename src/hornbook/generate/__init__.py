@@ -8,17 +8,18 @@ A text is a function of (model, prompt, options, seed, sample number); it does n
 the device's random state.
 """
 
+from hornbook.config.generation import GenerationConfig, Sampling
 from hornbook.generate.decoder import Decoder, make_decoder
 from hornbook.generate.ids import generate, generate_batch
-from hornbook.generate.sampling import Sampling, draws_of
-from hornbook.generate.text import Request, Text, TextOptions, TextWriter, Timing, find_stop_id
+from hornbook.generate.sampling import draws_of
+from hornbook.generate.text import Request, Text, TextWriter, Timing, find_stop_id
 
 __all__ = [
     "Decoder",
+    "GenerationConfig",
     "Request",
     "Sampling",
     "Text",
-    "TextOptions",
     "TextWriter",
     "Timing",
     "draws_of",

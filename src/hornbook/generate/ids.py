@@ -10,8 +10,9 @@ A row that ends leaves the batch, so that the others become faster.
 import random
 from collections.abc import Callable, Sequence
 
+from hornbook.config.generation import Sampling
 from hornbook.generate.decoder import Decoder, make_decoder
-from hornbook.generate.sampling import Chooser, Sampling, draws_of
+from hornbook.generate.sampling import Chooser, draws_of
 from hornbook.model import LanguageModel
 from hornbook.model.forward import Forward, evaluation_mode, forward_resident
 

@@ -14,56 +14,12 @@ import hashlib
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from hornbook.errors import NotFiniteError, UserError
-
-MIN_TEMPERATURE = 1e-6
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """The options for choosing the next token.
-
-    Raises:
-        UserError: a value is out of range.
-    """
-
-    temperature: float = 0.8
-    """Divides the logits; 0 always chooses the most likely token, whatever ``top_k`` and ``top_p`` are."""
-    top_k: int | None = 50
-    """Number of most likely tokens to draw from; None for all."""
-    top_p: float | None = None
-    """Draws from the fewest of these whose probabilities sum to this share (Holtzman et al. 2020); None for all."""
-    repetition_penalty: float = 1.0
-    """Divides the logits of tokens that occur in the text, stop and start tokens included; see ``penalize``."""
-
-    def __post_init__(self) -> None:
-        problems = [
-            f"{name} is {value}; expected {expected}"
-            for name, value, expected, fits in (
-                (
-                    "temperature",
-                    self.temperature,
-                    f"0, or at least {MIN_TEMPERATURE}",
-                    _is_temperature(self.temperature),
-                ),
-                ("top_k", self.top_k, "1 or more", self.top_k is None or self.top_k >= 1),
-                ("top_p", self.top_p, "more than 0 and at most 1", self.top_p is None or 0.0 < self.top_p <= 1.0),
-                (
-                    "repetition_penalty",
-                    self.repetition_penalty,
-                    "more than 0",
-                    0.0 < self.repetition_penalty < math.inf,
-                ),
-            )
-            if not fits
-        ]
-        if problems:
-            raise UserError("; ".join(problems))
+from hornbook.config.generation import Sampling
+from hornbook.errors import NotFiniteError
 
 
 class Chooser:
@@ -181,10 +137,6 @@ def draw(probabilities_BC: Tensor, ids_BC: Tensor | None, numbers: Sequence[floa
     chosen_B1 = columns_B1 if ids_BC is None else ids_BC.gather(1, columns_B1)
     chosen: list[int] = chosen_B1.squeeze(1).tolist()
     return chosen
-
-
-def _is_temperature(value: float) -> bool:
-    return value == 0.0 or MIN_TEMPERATURE <= value < math.inf
 
 
 def _refuse_not_finite(value: float) -> None:

@@ -1,6 +1,6 @@
 r"""Continue prompts as texts: tokenization, stop strings, streaming and timing.
 
-    writer = TextWriter(model, tokenizer, TextOptions(output_length=128, stop_strings=("\n\n",)))
+    writer = TextWriter(model, tokenizer, GenerationConfig(output_length=128, stop=("\n\n",)))
     writer.write([writer.request("Once upon a time")], on_text=...)
         -> [Text(prompt="Once upon a time", text=" there was", finish_reason="stop_string", ...)]
 
@@ -13,14 +13,15 @@ generated.
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from hornbook.config.generation import GenerationConfig
 from hornbook.config.options import show
 from hornbook.errors import UserError
 from hornbook.generate.decoder import make_decoder
 from hornbook.generate.ids import generate_batch
-from hornbook.generate.sampling import Sampling, draws_of
+from hornbook.generate.sampling import draws_of
 from hornbook.model import LanguageModel
 from hornbook.model.label_heads import ClassificationHead
 from hornbook.text.streaming import TextStream
@@ -29,24 +30,6 @@ from hornbook.text.tokenizer import Tokenizer
 FinishReason = Literal["length", "stop_token", "stop_string", "interrupted"]
 OnText = Callable[[int, str], None]
 """Called with (row, text) whenever a row's text grows."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextOptions:
-    """Options for all texts."""
-
-    output_length: int = 128
-    """The most tokens to generate."""
-    input_length: int | None = None
-    """Truncates prompts to this many last tokens; None: a prompt must fit into the model's positions."""
-    start_token: bool = True
-    """Puts the end-of-text token before each prompt; an empty prompt is always that token."""
-    sampling: Sampling = field(default_factory=Sampling)
-    stop_strings: tuple[str, ...] = ()
-    """A text ends before the first of these strings."""
-    stop_id: int | None = None
-    """Token that ends a text, usually end-of-text; None for none."""
-    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,15 +95,20 @@ class TextWriter:
     Args:
         model: in evaluation mode; do not train it while the writer is in use.
         tokenizer: the model's tokenizer.
-        options: options for all texts.
+        options: for all texts.
+        has_start_token: whether prompts begin with the end-of-text token where the options leave it open.
 
     Raises:
-        UserError: an option is out of range, or the tokenizer is not the model's.
+        UserError: an option does not suit the model, or the tokenizer is not the model's.
     """
 
-    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, options: TextOptions) -> None:
+    def __init__(
+        self, model: LanguageModel, tokenizer: Tokenizer, options: GenerationConfig, *, has_start_token: bool = True
+    ) -> None:
         _refuse_mistakes(model, tokenizer, options)
         self.tokenizer, self.options, self.timing = tokenizer, options, Timing()
+        self.stop_id = find_stop_id(options.stop_token, tokenizer)
+        self._has_start_token = has_start_token if options.start_token is None else options.start_token
         self._max_positions, self._vocab_size, self._num_ids = model.max_positions, model.vocab_size, model.num_ids
         self._decoder = make_decoder(model)
 
@@ -144,7 +132,7 @@ class TextWriter:
                 f"{place} has {len(ids)} tokens, but the model has {limit} positions; shorten it, or keep its last "
                 f"{limit} tokens by `input_length={limit}`"
             )
-        has_start = len(ids) < limit and (self.options.start_token or not ids)
+        has_start = len(ids) < limit and (self._has_start_token or not ids)
         start = [self.tokenizer.require_end_of_text()] if has_start else []
         return Request(prompt=prompt, ids=(*start, *ids[-limit:]), sample=sample, num_cut=max(0, len(ids) - limit))
 
@@ -169,8 +157,8 @@ class TextWriter:
                 num_tokens=self.options.output_length,
                 vocab_size=min(self._vocab_size, self.tokenizer.vocab_size),
                 draws=[draws_of(self.options.seed, request.ids, request.sample) for request in requests],
-                sampling=self.options.sampling,
-                stop_id=self.options.stop_id,
+                sampling=self.options,
+                stop_id=self.stop_id,
                 on_token=batch.take,
             )
         return batch.finish(self.timing)
@@ -178,14 +166,15 @@ class TextWriter:
     def new_stream(self, request: Request) -> TextStream:
         """Return the empty stream of a prompt's continuation."""
         start = int(request.ids[:1] == (self.tokenizer.end_of_text_id,))
-        return TextStream(self.tokenizer, self.options.stop_strings, request.ids[start:])
+        return TextStream(self.tokenizer, self.options.stop, request.ids[start:])
 
 
 class _Batch:
     """The growing texts of one batch."""
 
     def __init__(self, requests: Sequence[Request], writer: TextWriter, on_text: OnText | None) -> None:
-        self._requests, self._options, self._on_text = requests, writer.options, on_text
+        self._requests, self._on_text = requests, on_text
+        self._output_length, self._stop_id = writer.options.output_length, writer.stop_id
         self._streams = [writer.new_stream(request) for request in requests]
         self._texts, self._counts = [""] * len(requests), [0] * len(requests)
         self._ends: dict[int, tuple[FinishReason, float]] = {}
@@ -198,13 +187,13 @@ class _Batch:
         if self._first_seconds is None:
             self._first_seconds = self._elapsed()
         self._num_chosen = max(self._num_chosen, self._counts[row] + 1)
-        if token == self._options.stop_id:
+        if token == self._stop_id:
             return self._end(row, "stop_token")
         self._counts[row] += 1
         self._add(row, self._streams[row].push(token))
         if self._streams[row].has_stopped:
             return self._end(row, "stop_string")
-        return self._counts[row] == self._options.output_length and self._end(row, "length")
+        return self._counts[row] == self._output_length and self._end(row, "length")
 
     def finish(self, timing: Timing) -> list[Text]:
         for row in range(len(self._requests)):
@@ -265,22 +254,14 @@ def find_stop_id(name: str | None, tokenizer: Tokenizer) -> int | None:
     return ids[0]
 
 
-def _refuse_mistakes(model: LanguageModel, tokenizer: Tokenizer, options: TextOptions) -> None:
+def _refuse_mistakes(model: LanguageModel, tokenizer: Tokenizer, options: GenerationConfig) -> None:
     """Raise UserError for an option that the model or tokenizer does not support."""
     if isinstance(model.head, ClassificationHead):
         raise UserError("the model classifies texts and cannot generate: use `hornbook predict`, or another model")
-    if options.output_length < 1:
-        raise UserError(f"the output length is {options.output_length}; expected at least 1 token")
-    if options.input_length is not None and not 1 <= options.input_length <= model.max_positions:
+    if options.input_length is not None and options.input_length > model.max_positions:
         raise UserError(
             f"the input length is {options.input_length}; expected 1 to {model.max_positions}, the model's positions"
         )
-    if not all(isinstance(stop, str) for stop in options.stop_strings):
-        raise UserError(f"the stop strings are {options.stop_strings!r:.80}; expected text; decode bytes first")
-    if "" in options.stop_strings:
-        raise UserError("`stop` is empty, which would end every text at once; remove it")
-    if options.stop_id is not None and not 0 <= options.stop_id < tokenizer.vocab_size:
-        raise UserError(f"the stop token is {options.stop_id}; expected 0 to {tokenizer.vocab_size - 1}")
     if (end_of_text := tokenizer.require_end_of_text()) >= model.num_ids:
         raise UserError(f"the tokenizer ends texts by token {end_of_text}, {_not_in_vocabulary(model.vocab_size)}")
 

@@ -27,10 +27,10 @@ from hornbook.exchange.documents import refuse_unknown_parts, stored_recipe
 from hornbook.run.run_folder import read_identity
 from hornbook.samples.batches import WindowBatches
 from hornbook.samples.encoder_batches import EncoderBatches
+from hornbook.samples.instances import InstanceSource
 from hornbook.samples.mixture import Provenance
 from hornbook.samples.sequences import NO_PAIR, StoredSequences, TokenSequence
 from hornbook.samples.sources import Sources, open_mixture, open_sources
-from hornbook.samples.static_instances import StaticInstances
 from hornbook.samples.windows import Piece
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.wording import counted
@@ -150,7 +150,7 @@ def _trace_sequences(
     for sample in samples:
         (sequence,) = maker.sequences(np.array([sample]))
         number = int(maker.among_all(np.array([sample]))[0])
-        if isinstance(source, StaticInstances):
+        if isinstance(source, InstanceSource):
             epoch, file, record = source.provenance(number)
             place: dict[str, Any] = {"store": str(file), "epoch": epoch, "pieces": [], "record": record}
         else:

@@ -12,9 +12,9 @@ from hornbook.errors import UserError
 from hornbook.samples.batches import Samples
 from hornbook.samples.encoder_batches import EncoderBatches
 from hornbook.samples.encoder_sources import HELD_OUT_SEED, instance_batches, masked_batches, store_batches
+from hornbook.samples.instances import InstanceSource
 from hornbook.samples.layout import choose_layout
 from hornbook.samples.sources import Sources
-from hornbook.samples.static_instances import StaticInstances
 from hornbook.samples.synthetic import SyntheticSequences
 from hornbook.text.tokenizer import Tokenizer
 
@@ -61,7 +61,7 @@ def _held_out(
 
 
 def _static(
-    objective: MaskingConfig, instances: StaticInstances, tokenizer: Tokenizer | None, seed: int
+    objective: MaskingConfig, instances: InstanceSource, tokenizer: Tokenizer | None, seed: int
 ) -> EncoderBatches:
     """Return the batches of instances, which are masked during training if the file has no masks.
 

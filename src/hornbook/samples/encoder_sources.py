@@ -18,6 +18,7 @@ from hornbook.arrays import Int64s
 from hornbook.config import MaskedLMConfig, MaskingConfig, PretrainingConfig
 from hornbook.corpora.store import TokenStore
 from hornbook.samples.encoder_batches import EncoderBatches
+from hornbook.samples.instances import InstanceSource
 from hornbook.samples.masking import MaskRules, word_beginnings
 from hornbook.samples.mixture import Blend, Provenance, seed_of_source, whole_shares
 from hornbook.samples.pairs import PairRules
@@ -30,7 +31,6 @@ from hornbook.samples.sequences import (
     StoredSequences,
     TokenSequence,
 )
-from hornbook.samples.static_instances import StaticInstances
 from hornbook.text.special_tokens import MaskingTokens
 from hornbook.text.tokenizer import Tokenizer
 
@@ -154,7 +154,7 @@ def masked_batches(
 
 
 def instance_batches(
-    objective: MaskingConfig, instances: StaticInstances, tokenizer: Tokenizer | None, *, seed: int
+    objective: MaskingConfig, instances: InstanceSource, tokenizer: Tokenizer | None, *, seed: int
 ) -> EncoderBatches:
     """Return padded batches of instances, masked as the objective says if the file has no masks.
 

@@ -6,7 +6,7 @@
     JoinedSequences      all documents concatenated, cut at the sequence length                 RoBERTa, run_mlm
     DocumentSequences    each document by itself, cut at the sequence length
     LineSequences        each sentence of a sentence store                                      run_mlm --line_by_line
-    StaticInstances      a file of instances, masked when it was built                          `static_instances`
+    InstanceSource       instances that another system cut, and often masked                    `instances`
 
 A source maps a sample number n, counted from the start of the run, to a sequence: a function of (seed, n), in any
 order, so the state of a loader is one number, as for windows (`hornbook.samples.windows`). Masking is a separate step

@@ -10,8 +10,8 @@ from hornbook.corpora.store import TokenStore, open_held_out, open_store, refuse
 from hornbook.errors import UserError
 from hornbook.samples.batches import HeldOutWindows, Samples, WindowBatches
 from hornbook.samples.document_windows import DocumentWindows, EvaluationDocumentWindows
+from hornbook.samples.instances import InstanceSource, holds_instances, open_instances
 from hornbook.samples.mixture import Mixture, joint_fingerprint
-from hornbook.samples.static_instances import StaticInstances, holds_instances
 from hornbook.samples.synthetic import SyntheticTokens
 from hornbook.samples.windows import EvaluationWindows, TokenSource, Windows
 from hornbook.text.tokenizer import Tokenizer
@@ -32,9 +32,9 @@ class Sources:
     num_validation_bytes: int | None
     held_out: tuple[TokenStore, ...] = ()
     """The stores joined in ``validation``, in the order of the corpora."""
-    instances: StaticInstances | None = None
+    instances: InstanceSource | None = None
     """BERT instances that replace the training stores of an encoder."""
-    held_out_instances: StaticInstances | None = None
+    held_out_instances: InstanceSource | None = None
 
     @property
     def held_out_by_name(self) -> dict[str, TokenStore]:
@@ -176,8 +176,8 @@ def _open_instances(recipe: Recipe) -> Sources:
     if others:
         raise UserError("files of instances cannot be blended: name one file in data.train, or one folder of TFRecords")
     tokenizer = Tokenizer.load(recipe.data.tokenizer) if recipe.data.tokenizer else None
-    instances = StaticInstances(path, seed=recipe.training.seed)
-    held_out = StaticInstances(recipe.data.validation, seed=0) if recipe.data.validation else None
+    instances = open_instances(path, seed=recipe.training.seed)
+    held_out = open_instances(recipe.data.validation, seed=0) if recipe.data.validation else None
     for opened, name in ((instances, path), (held_out, recipe.data.validation)):
         if opened and opened.sequence_length != recipe.sequence_length:
             raise UserError(

@@ -24,6 +24,7 @@ from typing import Final, Literal
 from hornbook.errors import DataError, UserError
 from hornbook.formats.arrow import is_dataset, list_dataset_files
 from hornbook.formats.foreign import name_foreign
+from hornbook.plugs import plugged
 from hornbook.storage.decompress import InputMeter, Limits
 from hornbook.text import hub_datasets as hub
 from hornbook.text.readers.columns import read_columns
@@ -31,7 +32,6 @@ from hornbook.text.readers.csv_tables import read_table
 from hornbook.text.readers.jsonl import JSONL_SUFFIXES, read_jsonl
 from hornbook.text.readers.plain import read_between_blank_lines, read_each_line, read_whole
 from hornbook.text.readers.web_archives import WARC_SUFFIXES, read_web_archive
-from hornbook.text.readers.wiki import read_wikiextractor, read_wikipedia
 from hornbook.text.readers.wikitext import read_wikitext
 from hornbook.text.reading import (
     DEFAULT_FIELD,
@@ -64,12 +64,10 @@ STREAM_READERS: Final[dict[str, StreamReader]] = {
     "csv": partial(read_table, ".csv"),
     "tsv": partial(read_table, ".tsv"),
     "warc": read_web_archive,
-    "wikiextractor": read_wikiextractor,
 }
 READERS: Final[dict[str, Reader]] = {
     "parquet": partial(read_columns, "parquet"),
     "arrow": partial(read_columns, "arrow"),
-    "wikipedia": read_wikipedia,
 }
 """Formats whose readers open the files themselves."""
 
@@ -263,7 +261,7 @@ def offset_unit(source: str, format_name: str | None = None) -> Literal["byte", 
 
 
 def format_of(source: str, options: ReadOptions) -> str:
-    """Return the format of a source, a key of ``STREAM_READERS`` or ``READERS``."""
+    """Return the format of a source, a key of ``STREAM_READERS`` or ``READERS``, here or in a plugged-in room."""
     return _BY_SUFFIX.get(content_suffix(source), "text") if options.format == "auto" else options.format
 
 
@@ -275,13 +273,28 @@ def _outcomes(name: str, options: ReadOptions, start: int, meter: InputMeter | N
         if name.startswith(HUB_SCHEME) and hub.is_file_name(name):
             path = hub.fetch(name)
         source = Source(name, path, meter)
-        if kind in READERS:
-            yield from READERS[kind](source, options, start)
+        if reader := _reader_of(kind):
+            yield from reader(source, options, start)
         else:
             with open_stream(source, _LIMITS.get(kind)) as stream:
-                yield from after(STREAM_READERS[kind](stream, source, options), start)
+                yield from after(_stream_reader_of(kind)(stream, source, options), start)
     except DataError as error:
         yield error
+
+
+def _reader_of(kind: str) -> Reader | None:
+    """Return the reader of a format that opens the files itself; None if there is none."""
+    tables: Iterator[dict[str, Reader]] = (room.READERS for room in plugged("document readers"))
+    return next((table[kind] for table in (READERS, *tables) if kind in table), None)
+
+
+def _stream_reader_of(kind: str) -> StreamReader:
+    """Return the reader of a format that is given the open file; raise UserError if no room has one."""
+    tables: Iterator[dict[str, StreamReader]] = (room.STREAM_READERS for room in plugged("document readers"))
+    for table in (STREAM_READERS, *tables):
+        if kind in table:
+            return table[kind]
+    raise UserError(f"the format {kind} cannot be read here; expected one of {', '.join((*STREAM_READERS, *READERS))}")
 
 
 def _shown(source: str) -> str:

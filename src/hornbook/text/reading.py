@@ -21,7 +21,6 @@ from hornbook.errors import DataError
 from hornbook.storage import Limits, open_text_source
 from hornbook.storage.decompress import COMPRESSED_SUFFIXES, InputMeter
 from hornbook.storage.system import format_bytes
-from hornbook.text.wikipedia.lines import CleanOptions
 
 Format = Literal[
     "auto", "text", "lines", "blank-lines", "wikitext", "jsonl",
@@ -74,6 +73,21 @@ class Skipped:
 
 
 Outcome: TypeAlias = Document | DataError | Skipped
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanOptions:
+    """The parts of an article to keep besides its paragraphs.
+
+    Attributes:
+        headings: headings of nonempty sections.
+        lists: lines that begin with ``*``, ``#`` or ``;``.
+        titles: the title of the page, as the first line.
+    """
+
+    headings: Literal["keep", "drop"] = "keep"
+    lists: Literal["keep", "drop"] = "keep"
+    titles: Literal["keep", "drop"] = "keep"
 
 
 @dataclass(frozen=True, kw_only=True)

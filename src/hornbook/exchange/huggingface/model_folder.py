@@ -14,24 +14,27 @@ import logging
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Final
+from types import ModuleType
+from typing import Any, Final, NamedTuple
 
 from hornbook.checkpoint.contents import Contents
 from hornbook.checkpoint.manifest import MANIFEST
 from hornbook.config import Recipe, recipe_from_dict, recipe_to_dict
 from hornbook.errors import CheckpointError, DataError, RecipeError
-from hornbook.exchange import tensorflow
 from hornbook.exchange.documents import START
 from hornbook.exchange.foreign import inside
 from hornbook.exchange.huggingface.common import labels_of
 from hornbook.exchange.huggingface.families import FAMILIES, objective_of
 from hornbook.exchange.huggingface.tokenizer_files import has_start_token, read_tokenizer
 from hornbook.exchange.huggingface.weights import PICKLED_FILES, SAFE_FILES, read_weights
+from hornbook.plugs import plugged
 from hornbook.storage.files import sha256_file
 from hornbook.storage.json_files import read_json
 from hornbook.text.tokenizer import Tokenizer
 
 CONFIG: Final = "config.json"
+_OLD_CONFIG: Final = "bert_config.json"
+"""Name of a BERT's config in Google's checkpoints, and in folders that were converted from them early."""
 UNTRAINED: Final = "untrained"
 """Name of the document that lists the weights drawn at random, since the folder lacks them."""
 
@@ -42,7 +45,7 @@ def is_folder(path: Path) -> bool:
     """Return whether ``path`` is a Hugging Face folder or a TensorFlow checkpoint, rather than a hornbook one."""
     if path.is_dir() and any((path / name).exists() for name in (CONFIG, SAFE_FILES[1], *PICKLED_FILES)):
         return not (path / MANIFEST).exists()
-    return tensorflow.is_checkpoint(path)
+    return any(room.is_checkpoint(path) for room in plugged("checkpoint readers"))
 
 
 def read_folder(
@@ -62,14 +65,14 @@ def read_folder(
             the config; the message lists all problems with the weights.
     """
     has_weights = any((path / name).exists() for name in (*SAFE_FILES, *PICKLED_FILES))  # before TensorFlow's
-    index = None if has_weights else tensorflow.find_index(path)
-    folder = path if index is None else index.parent
-    file, config = _read_config(folder, index)
+    found = None if has_weights else _find_index(path)
+    folder = found.index_file.parent if found else path
+    file, config = _read_config(folder, found)
     notes: list[str] = []
-    if index is None:
+    if found is None:
         tensors, files = read_weights(folder, allow_pickle=allow_pickle)
     else:
-        tensors, files, notes = tensorflow.read_weights(index, _kind(config))
+        tensors, files, notes = found.room.read_weights(found.index_file, _kind(config))
     recipe = _recipe(config, file, tensors)
     tied = config.get("tie_word_embeddings") is not False
     imported = FAMILIES[_kind(config)].read(tensors, recipe.model, tied=tied, what=str(path))
@@ -86,12 +89,24 @@ def read_folder(
     return Contents(step=0, tensors={"model": imported.weights}, documents=documents, files=files_of_ours)
 
 
-def _read_config(folder: Path, index: Path | None) -> tuple[Path, dict[str, Any]]:
+class _Found(NamedTuple):
+    """A checkpoint of another system, by its index, and the room that reads it."""
+
+    room: ModuleType
+    index_file: Path
+
+
+def _find_index(path: Path) -> _Found | None:
+    found = ((room, room.find_index(path)) for room in plugged("checkpoint readers"))
+    return next((_Found(room, index) for room, index in found if index is not None), None)
+
+
+def _read_config(folder: Path, found: _Found | None) -> tuple[Path, dict[str, Any]]:
     """Return the file that describes the model, and its content in transformers' names."""
-    old_name = tensorflow.CONFIG if (folder / tensorflow.CONFIG).exists() else CONFIG
+    old_name = _OLD_CONFIG if (folder / _OLD_CONFIG).exists() else CONFIG
     name = CONFIG if (folder / CONFIG).exists() else old_name
-    if index is not None:
-        name = tensorflow.config_name(index)
+    if found is not None:
+        name = found.room.config_name(found.index_file)
     file = inside(folder, name)
     try:
         config = read_json(file, "the config of the model")
@@ -99,10 +114,8 @@ def _read_config(folder: Path, index: Path | None) -> tuple[Path, dict[str, Any]
         raise CheckpointError(str(error)) from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{file} is not the config of a model: expected a JSON object")
-    if name == tensorflow.ARGUMENTS:
-        config = tensorflow.of_arguments(config, str(file))
-    if name == tensorflow.HPARAMS:
-        config = tensorflow.of_hparams(config, str(file))
+    if found is not None:
+        config = found.room.translate_config(name, config, str(file))
     kind = _kind(config)
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise CheckpointError(f"{file} is for a model of type {kind!r:.80}; hornbook reads {', '.join(FAMILIES)}")

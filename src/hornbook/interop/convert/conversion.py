@@ -1,0 +1,359 @@
+"""Conversion of a tokenized file, folder or store to another format.
+
+    convert(Path("wiki.pkl"), Path("stores/wiki"), ConvertOptions(to="store", tokenizer=..., end_of_text="stored"))
+
+    read -> split -> end-of-text -> cut or crop -> write        documents: store, megatron, tfrecord, pickle, npy ...
+    read -> change padding                      -> write        instances: bert-tfrecord, ...-remasked, bert-arrow
+    read source and target again and compare                    with verify
+
+Documents convert to documents, instances to instances. The target appears by one rename when it is completely on disk,
+and nothing is overwritten.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from hornbook.corpora.store import SPLITS, splits_of
+from hornbook.corpora.verify import verify_hashes
+from hornbook.errors import DataError, StorageError, UserError
+from hornbook.interop.convert import DOCUMENT_FORMATS, DOCUMENT_SOURCES, INSTANCE_FORMATS
+from hornbook.interop.convert.bert_arrow import read_arrow, write_arrow
+from hornbook.interop.convert.bert_instances import Instance, Instances, resized
+from hornbook.interop.convert.bert_packed import read_packed
+from hornbook.interop.convert.bert_tfrecord import PAD_POSITION, read_plain, read_remasked, write_plain, write_remasked
+from hornbook.interop.convert.detect import detect_source, detect_target
+from hornbook.interop.convert.gpt2_tfrecord import read_gpt2_tfrecords, write_gpt2_tfrecords
+from hornbook.interop.convert.npy_tokens import read_npy, write_npy
+from hornbook.interop.convert.pickled_lists import read_pickle, write_pickle
+from hornbook.interop.convert.stores import read_store, split_of, write_megatron, write_store
+from hornbook.interop.convert.token_documents import (
+    Documents,
+    EndOfText,
+    LeftOut,
+    TokenDocument,
+    crop,
+    cut_stream,
+    split_at_end_of_text,
+    with_end_of_text,
+    with_tokenizer,
+)
+from hornbook.interop.convert.token_streams import read_llmc, read_nanogpt
+from hornbook.storage import make_directory
+from hornbook.storage.new_files import refuse_existing
+from hornbook.text.tokenizer import Tokenizer
+
+HAVE_SENTENCES: Final = ("store", "megatron")
+HAVE_FILES_OF_RECORDS: Final = ("tfrecord", "bert-tfrecord", "bert-tfrecord-remasked")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions:
+    """The options of a conversion; None means as in the source.
+
+    Attributes:
+        source_format: one of ``DOCUMENT_SOURCES`` or ``INSTANCE_SOURCES``; None detects it.
+        target_format: one of ``DOCUMENT_FORMATS`` or ``INSTANCE_FORMATS``; None detects it.
+        split: the split of a corpus or data set to read, and the split named in the manifest of a new store.
+        verify: first compare a source store with its manifest; at the end read source and target again and compare
+            them.
+        tokenizer: the tokenizer of the tokens; required for a new store.
+        end_of_text: ``"stored"``: each document of the target ends with the end-of-text token; ``"inserted"``: none.
+        end_of_text_id: the id of the end-of-text token, if neither source nor tokenizer defines it.
+        split_at_end_of_text: treat the source as one stream in which each end-of-text token ends a document.
+        sequence_length: for documents, cut them into sequences of this length; for instances, pad to this length.
+        stride: tokens from the start of one sequence to the start of the next; None means no overlap.
+        crop: keep only the first ``sequence_length`` tokens of each document that is at least that long.
+        max_predictions: number of predictions to pad instances to.
+        pad_position: the position of empty slots in remasked records.
+        records_per_file: write a folder of TFRecord files with this number of records each.
+    """
+
+    source_format: str | None = None
+    target_format: str | None = None
+    split: str | None = None
+    verify: bool = False
+    tokenizer: Tokenizer | None = None
+    end_of_text: Literal["stored", "inserted"] | None = None
+    end_of_text_id: int | None = None
+    split_at_end_of_text: bool = False
+    sequence_length: int | None = None
+    stride: int | None = None
+    crop: bool = False
+    max_predictions: int | None = None
+    pad_position: int | None = None
+    records_per_file: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertReport:
+    """The result of a conversion.
+
+    Attributes:
+        source, source_format, target, target_format: the paths and formats.
+        kind: ``"documents"`` or ``"instances"``.
+        items, tokens: number of documents or instances written, and of tokens in them.
+        joined_sentences: whether the sentences of the source's documents were joined.
+        left_out_documents, left_out_tokens: number of documents and tokens dropped by cutting or cropping.
+        verified: whether source and target were read again and compared.
+    """
+
+    source: Path
+    source_format: str
+    target: Path
+    target_format: str
+    kind: str
+    items: int
+    tokens: int
+    joined_sentences: bool
+    left_out_documents: int
+    left_out_tokens: int
+    verified: bool
+
+
+@dataclass(kw_only=True)
+class _Count:
+    """Number of items and tokens in the most recent iteration."""
+
+    items: int = 0
+    tokens: int = 0
+
+
+OnProgress = Callable[[int, int], None]
+
+
+def convert(
+    source: Path, target: Path, options: ConvertOptions, on_progress: OnProgress = lambda items, tokens: None
+) -> ConvertReport:
+    """Convert a tokenized file, folder or store to a new one.
+
+    ``on_progress`` is called periodically with the number of items and tokens so far.
+
+    Raises:
+        UserError: an option does not apply or a required one is missing, or the target exists.
+        DataError: the source is damaged, does not match its manifest, or is empty.
+        StorageError: the disk is full, read-only or failing, or the target differs when read again.
+    """
+    source_format = options.source_format or detect_source(source)
+    target_format = options.target_format or detect_target(target, source_format)
+    is_documents = source_format in DOCUMENT_SOURCES
+    if is_documents is not (target_format in DOCUMENT_FORMATS):
+        content_kind = "documents" if is_documents else "BERT's masked instances"
+        fitting = ", ".join(DOCUMENT_FORMATS if is_documents else INSTANCE_FORMATS)
+        raise UserError(
+            f"{source_format} has {content_kind}, which cannot be converted to {target_format}; choose one of {fitting}"
+        )
+    _refuse_useless(source, source_format, target_format, options)
+    if target_format != "megatron":  # its writer checks for its two files, and can finish an interrupted conversion
+        refuse_existing(target)
+    make_directory(target.absolute().parent)
+    left_out, count = LeftOut(), _Count()
+    read: Callable[[Path, str, str | None], Any]
+    content: Any
+    joins_sentences = False
+    if is_documents:
+        kind, read = "documents", read_documents
+        if options.verify and source_format in ("store", "megatron"):
+            verify_hashes(source, split_of(source, options.split))
+        documents = read_documents(source, source_format, options.split)
+        content = _prepare(documents, target_format, options, left_out)
+        has_sentences = target_format in HAVE_SENTENCES and content.sequences == "sentences"
+        joins_sentences = documents.sequences == "sentences" and not has_sentences
+    else:
+        kind, read = "instances", read_instances
+        instances = read_instances(source, source_format, options.split)
+        content = resized(instances, options.sequence_length, options.max_predictions)
+    _write(target, target_format, _counted(content, source, count, on_progress), options)
+    if options.verify:
+        _compare(content, read(target, target_format, None), target)
+    return ConvertReport(
+        source=source,
+        source_format=source_format,
+        target=target,
+        target_format=target_format,
+        kind=kind,
+        items=count.items,
+        tokens=count.tokens,
+        joined_sentences=joins_sentences,
+        left_out_documents=left_out.documents,
+        left_out_tokens=left_out.tokens,
+        verified=options.verify,
+    )
+
+
+def read_documents(path: Path, format_name: str, split: str | None = None) -> Documents:
+    """Return the documents at ``path`` in a format of ``DOCUMENT_SOURCES``; ``split`` applies to stores.
+
+    Raises UserError if a corpus has several splits and none is chosen, DataError if the source is missing or damaged.
+    """
+    readers: dict[str, Callable[[Path], Documents]] = {
+        "store": partial(read_store, split=split),
+        "megatron": partial(read_store, split=split),
+        "tfrecord": read_gpt2_tfrecords,
+        "pickle": read_pickle,
+        "npy": read_npy,
+        "nanogpt": read_nanogpt,
+        "llm.c": read_llmc,
+    }
+    return readers[format_name](path)
+
+
+def read_instances(path: Path, format_name: str, split: str | None = None) -> Instances:
+    """Return the instances at ``path`` in a format of ``INSTANCE_SOURCES``; ``split`` applies to Arrow data sets.
+
+    Raises UserError if there are several splits and none is chosen or an extra is not installed, DataError if the
+    source is missing or damaged.
+    """
+    readers: dict[str, Callable[[Path], Instances]] = {
+        "bert-tfrecord": read_plain,
+        "bert-tfrecord-remasked": read_remasked,
+        "bert-tfrecord-packed": read_packed,
+        "bert-arrow": partial(read_arrow, split=split),
+    }
+    return readers[format_name](path)
+
+
+def _refuse_useless(source: Path, source_format: str, target_format: str, options: ConvertOptions) -> None:
+    """Raise UserError for an option that has no effect."""
+    of_documents, is_remasked = source_format in DOCUMENT_SOURCES, target_format == "bert-tfrecord-remasked"
+    has_splits = source_format == "bert-arrow" or (source_format == "store" and bool(splits_of(source)))
+    uses_ends = target_format == "store" or options.end_of_text is not None or options.split_at_end_of_text
+    useful = {
+        "split": has_splits or target_format == "store",
+        "tokenizer": of_documents,
+        "end_of_text": of_documents,
+        "end_of_text_id": of_documents and uses_ends,
+        "split_at_end_of_text": of_documents,
+        "stride": of_documents and options.sequence_length is not None and not options.crop,
+        "crop": of_documents and options.sequence_length is not None,
+        "sequence_length": target_format != "store",
+        "max_predictions": target_format in ("bert-tfrecord", "bert-tfrecord-remasked"),
+        "pad_position": is_remasked,
+        "records_per_file": target_format in HAVE_FILES_OF_RECORDS,
+    }
+    for name, is_useful in useful.items():
+        value = getattr(options, name)
+        if value is not None and value is not False and not is_useful:
+            raise UserError(
+                f"`{name}` has no effect in this conversion from {source_format} to {target_format}; remove it"
+            )
+    if target_format == "store" and options.split not in (None, *SPLITS):
+        raise UserError(f"`split` is {options.split!r:.40}; for a store, expected {' or '.join(SPLITS)}")
+
+
+def _prepare(documents: Documents, target_format: str, options: ConvertOptions, left_out: LeftOut) -> Documents:
+    """Apply the options to the documents. Raises UserError if they conflict, or a required one is missing."""
+    if options.tokenizer:
+        _refuse_other_end(documents, options.tokenizer, options)
+        documents = with_tokenizer(documents, options.tokenizer)
+    if options.end_of_text_id is not None:
+        if documents.end_of_text_id not in (None, options.end_of_text_id):
+            raise UserError(
+                f"`end_of_text_id` is {options.end_of_text_id}, but the source or tokenizer has the end-of-text token "
+                f"{documents.end_of_text_id}; remove `end_of_text_id`"
+            )
+        largest = (documents.vocab_size or 1 << 31) - 1
+        if options.end_of_text_id > largest:
+            raise UserError(f"`end_of_text_id={options.end_of_text_id}` is not a token id; expected 0 to {largest:,}")
+        documents = replace(documents, end_of_text_id=options.end_of_text_id)
+    end_of_text = _end_of_text(documents, options) if target_format == "store" else options.end_of_text
+    if target_format == "store" and end_of_text is None:
+        raise UserError(
+            "a store records whether end-of-text tokens are stored, but the source does not; add "
+            "`end_of_text='stored'` or `end_of_text='inserted'`"
+        )
+    changes_ends = end_of_text not in (None, "absent")
+    needed = "`end_of_text`" if changes_ends else "`split_at_end_of_text`" if options.split_at_end_of_text else None
+    if needed and documents.end_of_text_id is None:
+        missing = "`end_of_text_id`" if documents.tokenizer else "`tokenizer` or `end_of_text_id`"
+        raise UserError(f"{needed} requires the id of the end-of-text token; add {missing}")
+    if options.split_at_end_of_text:
+        documents = split_at_end_of_text(documents)
+    if end_of_text:
+        documents = with_end_of_text(documents, end_of_text)
+    if options.sequence_length is None:
+        return documents
+    if options.crop:
+        return crop(documents, options.sequence_length, left_out)
+    return cut_stream(documents, options.sequence_length, options.stride or options.sequence_length, left_out)
+
+
+def _end_of_text(documents: Documents, options: ConvertOptions) -> EndOfText | None:
+    """Return ``end_of_text`` of a store of the documents; None if neither source nor options define it."""
+    if documents.tokenizer is None or documents.tokenizer.end_of_text_id is not None:
+        is_known = documents.end_of_text != "absent" or not options.split_at_end_of_text
+        return options.end_of_text or (documents.end_of_text if is_known else None)
+    useless = options.end_of_text_id is not None and not options.split_at_end_of_text
+    for name, is_given in (("`end_of_text`", options.end_of_text), ("`end_of_text_id`", useless)):
+        if is_given:
+            raise UserError(f"the tokenizer has no end-of-text token, so the store has none; remove {name}")
+    return "absent"
+
+
+def _refuse_other_end(documents: Documents, tokenizer: Tokenizer, options: ConvertOptions) -> None:
+    """Raise UserError if the documents, of an unknown tokenizer, end with another token than this tokenizer's."""
+    found, own = documents.end_of_text_id, tokenizer.end_of_text_id
+    is_known = documents.tokenizer is not None or own is None  # a tokenizer without one makes no such token
+    if not is_known and found not in (None, own) and options.end_of_text is None:
+        raise UserError(
+            f"each document of {documents.files[0]} ends with token {found}, but the tokenizer's end-of-text token is "
+            f"{own}; use the tokenizer that made the tokens, or add `end_of_text`"
+        )
+
+
+def _write(target: Path, target_format: str, content: Any, options: ConvertOptions) -> None:
+    pad_position = PAD_POSITION if options.pad_position is None else options.pad_position
+    split = options.split or getattr(content, "split", None) or "train"
+    writers: dict[str, Callable[[Path, Any], None]] = {
+        "store": partial(write_store, split=split),
+        "megatron": write_megatron,
+        "tfrecord": partial(write_gpt2_tfrecords, records_per_file=options.records_per_file),
+        "pickle": write_pickle,
+        "npy": write_npy,
+        "bert-tfrecord": partial(write_plain, records_per_file=options.records_per_file),
+        "bert-tfrecord-remasked": partial(
+            write_remasked, records_per_file=options.records_per_file, pad_position=pad_position
+        ),
+        "bert-arrow": write_arrow,
+    }
+    writers[target_format](target, content)
+
+
+def _counted(content: Any, source: Path, count: _Count, on_progress: OnProgress) -> Any:
+    """Return the documents or instances, counted during iteration, which raises DataError if there are none."""
+
+    def read() -> Iterator[TokenDocument | Instance]:
+        count.items = count.tokens = 0
+        for item in content:
+            yield item
+            count.items += 1
+            count.tokens += len(item.tokens)
+            if not count.items & 0x3FF:
+                on_progress(count.items, count.tokens)
+        if not count.items:
+            raise DataError(f"{source}: nothing to write; the source is empty, or shorter than one sequence")
+
+    return replace(content, read=read)
+
+
+def _compare(content: Documents | Instances, written: Documents | Instances, target: Path) -> None:
+    """Raise StorageError unless the target, read again, has the content that was to be written."""
+    what = "document" if isinstance(content, Documents) else "instance"
+    pairs: Iterator[tuple[Any, Any]] = zip_longest(content, written)
+    for number, (old, new) in enumerate(pairs):
+        if isinstance(old, Instance) and isinstance(new, Instance):
+            same = old.equals(new)
+        else:
+            same = isinstance(old, TokenDocument) and isinstance(new, TokenDocument)
+            same = same and np.array_equal(old.tokens, new.tokens)
+            same = same and (old.sizes is None or new.sizes is None or np.array_equal(old.sizes, new.sizes))
+        if not same:
+            raise StorageError(
+                f"{target} differs from what was written in {what} {number}; check the disk, remove the target and "
+                "convert again"
+            )

@@ -1,0 +1,1 @@
+"""Formats of TensorFlow, byte by byte, without it."""

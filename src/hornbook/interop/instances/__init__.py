@@ -1,0 +1,1 @@
+"""BERT's instances, masked or not: a source of samples, and a builder."""

@@ -1,0 +1,31 @@
+"""The options of generation are declared once: the command, `Model.generate` and its types all have these."""
+
+import argparse
+import inspect
+
+import hornbook
+from hornbook.api.writing import GenerateOptions
+from hornbook.cli import generate_command
+from hornbook.cli.option_names import flags_of
+from hornbook.config.generation import GenerationConfig
+from hornbook.config.options import describe
+
+
+def test_the_command_has_every_option_with_its_help_and_default() -> None:
+    parser = argparse.ArgumentParser()
+    generate_command.add_arguments(parser)
+    flags = flags_of(parser._actions)
+    for name, spec in describe(GenerationConfig).items():
+        text = flags[name].help or ""
+        assert text.startswith(spec.help)
+        assert spec.default in (None, ()) or f"(default: {spec.default})" in text
+    given = vars(parser.parse_args(["run"]))
+    assert set(given).isdisjoint(describe(GenerationConfig)), "a command can tell what was given"
+
+
+def test_python_has_every_option_with_its_default() -> None:
+    parameters = inspect.signature(hornbook.Model.generate).parameters
+    defaults = {name: spec.default for name, spec in describe(GenerationConfig).items() if name != "num_samples"}
+    assert {name: parameters[name].default for name in defaults} == defaults
+    assert set(parameters) == {"self", "prompt", "num_samples", *defaults}
+    assert set(GenerateOptions.__annotations__) == set(defaults)
