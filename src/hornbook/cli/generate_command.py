@@ -148,7 +148,10 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     loaded = _load(arguments)
     if not loaded.model.is_causal:
         return _fill(arguments, loaded, prompts)
-    arguments = argparse.Namespace(**vars(arguments) | _with_defaults(arguments))
+    given = {name: getattr(arguments, name) for name in _FOR_DECODERS}
+    chosen = {name: default if given[name] is None else given[name] for name, default in _FOR_DECODERS.items()}
+    chosen["top_k"] = _DEFAULT_TOP_K if arguments.top_k is ... else arguments.top_k
+    arguments = argparse.Namespace(**vars(arguments) | chosen)
     path, writer = loaded.path, _writer(arguments, loaded)
     del loaded  # frees its memory: the writer may hold converted weights
     return {"checkpoint": str(path), **_write(arguments, writer, prompts)}
@@ -226,13 +229,6 @@ def _load(arguments: argparse.Namespace) -> "LoadedModel":
     device = choose_device(arguments.device)
     prepare(device, arguments.threads)
     return load_model(arguments.checkpoint, device, compute=arguments.compute)
-
-
-def _with_defaults(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return a decoder's options, with defaults for those that were not given."""
-    given = {name: getattr(arguments, name) for name in _FOR_DECODERS}
-    chosen = {name: default if given[name] is None else given[name] for name, default in _FOR_DECODERS.items()}
-    return chosen | {"top_k": _DEFAULT_TOP_K if arguments.top_k is ... else arguments.top_k}
 
 
 def _writer(arguments: argparse.Namespace, loaded: "LoadedModel") -> "TextWriter":

@@ -98,7 +98,7 @@ def _own_seconds(event: Any) -> float:
 
 def operator_times(events: Sequence[Any], num_steps: int) -> list[OperatorTime]:
     """Return the time of each operator or, on a GPU, kernel in a step, without callees, longest first."""
-    kernels = [event for event in events if _is_kernel(event)]
+    kernels = [event for event in events if event.device_type.name != "CPU" and not event.is_user_annotation]
     totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for event in kernels or _on_host(events):
         if event.name.startswith((PHASE, MODULE, _NODE)) or event.is_user_annotation:
@@ -112,10 +112,6 @@ def operator_times(events: Sequence[Any], num_steps: int) -> list[OperatorTime]:
 
 def _on_host(events: Iterable[Any]) -> Iterator[Any]:
     return (event for event in events if event.device_type.name == "CPU")
-
-
-def _is_kernel(event: Any) -> bool:
-    return event.device_type.name != "CPU" and not event.is_user_annotation
 
 
 def _seconds(event: Any) -> float:

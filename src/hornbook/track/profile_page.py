@@ -75,9 +75,10 @@ def _sections(profile: Profile) -> Iterator[Html]:
     yield section("Time by module", *_modules(profile))
     yield section("Time by operator", *_operators(profile))
     yield section("Memory", *_memory(profile))
-    yield section(
-        "Measured", facts((key.capitalize(), value) for key, value in profile.facts.items()), _traces(profile)
-    )
+    traces = ", ".join(rank.trace for rank in profile.ranks)
+    hint = f"Every operator over time, for ui.perfetto.dev, beside this page: {traces}"
+    measured = facts((key.capitalize(), value) for key, value in profile.facts.items())
+    yield section("Measured", measured, tag("p", hint, class_="note small"))
 
 
 def _phases(profile: Profile) -> Html:
@@ -111,6 +112,7 @@ def _modules(profile: Profile) -> Iterator[Html]:
     yield tag("ul", *(tag("li", _MODULE_KINDS[kind], class_=kind) for kind in kinds), class_="kinds")
     together = _added_up(profile.modules, lambda name: _BLOCK.sub("blocks.*", name))
     total = sum(module.seconds for module in together) or 1.0
+    on_each = f" on each of {len(profile.ranks)} ranks, added up here" if len(profile.ranks) > 1 else ""
     longest = sorted(together, key=lambda module: -module.seconds)[:_MODULES_SHOWN]
     yield _bars((module.name, _parts(module), module.seconds) for module in longest)
     by_part = _added_up(
@@ -121,13 +123,9 @@ def _modules(profile: Profile) -> Iterator[Html]:
     yield tag(
         "p",
         f"A module's time is its own, without its submodules. Modules take {_ms(total)} of a profiled step of "
-        f"{_ms(profile.profiled_seconds)}{_added(profile)}.",
+        f"{_ms(profile.profiled_seconds)}{on_each}.",
         class_="note small",
     )
-
-
-def _added(profile: Profile) -> str:
-    return f" on each of {len(profile.ranks)} ranks, added up here" if len(profile.ranks) > 1 else ""
 
 
 def _added_up(modules: Iterable[ModuleTime], group: Callable[[str], str]) -> list[ModuleTime]:
@@ -221,11 +219,6 @@ def _color(kind: str) -> str:
         "gradients": "backward",
         "temporary": "recomputed",
     }.get(kind, "forward")
-
-
-def _traces(profile: Profile) -> Html:
-    names = ", ".join(rank.trace for rank in profile.ranks)
-    return tag("p", f"Every operator over time, for ui.perfetto.dev, beside this page: {names}", class_="note small")
 
 
 def _bars(
