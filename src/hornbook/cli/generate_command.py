@@ -19,6 +19,7 @@ from hornbook.cli.arguments import (
     positive_fraction,
     positive_integer,
     positive_number,
+    prepared_device,
 )
 
 if TYPE_CHECKING:
@@ -224,11 +225,8 @@ def _prompts(arguments: argparse.Namespace) -> "list[Prompt]":
 
 def _load(arguments: argparse.Namespace) -> "LoadedModel":
     from hornbook.exchange.restore import load_model
-    from hornbook.parallel.device import choose_device, prepare
 
-    device = choose_device(arguments.device)
-    prepare(device, arguments.threads)
-    return load_model(arguments.checkpoint, device, compute=arguments.compute)
+    return load_model(arguments.checkpoint, prepared_device(arguments), compute=arguments.compute)
 
 
 def _writer(arguments: argparse.Namespace, loaded: "LoadedModel") -> "TextWriter":

@@ -81,7 +81,7 @@ def print_side_by_side(rows: Sequence[Sequence[str]], width: int | None, *, righ
             print(line)
 
 
-def _side_by_side(rows: Sequence[Sequence[str]], width: int | None) -> Iterator[list[Sequence[str]]]:
+def _side_by_side(rows: Sequence[Sequence[str]], width: int | None) -> Iterator[Sequence[Sequence[str]]]:
     """Yield tables that fit the width: the names, and the cells of as many items as possible."""
     from hornbook.wording import one_line
 
