@@ -12,7 +12,6 @@ from hornbook.__main__ import main
 from hornbook.cli import bench_command as bench
 from hornbook.config import load_recipe
 from hornbook.errors import UserError
-from hornbook.measure import generation
 from hornbook.measure.generation import hornbook_generate, measure_generation, random_prompts
 from hornbook.peers.transformers import transformers_generate
 
@@ -39,7 +38,7 @@ def test_contenders_take_turns_and_medians_count(monkeypatch: pytest.MonkeyPatch
 
         return write
 
-    monkeypatch.setattr(generation.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr("hornbook.measure.throughput.time.perf_counter", lambda: now[0])
     contenders = {"a": contender("a", 1.0), "b": contender("b", 2.0)}
     speeds = measure_generation(contenders, batch_size=4, num_tokens=11, device=CPU, rounds=3)
     assert calls == [("a", 1), ("a", 11), ("b", 1), ("b", 11)] * 4
@@ -56,7 +55,7 @@ def test_a_difference_below_the_noise_is_no_speed(monkeypatch: pytest.MonkeyPatc
     def write(num_tokens: int) -> None:
         now[0] += 1.0 if num_tokens == 1 else 0.5
 
-    monkeypatch.setattr(generation.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr("hornbook.measure.throughput.time.perf_counter", lambda: now[0])
     speeds = measure_generation(
         {"hornbook fp32": write, "peer fp32": write}, batch_size=8, num_tokens=10, device=CPU, rounds=3
     )
@@ -87,7 +86,7 @@ def test_what_does_not_fit_is_refused(recipe):
 
 def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     """By processor time: on a busy machine, twenty tokens may take less time on the wall clock than one."""
-    monkeypatch.setattr(generation.time, "perf_counter", time.process_time)
+    monkeypatch.setattr("hornbook.measure.throughput.time.perf_counter", time.process_time)
     words = f"bench generate demo {SIZES} --peer transformers --rounds 3 --batch-size 1 2 --compute fp32 --threads 1"
     assert main([*words.split(), "--prompt-length", "4", "--output-length", "20", "--json"]) == 0
     out, err = capsys.readouterr()

@@ -2,18 +2,16 @@
 
 import contextlib
 import functools
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.checkpoint import checkpoint
 
-from hornbook.measure.module_times import PHASE, WAITING, module_ranges, module_times, operator_times, spans_of
+from hornbook.measure.module_times import PHASE, WAITING, module_ranges, module_times, operator_times
 
 NAPS = {"embedding": (0.15, 0.0), "blocks.0": (0.0, 0.2), "blocks.1.inner": (0.1, 0.15), "head": (0.0, 0.0)}
 LATE = 0.08
@@ -132,14 +130,3 @@ def test_operators_are_the_longest_first() -> None:
     assert [row.seconds for row in found] == sorted((row.seconds for row in found), reverse=True)
     assert {row.name: row.calls for row in found}["Sleep"] == 5
     assert not any(row.name.startswith((PHASE, WAITING)) for row in found)
-
-
-@measured_in_calm
-def test_spans_follow_each_other() -> None:
-    events = profiled(Model())
-    step = max((event for event in events if event.name == f"{PHASE}step"), key=lambda event: event.time_range.start)
-    spans = spans_of(events, step.time_range.start, step.time_range.end, "embedding")
-    assert [span.kind for span in spans] == ["forward", "backward", "waiting"]
-    lengths = [span.end - span.start for span in spans]
-    assert lengths == pytest.approx([0.25, 0.35, 0.1], abs=LATE)
-    assert all(before.end <= after.start for before, after in itertools.pairwise(spans))

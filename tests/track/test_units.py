@@ -69,7 +69,7 @@ def test_tick(value: float, expected: str) -> None:
 
 def test_size_counts_in_binary_units() -> None:
     assert [units.size(value) for value in (500, 2048, 5 << 20, 3 << 30, 2 << 40)] == [
-        "500 bytes",
+        "500 B",
         "2.0 KiB",
         "5.0 MiB",
         "3.0 GiB",

@@ -32,7 +32,10 @@ from hornbook.errors import UserError
 from hornbook.parallel import launched
 
 if TYPE_CHECKING:
+    import torch
+
     from hornbook.config import Recipe
+    from hornbook.parallel.world import World
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 COMPUTE: Final[tuple[str, ...]] = get_args(Compute)
@@ -179,6 +182,15 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def prepared_device(arguments: argparse.Namespace) -> "torch.device":
+    """Return the device of ``--device``, prepared for this process with ``--threads``."""
+    from hornbook.parallel.device import choose_device, prepare
+
+    device = choose_device(arguments.device)
+    prepare(device, arguments.threads)
+    return device
+
+
 def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare ``--processes`` and ``--max-restarts``."""
     parser.add_argument(
@@ -213,6 +225,21 @@ def start_processes(arguments: argparse.Namespace, recipe: "Recipe") -> None:
     words = without(arguments.words, "--processes", "--max-restarts")
     restarts = arguments.max_restarts or 0
     raise SystemExit(run_ranks(words, arguments.processes, device=arguments.device, max_restarts=restarts))
+
+
+def join_ranks(arguments: argparse.Namespace, recipe: "Recipe") -> "World":
+    """Return the ranks of this command, each on its device; only the first one reports that they do not fit the recipe.
+
+    Raises UserError in that case.
+    """
+    from hornbook.config import recipe_to_dict
+    from hornbook.parallel.world import World
+    from hornbook.samples.batches import refuse_misfit
+
+    with launched.report_once():
+        device = prepared_device(arguments)
+        refuse_misfit(recipe, launched.num_ranks())
+        return World.join(device, recipe.parallel, recipe_to_dict(recipe))
 
 
 def add_recipe_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:

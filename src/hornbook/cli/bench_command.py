@@ -20,6 +20,7 @@ from hornbook.cli.arguments import (
     add_device_arguments,
     add_recipe_arguments,
     positive_integer,
+    prepared_device,
 )
 from hornbook.cli.bench_step import PEERS, recipe_of
 from hornbook.errors import UserError
@@ -88,23 +89,15 @@ def _add_corpus_arguments(corpus: argparse.ArgumentParser) -> None:
     corpus.set_defaults(handler=corpus_command)
 
 
-def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Run the chosen subcommand."""
-    result: dict[str, object] = arguments.handler(arguments)
-    return result
-
-
 def generate_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Time generation, and the peer's if requested, for each batch size and dtype."""
     from dataclasses import asdict
 
     from hornbook.measure.generation import hornbook_generate, measure_generation, random_prompts
-    from hornbook.parallel.device import choose_device, prepare
     from hornbook.peers.transformers import transformers_generate
 
     recipe = recipe_of(arguments)
-    device = choose_device(arguments.device)
-    prepare(device, arguments.threads)
+    device = prepared_device(arguments)
     length = arguments.output_length
     rows: list[dict[str, Any]] = []
     for batch_size in arguments.batch_size:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_args
 
-from hornbook.cli.arguments import add_device_arguments, positive_integer
+from hornbook.cli.arguments import add_device_arguments, positive_integer, prepared_device
 from hornbook.cli.table import print_columns
 from hornbook.config.sparsity import BLOCK_SIZES, Kernel
 
@@ -82,10 +82,9 @@ def sparse_command(arguments: argparse.Namespace) -> dict[str, object]:
     import torch
 
     from hornbook.measure.sparse_speed import Case, measure_case, measure_update
-    from hornbook.parallel.device import DTYPES, choose_device, prepare
+    from hornbook.parallel.device import DTYPES
 
-    device = choose_device(arguments.device)
-    prepare(device, arguments.threads)
+    device = prepared_device(arguments)
     given = {name: value for name, value in vars(arguments).items() if value is not None}
     chosen = {**_DEFAULTS[device.type != "cpu"], **given}
     num_in, num_out = chosen["sizes"]

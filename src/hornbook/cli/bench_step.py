@@ -9,7 +9,9 @@ from hornbook.cli.arguments import (
     add_device_arguments,
     add_process_arguments,
     add_recipe_arguments,
+    join_ranks,
     positive_integer,
+    prepared_device,
     start_processes,
     with_some_vocabulary,
 )
@@ -83,18 +85,10 @@ def step_command(arguments: argparse.Namespace) -> dict[str, object]:
 def _time_ranks(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, object]:
     from dataclasses import asdict
 
-    from hornbook.config import recipe_to_dict
     from hornbook.measure.scaling import measure_scaling
     from hornbook.measure.throughput import compare_with_product, matrix_product, measure_steps
-    from hornbook.parallel.device import choose_device, prepare
-    from hornbook.parallel.world import World
-    from hornbook.samples.batches import refuse_misfit
 
-    with launched.report_once():
-        device = choose_device(arguments.device)
-        prepare(device, arguments.threads)
-        refuse_misfit(recipe, launched.num_ranks())
-        world = World.join(device, recipe.parallel, recipe_to_dict(recipe))
+    world = join_ranks(arguments, recipe)
     with world.session():
         scaling = measure_scaling(recipe, world, rounds=arguments.rounds, with_alone=not arguments.skip_alone)
         used = {}
@@ -138,12 +132,9 @@ def _time_contenders(arguments: argparse.Namespace, recipe: "Recipe") -> dict[st
     from dataclasses import asdict, replace
 
     from hornbook.measure.throughput import compare_with_product, hornbook_step, matrix_product, measure_steps
-    from hornbook.parallel.device import choose_device, prepare
     from hornbook.parallel.world import World
 
-    device = choose_device(arguments.device)
-    prepare(device, arguments.threads)
-    world = World(device=device)
+    world = World(device=prepared_device(arguments))
     contenders = {"hornbook": hornbook_step(recipe, world)}
     kernels = {"hornbook": _operators(recipe)}
     for choice in arguments.kernels:

@@ -7,7 +7,6 @@ hornbook checkpoint list runs/demo
 """
 
 import argparse
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,12 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     checked.set_defaults(handler=lambda arguments: verify_command(arguments.path))
     checkpoint_exchange.add_arguments(commands)
-
-
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run the selected subcommand."""
-    handler: Callable[[argparse.Namespace], dict[str, Any]] = arguments.handler
-    return handler(arguments)
 
 
 def list_command(folder: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hornbook.cli.arguments import add_device_arguments, positive_number
+from hornbook.cli.arguments import add_device_arguments, positive_number, prepared_device
 from hornbook.cli.table import say
 
 EXCLUDED = ("test", "tests", "idlelib", "lib2to3", "pydoc_data", "site-packages", "dist-packages", "__pycache__")
@@ -113,13 +113,10 @@ def _measure(corpus: str, arguments: argparse.Namespace, seconds: float) -> dict
     """Time a few steps of the recipe, print the expected duration, and plan as many steps as fit ``seconds``."""
     from hornbook.config import load_recipe
     from hornbook.measure.throughput import hornbook_step, measure_steps
-    from hornbook.parallel.device import choose_device, prepare
     from hornbook.parallel.world import World
 
     recipe = load_recipe("demo", ["--data.train", corpus, "--model.vocab-size", str(_VOCAB_SIZE)]).recipe
-    device = choose_device(arguments.device)
-    prepare(device, arguments.threads)
-    world = World(device=device)
+    world = World(device=prepared_device(arguments))
     speed = measure_steps({"demo": hornbook_step(recipe, world)}, world, rounds=5)["demo"]
     assert recipe.training.steps is not None, "the demo's recipe sets training.steps"
     steps = max(_SHORT_STEPS, min(recipe.training.steps, int(seconds / speed.step_seconds / _OVERHEAD)))

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from hornbook.arrays import Int64s
-    from hornbook.evaluate import TaskInput
 
 _POOLINGS = ("mean", "cls", "max", "last")
 
@@ -42,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write the vectors and return their number, their dimension, and how many texts were truncated."""
     from hornbook.config import ClassificationConfig
-    from hornbook.generate.embeddings import ids_of_texts, refuse_pooling, truncation_warning
+    from hornbook.generate.embeddings import embed_ids, ids_of_texts, refuse_pooling, truncation_warning
     from hornbook.samples.labelled_texts import read_examples
     from hornbook.track.console import Console
 
@@ -55,21 +53,15 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     ids, num_truncated = ids_of_texts(given.loaded.model, given.require_tokenizer(), texts, length)
     if num_truncated:
         Console().warn(truncation_warning(num_truncated, len(ids), length))
-    vectors = _vectors(arguments, given, ids)
+    options = {"pooling": arguments.pooling, "normalize": arguments.normalize, "batch_size": arguments.batch_size}
+    groups = in_groups(ids, arguments.batch_size)
+    vectors = (embed_ids(given.loaded.model, group, **options) for group in groups)  # float32 [n, D]
     size = given.loaded.recipe.model.hidden_size
     if arguments.output is not None and arguments.output.suffix == ".npy":
         written = _write_npy(arguments, vectors, (len(ids), size))
     else:
         written = write_records((_Embedded(vector) for group in vectors for vector in group), arguments)
     return {"checkpoint": given.loaded.path, "size": size, "truncated": num_truncated, **written}
-
-
-def _vectors(arguments: argparse.Namespace, given: "TaskInput", ids: "list[Int64s]") -> "Iterator[NDArray[np.float32]]":
-    """Yield float32 ``[n, D]`` for groups of n texts."""
-    from hornbook.generate.embeddings import embed_ids
-
-    options = {"pooling": arguments.pooling, "normalize": arguments.normalize, "batch_size": arguments.batch_size}
-    return (embed_ids(given.loaded.model, group, **options) for group in in_groups(ids, arguments.batch_size))
 
 
 @dataclass(frozen=True)

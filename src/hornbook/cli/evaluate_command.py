@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hornbook.cli.arguments import COMPUTE, add_device_arguments, natural_number, positive_integer
+from hornbook.cli.arguments import COMPUTE, add_device_arguments, natural_number, positive_integer, prepared_device
 from hornbook.cli.table import print_columns, say
 
 if TYPE_CHECKING:
@@ -64,16 +64,13 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.evaluate import TaskInput, run_tasks
     from hornbook.evaluate.tasks import assign_data, default_task, find_task
     from hornbook.exchange.restore import load_model
-    from hornbook.parallel.device import choose_device, prepare
     from hornbook.track.evaluations import text_of
     from hornbook.track.runs import run_of
 
     asked = [name for word in arguments.tasks or () for name in word.split(",") if name]
     for name in asked:
         find_task(name)
-    device = choose_device(arguments.device)
-    prepare(device, arguments.threads)
-    loaded = load_model(arguments.checkpoint, device, compute=arguments.compute)
+    loaded = load_model(arguments.checkpoint, prepared_device(arguments), compute=arguments.compute)
     tasks = asked or [default_task(loaded)]
     _refuse_other_options(arguments, loaded, tasks)
     data = assign_data(arguments.data, tasks)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hornbook.cli.arguments import COMPUTE, add_declared, add_device_arguments
+from hornbook.cli.arguments import COMPUTE, add_declared, add_device_arguments, prepared_device
 from hornbook.config.generation import GenerationConfig
 from hornbook.config.options import describe
 
@@ -164,11 +164,8 @@ def _prompts(arguments: argparse.Namespace) -> "list[Prompt]":
 
 def _load(arguments: argparse.Namespace) -> "LoadedModel":
     from hornbook.exchange.restore import load_model
-    from hornbook.parallel.device import choose_device, prepare
 
-    device = choose_device(arguments.device)
-    prepare(device, arguments.threads)
-    return load_model(arguments.checkpoint, device, compute=arguments.compute)
+    return load_model(arguments.checkpoint, prepared_device(arguments), compute=arguments.compute)
 
 
 def _writer(arguments: argparse.Namespace, loaded: "LoadedModel") -> "TextWriter":

@@ -144,7 +144,8 @@ def execute(words: Sequence[str]) -> dict[str, object]:
     module.add_arguments(parsers[chosen])
     arguments = parser.parse_args(words, argparse.Namespace(words=words))
     with running(arguments.flags):
-        result: dict[str, object] | None = module.run(arguments)
+        handler = arguments.handler if "handler" in arguments else module.run  # of a subcommand
+        result: dict[str, object] | None = handler(arguments)
     return result or {}
 
 

@@ -8,7 +8,6 @@ from hornbook.track.units import duration, flop_rate, short, significant, size
 from hornbook.wording import counted, spelled
 
 if TYPE_CHECKING:
-    from hornbook.config import Recipe
     from hornbook.plan.memory import Memory
     from hornbook.plan.planner import Plan
     from hornbook.plan.search import Layout
@@ -138,13 +137,13 @@ def print_layouts(layouts: Sequence["Layout"]) -> None:
     for layout in layouts[:_MOST_LAYOUTS]:
         plan, parallel = layout.plan, layout.plan.recipe.parallel
         sizes = parallel.sizes(plan.machine.num_ranks)
-        data = sizes.replicate * sizes.shard
+        data, memory = sizes.replicate * sizes.shard, plan.recipe.memory
         rows.append(
             (
                 f"{parallel.data_parallel} {data}" if data > 1 else "1",
                 str(sizes.tensor),
                 str(sizes.pipeline),
-                _execution(plan.recipe),
+                "phased" if memory.execution == "phased" else memory.recompute or "none",
                 str(plan.recipe.training.micro_batch_size),
                 size(plan.peak),
                 _seconds(plan.speed.seconds),
@@ -155,10 +154,6 @@ def print_layouts(layouts: Sequence["Layout"]) -> None:
     print_columns(rows, right=range(1, 9))
     left = len(layouts) - _MOST_LAYOUTS
     print(f"\n{f'{left} more fit. ' if left > 0 else ''}Fastest: {spelled(layouts[0].words) or 'the recipe unchanged'}")
-
-
-def _execution(recipe: "Recipe") -> str:
-    return "phased" if recipe.memory.execution == "phased" else recipe.memory.recompute or "none"
 
 
 def describe_plan(plan: "Plan", *, with_advice: bool = True) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from hornbook.cli.arguments import (
     add_device_arguments,
     add_process_arguments,
     add_recipe_arguments,
+    join_ranks,
     positive_integer,
     start_processes,
     with_some_vocabulary,
@@ -58,24 +59,15 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def _profile(arguments: argparse.Namespace) -> dict[str, object]:
-    from hornbook.config import recipe_to_dict
-
     with launched.report_once():
         recipe = _recipe(arguments)
     start_processes(arguments, recipe)
     from hornbook.measure.profiling import measure_profile
-    from hornbook.parallel.device import choose_device, prepare
-    from hornbook.parallel.world import World
-    from hornbook.samples.batches import refuse_misfit
     from hornbook.track.profile import write_profile
     from hornbook.track.profile_page import write_profile_page
 
     output = arguments.output or Path("profiles") / recipe.name
-    with launched.report_once():
-        device = choose_device(arguments.device)
-        prepare(device, arguments.threads)
-        refuse_misfit(recipe, launched.num_ranks())
-        world = World.join(device, recipe.parallel, recipe_to_dict(recipe))
+    world = join_ranks(arguments, recipe)
     with world.session():
         profile = measure_profile(recipe, world, output, num_steps=arguments.steps)
     page = output / "profile.html"

@@ -9,7 +9,6 @@ hornbook recipes copy gpt2-small mine.toml
 
 import argparse
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from hornbook.cli.table import print_columns, say
@@ -31,12 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         command.add_argument("recipe", metavar="NAME", help="name of a bundled recipe")
     copied.add_argument("file", type=Path, metavar="FILE", help="file to write, such as mine.toml")
     copied.add_argument("--force", action="store_true", help="replace FILE if it exists")
-
-
-def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Run the selected subcommand."""
-    handler: Callable[[argparse.Namespace], dict[str, object]] = arguments.handler
-    return handler(arguments)
 
 
 def show_command(arguments: argparse.Namespace) -> dict[str, object]:

@@ -5,7 +5,7 @@ hornbook runs compare runs/demo runs/demo-wide
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,12 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     written = commands.add_parser("report", help="write the report page", description="Write RUN/report.html.")
     written.add_argument("run", metavar="RUN", help="run folder")
     written.set_defaults(handler=report_command)
-
-
-def run(arguments: argparse.Namespace) -> dict[str, object] | None:
-    """Run the selected subcommand."""
-    handler: Callable[[argparse.Namespace], dict[str, object]] = arguments.handler
-    return handler(arguments)
 
 
 def list_command(arguments: argparse.Namespace) -> dict[str, object]:

@@ -13,6 +13,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
+from itertools import zip_longest
 
 _GAP = "  "
 _LEAST_ROOM = 24
@@ -80,7 +81,7 @@ def print_side_by_side(rows: Sequence[Sequence[str]], width: int | None, *, righ
             print(line)
 
 
-def _side_by_side(rows: Sequence[Sequence[str]], width: int | None) -> Iterator[list[list[str]]]:
+def _side_by_side(rows: Sequence[Sequence[str]], width: int | None) -> Iterator[Sequence[Sequence[str]]]:
     """Yield tables that fit the width: the names, and the cells of as many items as possible."""
     from hornbook.wording import one_line
 
@@ -92,22 +93,15 @@ def _side_by_side(rows: Sequence[Sequence[str]], width: int | None) -> Iterator[
     widths = [min(_WIDEST_CELL, max(map(len, column))) for column in list(zip(*cells, strict=True))[1:]]
     start = 0
     while start < len(widths):
-        end = start + 1
+        end, block = start + 1, list[Sequence[str]]()
         while end < len(widths) and sum(widths[start : end + 1]) + len(_GAP) * (end + 1 - start) <= room:
             end += 1
-        yield [
-            line
-            for row in cells
-            for line in _wrapped([row[0], *row[1 + start : 1 + end]], [len(row[0]), *widths[start:end]])
-        ]
+        for name, *texts in cells:
+            here = zip(texts[start:end], widths[start:end], strict=True)
+            wrapped = (textwrap.wrap(cell, max(wide, 1)) for cell, wide in here)
+            block += zip_longest([name], *wrapped, fillvalue="")
+        yield block
         start = end
-
-
-def _wrapped(row: Sequence[str], widths: Sequence[int]) -> Iterator[list[str]]:
-    """Yield the lines of a row whose cells are wrapped to their widths."""
-    wrapped = [textwrap.wrap(cell, max(wide, 1)) or [""] for cell, wide in zip(row, widths, strict=True)]
-    for at in range(max(map(len, wrapped))):
-        yield [lines[at] if at < len(lines) else "" for lines in wrapped]
 
 
 def wrap_line(line: str, width: int) -> str:

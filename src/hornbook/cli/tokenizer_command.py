@@ -61,12 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         command.add_argument("--tokenizer", required=True, metavar="PATH", help=TOKENIZER_HELP)
 
 
-def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Run the selected subcommand."""
-    result: dict[str, object] = arguments.handler(arguments)
-    return result
-
-
 def train_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Train a tokenizer and save it; never replace another one."""
     from hornbook.corpora.building.tokenizer import train_tokenizer

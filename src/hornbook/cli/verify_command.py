@@ -15,6 +15,7 @@ from hornbook.cli.arguments import (
     add_device_arguments,
     add_process_arguments,
     add_recipe_arguments,
+    join_ranks,
     start_processes,
 )
 from hornbook.cli.table import print_columns, say
@@ -57,21 +58,12 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Run the selected subcommand on all ranks; only the first one prints."""
-    from hornbook.config import recipe_to_dict
     from hornbook.parallel import launched
 
     with launched.report_once():
         recipe = _recipe(arguments)
     start_processes(arguments, recipe)
-    from hornbook.parallel.device import choose_device, prepare
-    from hornbook.parallel.world import World
-    from hornbook.samples.batches import refuse_misfit
-
-    with launched.report_once():
-        device = choose_device(arguments.device)
-        prepare(device, arguments.threads)
-        refuse_misfit(recipe, launched.num_ranks())
-        world = World.join(device, recipe.parallel, recipe_to_dict(recipe))
+    world = join_ranks(arguments, recipe)
     command = _resume if arguments.subcommand == "resume" else _topology
     with world.session():
         return command(arguments, recipe, world)

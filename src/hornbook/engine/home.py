@@ -107,9 +107,7 @@ class InMemory:
     """
 
     parts: Sequence[str] = ("model",)
-    """See ``Home``."""
     traffic: Mapping[str, int] = MappingProxyType({})
-    """See ``Home``."""
 
     def __init__(self, model: LanguageModel, moments: dict[str, dict[str, Tensor]], world: World) -> None:
         self.model, self.moments, self._world = model, moments, world
@@ -150,7 +148,6 @@ class InMemory:
         return dict.fromkeys(("weight", "gradient", *sorted(states)), torch.float32)
 
     def weights(self, part: str) -> dict[str, Tensor]:
-        """See ``Home``."""
         return {held.name: local(held.parameter.detach()) for held in self._held}
 
     def expect_gradients(self, *, is_last: bool, whole: bool) -> None:
@@ -176,7 +173,6 @@ class InMemory:
                 sums.finish()
 
     def gradient_norms(self, part: str) -> Tensor:
-        """See ``Home``."""
         found = self._gradients(part)
         norms = norms_of([gradient for _, gradient in found], [held.holders for held, _ in found])
         if self._world.pipeline.size == 1:
@@ -203,15 +199,12 @@ class InMemory:
         ]
 
     def divide_gradients(self, divisor: float) -> None:
-        """See ``Home``."""
         torch._foreach_div_([gradient for part in self.parts for _, gradient in self._gradients(part)], divisor)
 
     def drop_gradients(self) -> None:
-        """See ``Home``."""
         self.model.zero_grad(set_to_none=True)
 
     def tensors(self) -> Shards:
-        """See ``Home``."""
         saved = dict(self.model.saved())
         weights = {name: self._shard(name, tensor, local(tensor)) for name, tensor in saved.items()}
         moments = {
@@ -223,7 +216,6 @@ class InMemory:
 
     @property
     def num_bytes(self) -> int:
-        """See ``Home``."""
         shards = [shard for tensors in self.tensors().values() for shard in tensors.values()]
         return sum(math.prod(shard.shape) * shard.values.element_size() for shard in shards)
 

@@ -72,11 +72,9 @@ class StaticScale:
         self._by_update = by_update
 
     def value(self, progress: Progress) -> float:
-        """See ``LossScale``."""
         return value_at(self._by_update, progress.num_updates)
 
     def adapt(self, progress: Progress, *, overflowed: bool) -> bool:
-        """See ``LossScale``."""
         return False
 
 
@@ -87,11 +85,9 @@ class DynamicScale:
         self._first, self._interval = first, interval
 
     def value(self, progress: Progress) -> float:
-        """See ``LossScale``."""
         return self._first if progress.loss_scale is None else progress.loss_scale
 
     def adapt(self, progress: Progress, *, overflowed: bool) -> bool:
-        """See ``LossScale``."""
         scale = self.value(progress)
         progress.loss_scale = scale
         if overflowed:
@@ -129,7 +125,6 @@ class HistogramScale(DynamicScale):
         return super().value(progress)
 
     def adapt(self, progress: Progress, *, overflowed: bool) -> bool:
-        """See ``LossScale``."""
         counts = [int(self._above), self._total, int(self._is_narrow)]
         for ranks in self._axes:
             counts = ranks.sum_integers(counts)

@@ -76,13 +76,11 @@ class NarrowHome(InMemory):
 
     @property
     def dtypes(self) -> Mapping[str, torch.dtype]:
-        """See ``Home``."""
         states = sorted({key for states in self.moments.values() for key in states})
         stored = {key: DTYPES[self._precision.dtype_of_state(key)] for key in states}
         return {"weight": DTYPES[self._precision.weights], "gradient": self._gradient_dtype, **stored}
 
     def weights(self, part: str) -> dict[str, Tensor]:
-        """See ``Home``."""
         return {held.name: local(held.parameter.detach()) for held in self._held if held.name in self._parts[part]}
 
     def keep_gradients(self, part: str) -> None:
@@ -91,7 +89,6 @@ class NarrowHome(InMemory):
             super().keep_gradients(part)
 
     def gradient_norms(self, part: str) -> Tensor:
-        """See ``Home``."""
         order, found = self._parts[part], self._gradients(part)
         norms = norms_of([gradient for _, gradient in found], [held.holders for held, _ in found]) if found else None
         if self._world.pipeline.size == 1:
@@ -133,7 +130,6 @@ class NarrowHome(InMemory):
             self._divisor *= divisor
 
     def drop_gradients(self) -> None:
-        """See ``Home``."""
         self._divisor = 1.0
         super().drop_gradients()
 

@@ -182,7 +182,6 @@ class PhasedHome(NarrowHome):
         self.writer.settle()
 
     def gradient_norms(self, part: str) -> Tensor:
-        """See ``Home``."""
         norms = self._norms.get(part)
         return torch.zeros(0, device=self._world.device) if norms is None else norms / self._divisor
 

@@ -62,16 +62,13 @@ class FileSpace:
 
     @property
     def num_read(self) -> int:
-        """See ``Space``."""
         return self._file.num_read
 
     @property
     def num_written(self) -> int:
-        """See ``Space``."""
         return self._file.num_written
 
     def reserve(self, size: int) -> None:
-        """See ``Space``."""
         self._file.reserve(size)
 
     def at_rest(self, offset: int, shape: Shape, dtype: torch.dtype) -> Tensor:
@@ -84,13 +81,11 @@ class FileSpace:
         return torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset).view(shape)
 
     def load(self, offset: int, shape: Shape, dtype: torch.dtype) -> Tensor:
-        """See ``Space``."""
         tensor = torch.empty(shape, dtype=dtype)
         self._file.read(_bytes_of(tensor), offset)
         return tensor.to(self._device)
 
     def save(self, offset: int, tensor: Tensor) -> None:
-        """See ``Space``."""
         self._file.write(_bytes_of(tensor.detach().cpu().contiguous()), offset)
 
 
@@ -115,7 +110,6 @@ class PinnedSpace:
             self._bytes = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
 
     def at_rest(self, offset: int, shape: Shape, dtype: torch.dtype) -> Tensor:
-        """See ``Space``."""
         size = math.prod(shape) * dtype.itemsize
         return self._bytes[offset : offset + size].view(dtype).view(shape)
 

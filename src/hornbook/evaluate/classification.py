@@ -67,13 +67,21 @@ def classification(given: TaskInput) -> list[Row]:
             metric="accuracy",
             value=float(np.trace(confusion_CC) / len(labels)),
             convention=f"share of texts whose most likely class is correct; {shared}",
-            table=_confusion_table(confusion_CC, classes),
+            table=Table(
+                title="confusion matrix: label by row, predicted class by column",
+                columns=("", *classes),
+                rows=[(label, *counts) for label, counts in zip(classes, confusion_CC.tolist(), strict=True)],
+            ),
         ),
         Row(
             metric="macro_f1",
             value=macro_f1(figures),
             convention="unweighted mean of the F1 of the classes that occur or are predicted, as scikit-learn's",
-            table=_class_table(figures, classes),
+            table=Table(
+                title="by class",
+                columns=("class", *ClassFigures._fields),
+                rows=[(label, *each) for label, each in zip(classes, figures, strict=True)],
+            ),
         ),
         Row(
             metric="cross_entropy",
@@ -127,13 +135,3 @@ def class_figures(confusion_CC: Int64s) -> list[ClassFigures]:
 def macro_f1(figures: Sequence[ClassFigures]) -> float:
     """Return the mean F1 of the classes that occur or are predicted."""
     return float(np.mean([each.f1 for each in figures if each.support or each.predicted]))
-
-
-def _confusion_table(confusion_CC: Int64s, classes: Sequence[str]) -> Table:
-    rows = [(label, *counts) for label, counts in zip(classes, confusion_CC.tolist(), strict=True)]
-    return Table(title="confusion matrix: label by row, predicted class by column", columns=("", *classes), rows=rows)
-
-
-def _class_table(figures: Sequence[ClassFigures], classes: Sequence[str]) -> Table:
-    rows = [(label, *each) for label, each in zip(classes, figures, strict=True)]
-    return Table(title="by class", columns=("class", *ClassFigures._fields), rows=rows)

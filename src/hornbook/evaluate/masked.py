@@ -108,7 +108,8 @@ def read_copies(given: TaskInput) -> tuple[MaskedCopies, str]:
     _learned(given)  # raises for a fine-tuned model, whose head does not predict tokens
     special, length = given.require_tokenizer().require_masking(), given.window_length
     most = given.max_sequences or _COPIED_SEQUENCES
-    if given.data and _is_text(given.data):
+    is_store = Path(given.data or "").suffix in (".bin", ".idx")
+    if given.data and Path(given.data).is_file() and not is_store:
         found = list(_sequences_of_text(given, special))
         count, sequences = len(found), [found[number] for number in spread_evenly(len(found), most).tolist()]
     else:
@@ -207,11 +208,6 @@ def _share_of_others(batches: EncoderBatches, given: TaskInput) -> float:
     parts = (numbers[start : start + _READ_SEQUENCES] for start in range(0, len(numbers), _READ_SEQUENCES))
     labels = (sequence.pair_label for part in parts for sequence in batches.source.sequences(part))
     return sum(label == 1 for label in labels) / len(numbers)
-
-
-def _is_text(path: str) -> bool:
-    """Return whether a path is a file that is not part of a store."""
-    return Path(path).is_file() and Path(path).suffix not in (".bin", ".idx")
 
 
 def _sequences_of_text(given: TaskInput, special: MaskingTokens) -> Iterator[TokenSequence]:

@@ -189,16 +189,13 @@ def _check_benchmark(benchmark: object, label: str) -> None:
         raise DataError(f"{label}: kind = {show(kind)}: expected one of {', '.join(KINDS)}{hint}")
     for key in ("recipe", "source"):
         if (key in benchmark) != (key == KINDS[kind]):
-            raise DataError(f'{label}: kind = "{kind}" takes {KINDS[kind]}: the {key} is {_extra(key, benchmark)}')
+            wrong = "one too many, remove it" if key in benchmark else "missing, add it"
+            raise DataError(f'{label}: kind = "{kind}" takes {KINDS[kind]}: the {key} is {wrong}')
     if not isinstance(benchmark[KINDS[kind]], str):
         raise DataError(f"{label}: {KINDS[kind]} = {show(benchmark[KINDS[kind]])}: expected a text")
     _check_options(_table(benchmark, "options", label), f"{label}.options")
     for name, changes in _table(benchmark, "variants", label).items():
         _check_options(changes, f"{label}.variants.{name}")
-
-
-def _extra(key: str, benchmark: Mapping[str, object]) -> str:
-    return "one too many, remove it" if key in benchmark else "missing, add it"
 
 
 def _check_options(options: object, label: str) -> None:

@@ -14,7 +14,9 @@ than within one (Kalibera and Jones, "Rigorous benchmarking in reasonable time",
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, variance
+from statistics import fmean, variance
+
+import numpy as np
 
 CONFIDENCE = 0.95
 
@@ -38,23 +40,18 @@ class Spread:
     """Summary of the numbers of several processes: median, quartiles, minimum and maximum."""
 
     num: int
-    median: float
-    lower_quartile: float
-    upper_quartile: float
     least: float
+    lower_quartile: float
+    median: float
+    upper_quartile: float
     greatest: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
         """Summarize one or more numbers; quartiles are interpolated linearly (type 7 of Hyndman and Fan)."""
-        ordered = sorted(values)
+        least, lower, middle, upper, greatest = np.quantile(values, (0, 0.25, 0.5, 0.75, 1)).tolist()
         return cls(
-            num=len(ordered),
-            median=median(ordered),
-            lower_quartile=_quantile(ordered, 0.25),
-            upper_quartile=_quantile(ordered, 0.75),
-            least=ordered[0],
-            greatest=ordered[-1],
+            num=len(values), least=least, lower_quartile=lower, median=middle, upper_quartile=upper, greatest=greatest
         )
 
 
@@ -88,27 +85,9 @@ def _around(difference: float, error: float, freedom: float) -> Ratio:
 def t_quantile(share: float, freedom: float) -> float:
     """Return the quantile ``share`` > 0.5 of Student's t distribution with ``freedom`` >= 1 degrees of freedom.
 
-    It is found by bisection on the distribution function, integrated over the angle atan(t / sqrt(freedom)), where the
-    density is a power of the cosine.
+    The density over the angle atan(t / sqrt(freedom)) is a power of the cosine, summed by the trapezoidal rule.
     """
-    low, high = 0.0, math.pi / 2
-    whole = _cosine_area(high, freedom)
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _cosine_area(middle, freedom) / whole < 2 * share - 1 else (low, middle)
-    return math.sqrt(freedom) * math.tan(low)
-
-
-def _cosine_area(angle: float, freedom: float) -> float:
-    """Return the integral of cos(x)^(freedom - 1) from 0 to the angle, by Simpson's rule."""
-    steps = 400
-    width = angle / steps
-    heights: list[float] = [max(0.0, math.cos(width * at)) ** (freedom - 1) for at in range(steps + 1)]
-    return width / 3 * (heights[0] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2]) + heights[-1])
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+    angles = np.linspace(0, math.pi / 2, 1 << 17)
+    heights = np.cos(angles) ** (freedom - 1)
+    areas = np.cumsum(heights) - (heights[0] + heights) / 2
+    return math.sqrt(freedom) * math.tan(np.interp((2 * share - 1) * areas[-1], areas, angles))

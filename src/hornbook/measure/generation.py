@@ -7,18 +7,19 @@ Contenders alternate in every round, so that other load affects all of them; res
 """
 
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from hornbook.config import EncoderConfig, Recipe
 from hornbook.errors import UserError
 from hornbook.generate import Sampling, draws_of, generate_batch, make_decoder
+from hornbook.measure.throughput import timed
 from hornbook.model import initialize, model_of
 from hornbook.model.initialize import generator
-from hornbook.parallel.device import compute_dtype, synchronize
+from hornbook.parallel.device import compute_dtype
 
 Generate = Callable[[int], object]
 """Generates the given number of tokens for the same prompts."""
@@ -52,9 +53,10 @@ def measure_generation(
     later: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(1 + rounds):
         for name, write in contenders.items():
-            one = _seconds(write, 1, device)
+            _, one = timed(partial(write, 1), device)
+            _, all_tokens = timed(partial(write, num_tokens), device)
             first[name].append(one)
-            later[name].append((_seconds(write, num_tokens, device) - one) / (num_tokens - 1))
+            later[name].append((all_tokens - one) / (num_tokens - 1))
     speeds = {}
     for name in contenders:
         difference = statistics.median(later[name][1:])
@@ -113,10 +115,3 @@ def random_prompts(recipe: Recipe, *, batch_size: int, prompt_length: int, num_t
         recipe.model.vocab_size or 1, shape, generator=generator(0, "prompts")
     ).tolist()
     return ids
-
-
-def _seconds(write: Generate, num_tokens: int, device: torch.device) -> float:
-    start = time.perf_counter()
-    write(num_tokens)
-    synchronize(device)
-    return time.perf_counter() - start

@@ -44,6 +44,7 @@ _EXTRAS = {
     "sentences": "sentencex",
     "patterns": "re2",
     "language": "py3langid",
+    "warc": "resiliparse",
     "transformers": "transformers",
     "tensorboard": "tensorboard",
     "wandb": "wandb",

@@ -148,7 +148,6 @@ class _Early(Executor):
     """An executor that runs calls at once, so that tensors are read as early as possible."""
 
     def submit(self, call: Callable[[], Any], /) -> Future[Any]:  # type: ignore[override]
-        """See ``Executor``."""
         done: Future[Any] = Future()
         done.set_result(call())
         return done
@@ -158,7 +157,6 @@ class _Late(Executor):
     """An executor that runs calls when their result is awaited, so that tensors are written as late as possible."""
 
     def submit(self, call: Callable[[], Any], /) -> Future[Any]:  # type: ignore[override]
-        """See ``Executor``."""
         return _Due(call)
 
 

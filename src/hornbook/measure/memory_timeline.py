@@ -69,7 +69,7 @@ class MemoryTimeline(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._handles.append(
                     module.register_forward_pre_hook(lambda *_, name=name: self._modules.append(name), prepend=True)
                 )
-                self._handles.append(module.register_forward_hook(lambda *_: self._left(), always_call=True))
+                self._handles.append(module.register_forward_hook(self._leave, always_call=True))
         self._resize = resize = torch.UntypedStorage.resize_
 
         def followed(storage: torch.UntypedStorage, size: int) -> Any:
@@ -89,7 +89,7 @@ class MemoryTimeline(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._end = time.perf_counter()
         self._numbers.clear()
 
-    def _left(self) -> None:
+    def _leave(self, *_: Any) -> None:
         self._modules.pop()
 
     def note_gradients(self, count: int) -> None:

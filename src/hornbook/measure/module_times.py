@@ -17,12 +17,11 @@ from typing import Any
 from torch import nn
 from torch.profiler import record_function
 
-from hornbook.track.profile import ModuleTime, OperatorTime, Span
+from hornbook.track.profile import ModuleTime, OperatorTime
 
 PHASE, MODULE, WAITING = "phase ", "module ", "waiting for ranks"
 """Prefixes of the names of ranges, and the name of ranges in which a rank waits."""
 _NODE = "autograd::engine::evaluate_function: "
-_COMMUNICATION = "c10d::"
 OUTSIDE = "(outside modules)"
 
 
@@ -99,7 +98,7 @@ def _own_seconds(event: Any) -> float:
 
 def operator_times(events: Sequence[Any], num_steps: int) -> list[OperatorTime]:
     """Return the time of each operator or, on a GPU, kernel in a step, without callees, longest first."""
-    kernels = [event for event in events if _is_kernel(event)]
+    kernels = [event for event in events if event.device_type.name != "CPU" and not event.is_user_annotation]
     totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for event in kernels or _on_host(events):
         if event.name.startswith((PHASE, MODULE, _NODE)) or event.is_user_annotation:
@@ -111,49 +110,8 @@ def operator_times(events: Sequence[Any], num_steps: int) -> list[OperatorTime]:
     return sorted(found, key=lambda operator: -operator.seconds)
 
 
-def spans_of(events: Sequence[Any], begin: float, end: float, first_module: str) -> list[Span]:
-    """Return the activity of a rank between two times of the profiler's clock, in microseconds, as spans.
-
-    Args:
-        events: of the profiler.
-        begin: of a step.
-        end: of the same step.
-        first_module: each call of this module begins a new span of the forward pass.
-    """
-    inside = [event for event in _on_host(events) if begin <= event.time_range.start < end]
-    found = []
-    for event in inside:
-        times = (1e-6 * (event.time_range.start - begin), 1e-6 * (event.time_range.end - begin))
-        if event.name == WAITING or event.name.startswith(_COMMUNICATION):
-            found.append(Span("waiting", *times))
-        elif event.name.startswith(PHASE) and event.name.removeprefix(PHASE) in ("data", "update"):
-            found.append(Span(event.name.removeprefix(PHASE), *times))
-        elif event.name.startswith(_NODE):
-            found.append(Span("backward", *times))
-        elif event.name.startswith(MODULE) and not _inside(MODULE, event) and not _inside(_NODE, event):
-            kind = "forward|" if event.name == MODULE + first_module else "forward"
-            found.append(Span(kind, *times))
-    return _joined(sorted(found, key=lambda span: (span.start, span.end)), gap=1e-8 * (end - begin))
-
-
-def _joined(spans: Iterable[Span], gap: float) -> list[Span]:
-    """Join consecutive spans of the same kind; "forward|" begins a new one."""
-    joined: list[Span] = []
-    for span in spans:
-        last = joined[-1] if joined else None
-        if last and last.kind == span.kind and (span.kind != "waiting" or span.start - last.end < gap):
-            joined[-1] = last._replace(end=max(last.end, span.end))
-        else:
-            joined.append(span._replace(kind=span.kind.rstrip("|")))
-    return joined
-
-
 def _on_host(events: Iterable[Any]) -> Iterator[Any]:
     return (event for event in events if event.device_type.name == "CPU")
-
-
-def _is_kernel(event: Any) -> bool:
-    return event.device_type.name != "CPU" and not event.is_user_annotation
 
 
 def _seconds(event: Any) -> float:

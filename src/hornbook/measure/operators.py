@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from hornbook.measure.module_times import operator_times
 from hornbook.measure.throughput import Step
 from hornbook.storage.system import usable_cores
 
@@ -28,22 +29,18 @@ class Operator:
 
 
 def operators_of(step: Step, device: torch.device) -> list[Operator]:
-    """Return the operators of one step, longest first, by processor time or, on a GPU, the time of kernels."""
+    """Return the operators of one step or, on a GPU, its kernels, longest first."""
     on_gpu = device.type == "cuda"
     step()
     with profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]) as found:
         step()
-    events = found.key_averages()
-    seconds = {
-        event.key: (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e6 for event in events
-    }
-    total = sum(seconds.values())
-    rows = [
-        Operator(name=event.key, calls=event.count, seconds=seconds[event.key], share=seconds[event.key] / total)
-        for event in events
-        if seconds[event.key]
+    rows = operator_times(list(found.events() or ()), 1)
+    total = sum(row.seconds for row in rows)
+    return [
+        Operator(name=row.name, calls=round(row.calls), seconds=row.seconds, share=row.seconds / total)
+        for row in rows
+        if row.seconds
     ]
-    return sorted(rows, key=lambda row: row.seconds, reverse=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 ::
 
     timed steps       no profiler: step time, phases, waiting, MFU
-    profiled steps    PyTorch's profiler: time by module and operator, each rank's activity over time, the trace
+    profiled steps    PyTorch's profiler: time by module and operator, the trace
     one more step     all tensors tracked: memory over time, and at the peak
 
 Batches are prepared in a background thread, as in a run. All ranks call these functions together.
@@ -28,7 +28,7 @@ from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, train_step
 from hornbook.errors import UserError
 from hornbook.measure.memory_timeline import MemoryTimeline
-from hornbook.measure.module_times import PHASE, WAITING, module_ranges, module_times, operator_times, spans_of
+from hornbook.measure.module_times import PHASE, WAITING, module_ranges, module_times, operator_times
 from hornbook.measure.traffic import exposed_of
 from hornbook.parallel.device import dtype_name, memory_in_use, synchronize
 from hornbook.parallel.waits import blocked
@@ -38,7 +38,7 @@ from hornbook.samples.batches import Batch, Samples
 from hornbook.samples.sources import complete, open_sources
 from hornbook.storage.files import make_directory
 from hornbook.storage.system import storage_errors
-from hornbook.track.profile import Held, ModuleTime, OperatorTime, Profile, RankProfile, Span
+from hornbook.track.profile import Held, ModuleTime, OperatorTime, Profile, RankProfile
 from hornbook.version import __version__
 from hornbook.wording import counted
 
@@ -117,7 +117,6 @@ def measure_profile(recipe: Recipe, world: World, output: Path, *, num_steps: in
     rank = RankProfile(
         **phases._replace(waiting=waiting)._asdict(),
         idle=waiting / max(phases.compute, 1e-9) if world.pipeline.size > 1 else None,
-        spans=tuple(profiled.spans),
         trace=profiled.trace,
         **memory._asdict(),
     )
@@ -146,7 +145,6 @@ class _Memory(NamedTuple):
 class _Profiled(NamedTuple):
     """The profiler's results for a rank."""
 
-    spans: list[Span]
     modules: list[ModuleTime]
     operators: list[OperatorTime]
     seconds: float
@@ -187,11 +185,8 @@ def _profiled(steps: _Steps, recipe: Recipe, world: World, output: Path, num_ste
     with storage_errors("write", output / trace):
         profiler.export_chrome_trace(str(output / trace))
     events = list(profiler.events())
-    modules = module_times(events, num_steps)
-    last = max((event for event in events if event.name == f"{PHASE}step"), key=lambda event: event.time_range.start)
     return _Profiled(
-        spans=spans_of(events, last.time_range.start, last.time_range.end, modules[0].name if modules else ""),
-        modules=modules,
+        modules=module_times(events, num_steps),
         operators=operator_times(events, num_steps),
         seconds=statistics.median(seconds),
         waiting=exposed_of(events) / num_steps if is_gpu else None,

@@ -12,7 +12,6 @@ single rank holds the whole model. As in `hornbook.measure.throughput`, steps in
 """
 
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -22,9 +21,8 @@ from hornbook.config import ParallelConfig, Recipe
 from hornbook.config.communication import Load, bytes_sent
 from hornbook.engine.build_training import build_training
 from hornbook.engine.step import train_step
-from hornbook.measure.throughput import Step, Throughput, hornbook_step, synthetic_loader
+from hornbook.measure.throughput import Throughput, hornbook_step, synthetic_loader, timed
 from hornbook.measure.traffic import Traffic, waiting_share
-from hornbook.parallel.device import synchronize
 from hornbook.parallel.world import World
 from hornbook.samples.batches import Batch
 
@@ -77,9 +75,9 @@ def measure_scaling(recipe: Recipe, world: World, *, rounds: int, with_alone: bo
 
     seconds, rates = [], []
     for _ in range(_WARM_UP + rounds):
-        taken = _timed(alone, world) if alone else (0.0, 0.0)
+        taken = timed(alone, world.device) if alone else (0.0, 0.0)
         world.barrier()
-        tokens, own_seconds = _timed(step, world)
+        tokens, own_seconds = timed(step, world.device)
         slowest = max(row[0] for row in world.gather([own_seconds]))
         seconds.append((slowest, taken[1]))
         rates.append((tokens / slowest, taken[0] / taken[1] if alone else 0.0))
@@ -105,14 +103,6 @@ def _share_of(recipe: Recipe, num_ranks: int) -> Recipe:
     share = max(1, round(training.global_batch_size / num_ranks / training.micro_batch_size))
     training = replace(training, global_batch_size=share * training.micro_batch_size)
     return replace(recipe, training=training, parallel=ParallelConfig())
-
-
-def _timed(step: Step, world: World) -> tuple[int, float]:
-    """Return the number of tokens and the duration of a step."""
-    start = time.perf_counter()
-    tokens = step()
-    synchronize(world.device)
-    return tokens, time.perf_counter() - start
 
 
 def _formula(

@@ -13,6 +13,9 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
 
 from hornbook.config import DataConfig, LabelledConfig, Recipe
 from hornbook.engine.build_training import build_loader, build_samples, build_training
@@ -26,6 +29,8 @@ from hornbook.samples.batches import Loader
 from hornbook.samples.sources import open_sources
 
 _WARM_UP = 2
+
+T = TypeVar("T")
 
 Step = Callable[[], int]
 """Runs a step and returns its number of tokens, without padding."""
@@ -41,17 +46,23 @@ class Throughput:
     """Median over the measured steps, without padding."""
 
 
+def timed(call: Callable[[], T], device: torch.device) -> tuple[T, float]:
+    """Return a call's result and its seconds, with the work that it queues on the device."""
+    start = time.perf_counter()
+    result = call()
+    synchronize(device)
+    return result, time.perf_counter() - start
+
+
 def measure_steps(contenders: Mapping[str, Step], world: World, *, rounds: int) -> dict[str, Throughput]:
     """Time the contenders' steps, alternating, in ``rounds`` rounds after two warm-up rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(_WARM_UP + rounds):
         for name, step in contenders.items():
-            start = time.perf_counter()
-            tokens = step()
-            synchronize(world.device)
-            seconds[name].append(time.perf_counter() - start)
-            rates[name].append(tokens / seconds[name][-1])
+            tokens, taken = timed(step, world.device)
+            seconds[name].append(taken)
+            rates[name].append(tokens / taken)
     return {
         name: Throughput(
             step_seconds=statistics.median(seconds[name][_WARM_UP:]),

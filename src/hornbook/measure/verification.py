@@ -120,7 +120,7 @@ def _compared(whole: RunFolder, other: RunFolder, step: int) -> Iterator[Compare
         yield Compared(what=what, compared=len(names), different=equal.count(False))
     states = [held.documents["state"] for held in contents]
     yield _differing("progress", *[[(k, v) for k, v in state.items() if k not in _CLOCKS] for state in states])
-    rows = [[_without_clocks(row) for row in read(run.metrics)] for run in (whole, other)]
+    rows = [[{k: v for k, v in row.items() if k not in _CLOCKS} for row in read(at.metrics)] for at in (whole, other)]
     yield _differing("rows of metrics", *rows)
 
 
@@ -128,10 +128,6 @@ def _differing(what: str, ours: list[Any], theirs: list[Any]) -> Compared:
     num = max(len(ours), len(theirs))
     same = sum(repr(a) == repr(b) for a, b in zip(ours, theirs, strict=False))
     return Compared(what=what, compared=num, different=num - same)
-
-
-def _without_clocks(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key not in _CLOCKS}
 
 
 def layouts_of(recipe: Recipe, num_ranks: int) -> tuple[dict[str, ParallelConfig], dict[str, str]]:

@@ -76,7 +76,7 @@ class Saver:
         pending: Future[Saved] = Future()
         if behind:
             held = {
-                group: {name: _copied(shard) for name, shard in shards.items()}
+                group: {name: replace(own, values=own.values.to("cpu", copy=True)) for name, own in shards.items()}
                 for group, shards in snapshot.held.items()
             }
             copy = replace(snapshot, held=held)
@@ -164,8 +164,3 @@ class Saver:
         except StorageError as error:
             return saved._replace(warnings=[f"old checkpoints could not be removed: {error}"])
         return saved
-
-
-def _copied(shard: checkpoint.Shard) -> checkpoint.Shard:
-    """Return a shard whose values are a copy in host memory."""
-    return replace(shard, values=shard.values.to("cpu", copy=True))

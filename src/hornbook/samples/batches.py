@@ -144,7 +144,6 @@ class HeldOutWindows:
         return self.windows.num_items
 
     def batch(self, numbers: Int64s, /) -> Batch:
-        """See ``HeldOut``."""
         parts = [self.windows.window(number) for number in numbers.tolist()]
         return _as_batch(
             tokens=np.stack([part.tokens for part in parts]),

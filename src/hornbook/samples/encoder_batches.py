@@ -57,7 +57,6 @@ class EncoderBatches:
         return repeat_first(samples, size=self.num_items, whole=self.source.num_sequences, seed=self.seed)
 
     def batches(self, samples: Int64s, /) -> list[Batch]:
-        """See ``BatchMaker``."""
         numbers, size = samples.reshape(-1), samples.shape[1]
         sequences = self.sequences(numbers)
         keys = token_keys(self.seed, numbers, self.source.sequence_length)

@@ -56,7 +56,6 @@ class MixedSequences:
         self.fingerprint = hashlib.sha256(":".join(parts).encode()).hexdigest()
 
     def sequences(self, samples: Int64s) -> list[TokenSequence]:
-        """See ``SequenceSource``."""
         owners, numbers = self._blend.locate(samples)
         found: dict[int, TokenSequence] = {}
         for owner in np.unique(owners).tolist():

@@ -49,7 +49,6 @@ class GivenTokens:
         return len(self._sequences)
 
     def batch(self, numbers: Int64s, /) -> Batch:
-        """See ``HeldOut``."""
         nothing = self._sequences[0][:1]
         return decoder_batch([self._sequences[n] if n < self.num_items else nothing for n in numbers.tolist()])
 
@@ -66,7 +65,6 @@ class GivenMasked:
         return len(self._sequences)
 
     def batch(self, numbers: Int64s, /) -> Batch:
-        """See ``HeldOut``."""
         nothing = self._sequences[0].unscored()
         chosen = [self._sequences[n] if n < self.num_items else nothing for n in numbers.tolist()]
         return lay_out(chosen, width=max(len(one.tokens) for one in chosen), layout="padded", pad_id=0)

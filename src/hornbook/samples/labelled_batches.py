@@ -51,7 +51,6 @@ class LabelledBatches:
         return float(np.mean([len(sequence.tokens) for sequence in self.sequences]))
 
     def batches(self, samples: Int64s, /) -> list[Batch]:
-        """See ``BatchMaker``."""
         epochs, indices = np.divmod(samples, self.num_items)
         numbers = permute(indices, size=self.num_items, seed=self.seed, epoch=epochs)
         keys = (token_keys(self.seed, row, self.width) for row in samples)

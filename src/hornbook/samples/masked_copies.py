@@ -41,7 +41,6 @@ class MaskedCopies:
         return int(self._ends[-1])
 
     def batch(self, numbers: Int64s, /) -> Batch:
-        """See ``HeldOut``."""
         exists = numbers < self.num_items
         copies = [self._copy(number) for number in np.where(exists, numbers, 0).tolist()]
         scored = [copy if there else copy.unscored() for copy, there in zip(copies, exists, strict=True)]

@@ -118,7 +118,6 @@ class PairSequences:
         return self._tables[epoch]
 
     def sequences(self, samples: Int64s) -> list[TokenSequence]:
-        """See ``SequenceSource``."""
         epochs, indices = np.divmod(samples, self.num_sequences)
         found: dict[int, TokenSequence] = {}
         for epoch in np.unique(epochs).tolist():
@@ -179,7 +178,6 @@ class JoinedSequences:
         self.fingerprint = _fingerprint(store, special, f"joined {sequence_length} {seed}")
 
     def sequences(self, samples: Int64s) -> list[TokenSequence]:
-        """See ``SequenceSource``."""
         return [framed(tokens[:-1], self._special) for tokens in self._windows.batch(samples).tokens]
 
     def provenance(self, sample: int) -> Provenance:
@@ -203,7 +201,6 @@ class _OnePiece(ABC):
         self.sequence_length = sequence_length
 
     def sequences(self, samples: Int64s) -> list[TokenSequence]:
-        """See ``SequenceSource``."""
         return [framed(self._store.read(*piece), self._special) for piece in self._of_samples(samples)]
 
     def provenance(self, sample: int) -> Provenance:

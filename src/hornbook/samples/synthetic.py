@@ -94,7 +94,6 @@ class SyntheticSequences:
         )
 
     def sequences(self, samples: Int64s) -> list[TokenSequence]:
-        """See ``SequenceSource``."""
         return [self._sequence(sample) for sample in samples.tolist()]
 
     def _sequence(self, sample: int) -> TokenSequence:

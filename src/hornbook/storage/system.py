@@ -156,11 +156,11 @@ def existing_parent(path: Path) -> Path:
     return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
 
 
-def format_bytes(size: int) -> str:
+def format_bytes(size: float) -> str:
     """Return a human-readable size: ``512 B``, ``1.5 KiB``, ``2.0 GiB``."""
     amount = float(size)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
+        if abs(amount) < 1024:
             return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1024
     return f"{amount:.1f} TiB"

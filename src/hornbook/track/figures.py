@@ -144,7 +144,7 @@ def series_of(rows: Sequence[Row], figures: Iterable[Figure], *, whole: bool = T
     keys = [*_PLACES, *_keys(figures)]
     series = {}
     for key in dict.fromkeys(keys):
-        points = _points(rows, key)
+        points = sorted(dict(_values(rows, key)).items())  # of a step repeated after a resume, the last row counts
         if any(value is not None for _, value in points):
             series[key] = _shortened(points) if whole else {"points": _rounded(points)}
     return series
@@ -201,11 +201,6 @@ def _values(rows: Iterable[Row], key: str) -> Iterator[Point]:
     for row in rows:
         if row.get("kind") == kind and (not of_task or f"{row.get('task')}/{row.get('metric')}" == of_task):
             yield float(row["step"]), number(row, column)
-
-
-def _points(rows: Iterable[Row], key: str) -> list[Point]:
-    """Return one point per step; for a step repeated after a resume, the last row counts."""
-    return sorted(dict(_values(rows, key)).items())
 
 
 def _shortened(points: list[Point]) -> dict[str, Any]:

@@ -31,15 +31,12 @@ def pattern_table(rows: Sequence[Row]) -> Html:
     for name, found in layers.items():
         first, last = found[0], found[-1]
         replaced = sum(number(row, "pruned") or 0 for row in found)
-        shares = (_percent(number(last, key)) for key in ("density", "tried"))
+        shares = (number(last, key) for key in ("density", "tried"))
+        percents = (units.MISSING if share is None else f"{share:.1%}" for share in shares)
         pictures = (_picture(row, f"pattern of {name} after step {row['step']}") for row in (first, last))
         num_updates = sum(row["step"] != 0 for row in found)
-        lines.append((name, *pictures, *shares, units.count(num_updates), units.count(replaced)))
+        lines.append((name, *pictures, *percents, units.count(num_updates), units.count(replaced)))
     return table(head, lines, frozenset({3, 4, 5, 6}))
-
-
-def _percent(share: float | None) -> str:
-    return units.MISSING if share is None else f"{share:.1%}"
 
 
 def _picture(row: Row, described: str) -> Html:

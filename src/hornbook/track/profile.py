@@ -10,17 +10,7 @@ from hornbook.storage.files import replace_file
 from hornbook.storage.json_files import dump_json, read_json
 
 FILE = "profile.json"
-_FORMAT = 1
-
-
-class Span(NamedTuple):
-    """An activity of a rank in the profiled step."""
-
-    kind: str
-    """data, forward, backward, update, or waiting (for other ranks)."""
-    start: float
-    """Seconds since the start of the step on this rank."""
-    end: float
+_FORMAT = 2
 
 
 class ModuleTime(NamedTuple):
@@ -81,8 +71,6 @@ class RankProfile:
     """(Share of the step from 0 to 1, bytes of tensors), in order."""
     held: tuple[Held, ...]
     """Tensors in memory at the peak, largest first."""
-    spans: tuple[Span, ...]
-    """Activities in one profiled step."""
     trace: str
     """Name of the Chrome trace in the profile's folder."""
 
@@ -160,7 +148,6 @@ def _profile(found: dict[str, Any]) -> Profile:
                 **rank,
                 "memory": tuple((float(at), int(size)) for at, size in rank["memory"]),
                 "held": tuple(Held(*row) for row in rank["held"]),
-                "spans": tuple(Span(*row) for row in rank["spans"]),
             }
         )
         for rank in found["ranks"]

@@ -1,6 +1,6 @@
 """The page of a profile: one self-contained HTML file, next to the traces.
 
-    headline ─► cards     spans ─► a lane per rank     modules, operators ─► bars     memory ─► a curve and the tensors
+    headline ─► cards     ranks ─► a table     modules, operators ─► bars     memory ─► a curve and the tensors
 
 Blocks are aggregated as `blocks.*.attention.qkv`, with the single blocks folded.
 """
@@ -18,13 +18,6 @@ from hornbook.version import __version__
 from hornbook.wording import counted
 
 STYLE_SHEET = Path(__file__).parent / "profile.css"
-_KINDS = {
-    "data": "waiting for data",
-    "forward": "forward",
-    "backward": "backward",
-    "update": "clipping and update",
-    "waiting": "waiting for ranks",
-}
 _MODULE_KINDS = {
     "forward": "forward",
     "backward": "backward",
@@ -78,37 +71,14 @@ def render_profile(profile: Profile) -> str:
 
 
 def _sections(profile: Profile) -> Iterator[Html]:
-    yield section("One step", _lanes(profile.ranks), _phases(profile))
+    yield section("One step", _phases(profile))
     yield section("Time by module", *_modules(profile))
     yield section("Time by operator", *_operators(profile))
     yield section("Memory", *_memory(profile))
-    yield section(
-        "Measured", facts((key.capitalize(), value) for key, value in profile.facts.items()), _traces(profile)
-    )
-
-
-def _lanes(ranks: Sequence[RankProfile]) -> Html:
-    """Return a lane per rank with its activities in a profiled step."""
-    length = max((span.end for rank in ranks for span in rank.spans), default=0.0)
-    if not length:
-        return Html()
-    kinds = [kind for kind in _KINDS if any(span.kind == kind for rank in ranks for span in rank.spans)]
-    legend = tag("ul", *(tag("li", _KINDS[kind], class_=kind) for kind in kinds))
-    rows = []
-    for number, rank in enumerate(ranks):
-        bars = [
-            tag(
-                "i",
-                class_=span.kind,
-                style=f"left:{100 * span.start / length:.3f}%;width:{100 * (span.end - span.start) / length:.3f}%",
-                title=f"{_KINDS[span.kind]}, {_ms(span.end - span.start)} from {_ms(span.start)} on",
-            )
-            for span in sorted(rank.spans, key=lambda span: span.kind == "waiting")
-        ]
-        rows += [tag("dt", f"rank {number}" if len(ranks) > 1 else ""), tag("dd", *bars)]
-    ends = tag("p", tag("span", "0"), tag("span", _ms(length)), class_="ends")
-    caption = tag("figcaption", tag("h3", "Timeline by rank"), tag("span", "under the profiler", class_="unit"), legend)
-    return tag("figure", caption, tag("dl", *rows, class_="lanes"), ends, class_="timeline")
+    traces = ", ".join(rank.trace for rank in profile.ranks)
+    hint = f"Every operator over time, for ui.perfetto.dev, beside this page: {traces}"
+    measured = facts((key.capitalize(), value) for key, value in profile.facts.items())
+    yield section("Measured", measured, tag("p", hint, class_="note small"))
 
 
 def _phases(profile: Profile) -> Html:
@@ -142,6 +112,7 @@ def _modules(profile: Profile) -> Iterator[Html]:
     yield tag("ul", *(tag("li", _MODULE_KINDS[kind], class_=kind) for kind in kinds), class_="kinds")
     together = _added_up(profile.modules, lambda name: _BLOCK.sub("blocks.*", name))
     total = sum(module.seconds for module in together) or 1.0
+    on_each = f" on each of {len(profile.ranks)} ranks, added up here" if len(profile.ranks) > 1 else ""
     longest = sorted(together, key=lambda module: -module.seconds)[:_MODULES_SHOWN]
     yield _bars((module.name, _parts(module), module.seconds) for module in longest)
     by_part = _added_up(
@@ -152,13 +123,9 @@ def _modules(profile: Profile) -> Iterator[Html]:
     yield tag(
         "p",
         f"A module's time is its own, without its submodules. Modules take {_ms(total)} of a profiled step of "
-        f"{_ms(profile.profiled_seconds)}{_added(profile)}.",
+        f"{_ms(profile.profiled_seconds)}{on_each}.",
         class_="note small",
     )
-
-
-def _added(profile: Profile) -> str:
-    return f" on each of {len(profile.ranks)} ranks, added up here" if len(profile.ranks) > 1 else ""
 
 
 def _added_up(modules: Iterable[ModuleTime], group: Callable[[str], str]) -> list[ModuleTime]:
@@ -252,11 +219,6 @@ def _color(kind: str) -> str:
         "gradients": "backward",
         "temporary": "recomputed",
     }.get(kind, "forward")
-
-
-def _traces(profile: Profile) -> Html:
-    names = ", ".join(rank.trace for rank in profile.ranks)
-    return tag("p", f"Chrome traces beside this page, for ui.perfetto.dev: {names}", class_="note small")
 
 
 def _bars(

@@ -12,6 +12,8 @@ missing, non-numeric or non-finite value is ``None``, which is formatted as a hy
 import math
 from collections.abc import Mapping
 
+from hornbook.storage.system import format_bytes
+
 LARGEST = 1e100  # float32 ends at 3.4e38; sums and ratios of such numbers stay finite
 MISSING = "-"
 _SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
@@ -91,14 +93,7 @@ def duration(seconds: float | None) -> str:
 
 def size(num_bytes: float | None) -> str:
     """Format bytes in binary units."""
-    if num_bytes is None:
-        return MISSING
-    value = float(num_bytes)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
+    return MISSING if num_bytes is None else format_bytes(num_bytes)
 
 
 def flop_rate(flops: float) -> str:

@@ -153,13 +153,9 @@ class _Delivery:
             while (entry := self.queue.get()) is not None:
                 entry(tracker)
         except Exception as error:
-            self.failure = f"{doing}, training continues without it: {_described(error)}"
+            described = " ".join(f"{type(error).__name__}: {error}".split())
+            self.failure = f"{doing}, training continues without it: {described}"
             self.is_ready.set()
-
-
-def _described(error: Exception) -> str:
-    """Return an error of any library as one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def read_ids(path: Path) -> dict[str, str]:

@@ -40,13 +40,11 @@ class MLflow:
         return number
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """See ``Tracker``."""
         now = int(1e3 * time())
         metrics = [Metric(name, value, now, step) for name, value in values.items()]
         self._client.log_batch(self.run_id, metrics=metrics)
 
     def text(self, step: int, name: str, text: str) -> None:
-        """See ``Tracker``."""
         self._client.log_text(self.run_id, text, f"{name}/step-{step:08d}.txt")
 
     def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
@@ -57,7 +55,6 @@ class MLflow:
         self._client.log_dict(self.run_id, counted, f"histograms/step-{step:08d}.json")
 
     def close(self, ended: Ended) -> None:
-        """See ``Tracker``."""
         self._client.set_terminated(self.run_id, _STATUS[ended])
 
 

@@ -18,7 +18,6 @@ class TensorBoard:
         self._writer.add_text("recipe", f"| option | value |\n|---|---|\n{rows}", run.step)
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """See ``Tracker``."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
@@ -43,7 +42,6 @@ class TensorBoard:
             )
 
     def close(self, ended: Ended) -> None:
-        """See ``Tracker``."""
         self._writer.close()
 
 

@@ -21,15 +21,12 @@ class Trackio:
             self._run = copy_context().run(trackio.init, project=run.project, name=self.run_id, **options)
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """See ``Tracker``."""
         self._run.log(dict(values), step=step)
 
     def text(self, step: int, name: str, text: str) -> None:
-        """See ``Tracker``."""
         self._run.log({name: text}, step=step)
 
     def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
-        """See ``Tracker``."""
         drawn = {
             name: trackio.Histogram(np_histogram=(list(histogram.counts), list(histogram.edges)))
             for name, histogram in histograms.items()

@@ -30,7 +30,6 @@ class WeightsAndBiases:
         self._run.define_metric("*", step_metric="step")
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """See ``Tracker``."""
         self._run.log({"step": step, **values})
 
     def text(self, step: int, name: str, text: str) -> None:
@@ -38,7 +37,6 @@ class WeightsAndBiases:
         self._run.log({"step": step, name: wandb.Table(columns=["step", "text"], data=[[step, text]])})
 
     def histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
-        """See ``Tracker``."""
         drawn = {
             name: wandb.Histogram(np_histogram=(list(histogram.counts), list(histogram.edges)))
             for name, histogram in histograms.items()
