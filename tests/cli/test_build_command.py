@@ -152,8 +152,8 @@ def test_a_decoder_sees_end_of_text_between_documents_of_sentences(texts):
 def test_inputs_that_are_named_twice_are_read_once_and_told(texts, capsys):
     (texts / "a.txt").write_text("words")
     assert build("a.txt", str(texts / "a.txt"), "a.txt") == 0
-    told = "hornbook: 2 files named more than once; each file is read once\n"
-    assert told in capsys.readouterr().err and open_store("out").num_documents == 1
+    message = "hornbook: 2 files named more than once; each file is read once\n"
+    assert message in capsys.readouterr().err and open_store("out").num_documents == 1
 
 
 def test_standard_input_is_no_evaluation_set(texts, capsys):
@@ -362,8 +362,10 @@ def test_three_examples_of_what_each_filter_dropped(texts, capsys):
     (texts / "web.txt").write_text("\n".join(lines))
     words = ("web.txt", "--from", "lines", "--min-words", "3", "--drop-duplicates", "--json")
     assert build(*words) == 2
-    told = [line for line in capsys.readouterr().err.splitlines() if "dropped: " in line]
-    assert told[0] == "hornbook: dropped: too short: web.txt at byte 0: \\x1b[2J0", "a refused build shows them, too"
+    messages = [line for line in capsys.readouterr().err.splitlines() if "dropped: " in line]
+    assert messages[0] == "hornbook: dropped: too short: web.txt at byte 0: \\x1b[2J0", (
+        "a refused build shows them, too"
+    )
     results = []
     for threads in (1, 2):
         assert build(*words, "--allow", "dropped", "--threads", str(threads), output=f"out{threads}") == 0

@@ -1,4 +1,4 @@
-"""``hornbook predict``: a line for each text or question, in the file's order; what is wrong is told before any."""
+"""``hornbook predict``: a line for each text or question, in the file's order; mistakes are reported before any."""
 
 import io
 import json

@@ -129,5 +129,5 @@ def test_sizes_that_do_not_divide_are_told(example, tmp_path: Path, capsys: pyte
     example("llama")
     words = [*TRAINING.split(), "--model.num-heads", "3", "--output", str(tmp_path / "run")]
     assert extend.main(["train", str(SCRIPT.with_suffix(".toml")), *words]) == 2
-    told = capsys.readouterr().err
-    assert "the size of a head must be even" in told and "num_heads must be divisible by num_kv_heads" in told
+    message = capsys.readouterr().err
+    assert "the size of a head must be even" in message and "num_heads must be divisible by num_kv_heads" in message

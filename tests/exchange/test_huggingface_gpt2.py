@@ -177,7 +177,7 @@ def test_options_and_their_defaults():
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "told"),
+    ("option", "value", "shown"),
     [
         ("scale_attn_by_inverse_layer_idx", True, "scale_attn_by_inverse_layer_idx is True, expected False"),
         ("scale_attn_weights", False, "scale_attn_weights is False, expected True"),
@@ -195,11 +195,11 @@ def test_options_and_their_defaults():
         ("vocab_size", True, "vocab_size = true (config.json)"),
     ],
 )
-def test_what_cannot_be_computed_is_refused(tmp_path, option, value, told):
+def test_what_cannot_be_computed_is_refused(tmp_path, option, value, shown):
     folder = tiny_folder(tmp_path / "hf")
     edit_config(folder, **{option: value})
     message = refusal(folder)
-    assert told in message
+    assert shown in message
     assert str(folder / "config.json") in message
 
 

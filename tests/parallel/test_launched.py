@@ -20,8 +20,8 @@ def test_first_signal_is_noted_by_name_and_told_at_once(capfd, name, quiet):
         assert received.name is None
         os.kill(os.getpid(), getattr(signal, name))
         assert received.name == name
-    told = f"\nhornbook: {name}: saving and stopping; send it again to exit at once\n"
-    assert capfd.readouterr().err == told * (not quiet)
+    message = f"\nhornbook: {name}: saving and stopping; send it again to exit at once\n"
+    assert capfd.readouterr().err == message * (not quiet)
 
 
 def silent(text: str) -> None:

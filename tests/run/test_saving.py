@@ -85,8 +85,8 @@ def test_steps_go_on_while_one_checkpoint_is_written(tmp_path, slow_disk, capfd)
     assert [step for step, *_ in slow_disk] == [3, 6, 9]
     assert [at_once for *_, at_once in slow_disk] == [1, 1, 1]
     assert slow_disk[0][1] > 3 and slow_disk[2][1] == 9
-    told = capfd.readouterr()
-    assert [f"step-{step:08d}" in told.out + told.err for step in (3, 6, 9)] == [True] * 3
+    printed = capfd.readouterr()
+    assert [f"step-{step:08d}" in printed.out + printed.err for step in (3, 6, 9)] == [True] * 3
     assert threading.active_count() == 1 or not [
         thread for thread in threading.enumerate() if thread.name == "hornbook-checkpoint"
     ]

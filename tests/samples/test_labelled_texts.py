@@ -1,4 +1,4 @@
-"""Labelled files become examples, classes and sequences; what is wrong with one is told with its line."""
+"""Labelled files become examples, classes and sequences; mistakes are reported with their line."""
 
 import csv
 import io

@@ -117,8 +117,8 @@ def train_step(
 ) -> StepResult:
     """Advance ``state`` by one global batch.
 
-    ``begin`` is called with the number of each micro-batch, from 0, before the micro-batch is computed. If it raises, the
-    step ends without an update; call ``state.home.drop_gradients()`` to restore the state before the step.
+    ``begin`` is called with the number of each micro-batch, from 0, before that micro-batch is computed. If it raises,
+    the step ends without an update; call ``state.home.drop_gradients()`` to restore the state before the step.
     ``on_gradients`` is called with the number of the update before the update, when ``state.home`` has the unclipped
     gradients of the global loss.
 
