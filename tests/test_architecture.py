@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "hornbook"
 
-FLOORS = {
+LEVELS = {
     0: ("arrays", "errors", "extras", "storage", "version", "wording"),
     1: ("config", "formats"),
     2: ("plan", "text"),
@@ -31,7 +31,7 @@ FLOORS = {
     10: ("measure",),
     11: ("api", "cli", "extend", "sparse", "__init__", "__main__"),
 }
-FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
+LEVEL_OF = {package: level for level, packages in LEVELS.items() for package in packages}
 
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 MAY_PRINT = ("cli/", "track/console.py")
@@ -56,7 +56,7 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     """``hornbook.run.loop`` -> ``engine``."""
     return [*module.split("."), "__init__"][1]
 
@@ -122,9 +122,9 @@ def _is_overload(node: Function | ast.ClassDef) -> bool:
     return any(dotted(decorator) in ("overload", "typing.overload") for decorator in node.decorator_list)
 
 
-def test_every_room_has_a_floor() -> None:
-    rooms = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in source_files()}
-    assert rooms == set(FLOOR_OF), "the table above and src/hornbook differ"
+def test_every_package_has_a_level() -> None:
+    packages = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in source_files()}
+    assert packages == set(LEVEL_OF), "the table above and src/hornbook differ"
 
 
 def test_every_folder_of_modules_is_a_package_that_no_ignore_rule_skips() -> None:
@@ -136,10 +136,10 @@ def test_every_folder_of_modules_is_a_package_that_no_ignore_rule_skips() -> Non
 
 def test_imports_point_downwards() -> None:
     upwards = [
-        f"{shown(path, node)}: {room_of(name_of(path))} imports {module}, which is above it"
+        f"{shown(path, node)}: {package_of(name_of(path))} imports {module}, which is above it"
         for path in source_files()
         for node, module in own_imports_of(path)
-        if FLOOR_OF[room_of(module)] > FLOOR_OF[room_of(name_of(path))]
+        if LEVEL_OF[package_of(module)] > LEVEL_OF[package_of(name_of(path))]
     ]
     assert upwards == []
 
@@ -265,14 +265,16 @@ def imported_by(program: str) -> set[str]:
 
 
 def test_the_lower_floors_know_no_torch() -> None:
-    rooms = tuple(f"hornbook.{room}" for room in WITHOUT_TORCH)
-    names = sorted(name for name in modules() if name in rooms or name.startswith(tuple(f"{room}." for room in rooms)))
-    assert {room for room in rooms if room not in modules()} == set(), "no such rooms"
+    packages = tuple(f"hornbook.{package}" for package in WITHOUT_TORCH)
+    names = sorted(
+        name for name in modules() if name in packages or name.startswith(tuple(f"{package}." for package in packages))
+    )
+    assert {package for package in packages if package not in modules()} == set(), "no such packages"
     assert "torch" not in imported_by(f"import {', '.join(names)}")
 
 
 def test_recipes_need_nothing_but_the_standard_library() -> None:
-    names = sorted(name for name in modules() if room_of(name) in ("config", "errors"))
+    names = sorted(name for name in modules() if package_of(name) in ("config", "errors"))
     assert imported_by(f"import {', '.join(names)}").isdisjoint(HEAVY)
 
 

@@ -52,7 +52,7 @@ def interrupt_at(monkeypatch, number):
     return calls
 
 
-def test_ctrl_c_says_how_to_go_on(texts, capsys, monkeypatch):
+def test_ctrl_c_says_how_to_resume(texts, capsys, monkeypatch):
     monkeypatch.setattr(pipeline, "BATCH_BYTES", 500)
     monkeypatch.setattr(parts, "BATCHES_PER_PART", 2)
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -149,7 +149,7 @@ def test_a_decoder_sees_end_of_text_between_documents_of_sentences(texts):
     assert tiny_tokenizer().decode(read) == "one line\nanother<|endoftext|>next<|endoftext|>"
 
 
-def test_inputs_that_are_named_twice_are_read_once_and_told(texts, capsys):
+def test_inputs_that_are_named_twice_are_read_once_and_reported(texts, capsys):
     (texts / "a.txt").write_text("words")
     assert build("a.txt", str(texts / "a.txt"), "a.txt") == 0
     message = "hornbook: 2 files named more than once; each file is read once\n"
@@ -185,7 +185,7 @@ def test_filters_are_counted_and_reported(texts, capsys):
     assert record["read"]["dropped"] == dropped
 
 
-def test_what_was_dropped_is_told_in_the_order_of_the_filters():
+def test_what_was_dropped_is_reported_in_the_order_of_the_filters():
     report = BuildReport(
         output=Path("out"),
         already_built=False,

@@ -99,7 +99,7 @@ def test_import_says_what_the_model_is_for(folder, capsys, head, what):
     assert code == 0 and "or vocab.txt, and import" in said[0] and f": {what}, hidden 32, " in said[1]
 
 
-def test_export_tells_what_is_lost(folder, capsys):
+def test_export_reports_what_is_lost(folder, capsys):
     contents = encoder_contents("bert", embedding_dropout=0.3, residual_dropout=0.1)
     save(Path("run/checkpoints"), contents)
     code, result, said = ask(capsys, "export", "run", "--output", "lossy")

@@ -55,7 +55,7 @@ def test_training_would_not_start(folder: Path, capsys: pytest.CaptureFixture[st
     assert errors == ["device", "ranks"]
 
 
-def test_every_mistake_of_a_recipe_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_mistake_of_a_recipe_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "bad.toml").write_text(RECIPE.replace("steps = 8", "stesp = 8").replace("num_heads = 2", "num_heads = 3"))
     code, found = answer_of(capsys, "bad.toml", "--device", "cpu")
     errors = [finding["message"] for finding in found["findings"] if finding["level"] == "error"]
@@ -68,7 +68,7 @@ def test_every_mistake_of_a_recipe_is_told(folder: Path, capsys: pytest.CaptureF
     assert code == 2 and found["findings"][0]["about"] == "recipe"
 
 
-def test_the_folder_of_a_run_stands_for_its_recipe(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_folder_of_a_run_is_accepted_as_its_recipe(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_tiny(folder / "mine")
     code, found = answer_of(capsys, "mine/run", "--training.steps", "9")
     assert code == 0 and found["output"] == "mine/run"
@@ -126,7 +126,7 @@ def test_a_terminal_of_80_columns_gets_a_table_that_fits(folder: Path) -> None:
     assert lines[start + 1].startswith(" " * lines[start].index("global_batch_size")), "wrapped below its text"
 
 
-def test_gpus_are_told_one_by_one_with_what_drives_them() -> None:
+def test_gpus_are_listed_one_by_one_with_their_driver() -> None:
     card = {"name": "NVIDIA H100", "memory": 80 << 30, "free": 70 << 30, "capability": "9.0", "bf16": True}
     cuda = {"build": "13.0", "driver": "580.1", "nccl": "2.27.3"}
     assert [*doctor_command._gpus({"gpus": [card, {**card, "bf16": False}], "cuda": cuda})] == [

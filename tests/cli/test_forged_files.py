@@ -109,7 +109,7 @@ def refused(words: list[str], capfd: pytest.CaptureFixture[str], *, may_pass: bo
     how=st.sampled_from(["key", "key", "key", "whole", "bytes", "gone"]),
     raw=st.binary(max_size=40),
 )
-def test_whatever_is_forged_is_told_in_one_line(
+def test_every_forgery_is_reported_in_one_line(
     home: Path,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],

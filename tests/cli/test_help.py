@@ -26,7 +26,7 @@ def test_the_lines_of_a_description_are_wrapped_below_their_text(capsys, monkeyp
     assert lines[start].index("bert-tfrecord") == len(lines[start + 1]) - len(lines[start + 1].lstrip()) == 15
 
 
-def test_a_long_list_of_choices_is_told_once(capsys, monkeypatch):
+def test_a_long_list_of_choices_is_shown_once(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     main(["corpus", "build", "--help"])
     shown = " ".join(capsys.readouterr().out.split())

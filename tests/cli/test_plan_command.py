@@ -42,7 +42,7 @@ def test_one_object_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan["step_seconds"] == pytest.approx(sum(plan["seconds"].values()))
 
 
-def test_a_run_that_does_not_fit_is_told_what_to_change(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_does_not_fit_lists_what_to_change(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "gpt3-2.7b", "--memory", "40GiB"]) == 2
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("It does not fit, ") and ": add --" in last

@@ -23,7 +23,7 @@ def test_the_layout_is_that_of_the_model():
             assert {weight.ours: weight.shape for weight in weights} == own
 
 
-def test_matrices_are_transposed_and_query_key_and_value_lie_side_by_side():
+def test_matrices_are_transposed_and_query_key_and_value_are_concatenated():
     config = tiny_config(num_layers=1)
     weights = {weight.theirs: weight for weight in layout(config)}
     qkv = torch.arange(16 * 48.0).reshape(16, 48)
@@ -71,7 +71,7 @@ def test_other_floats_become_fp32(tmp_path, dtype):
     assert same(read_folder(folder).tensors["model"], rounded)
 
 
-def test_all_that_is_wrong_with_the_weights_is_told_at_once(tmp_path):
+def test_all_faults_of_the_weights_are_reported_together(tmp_path):
     folder = tiny_folder(tmp_path / "hf")
 
     def change(tensors):

@@ -95,7 +95,7 @@ def test_texts_are_listed_and_no_tensors(tmp_path):
         (field(2, b"xxxx")[:-2], "bytes where 2 are left"),
     ],
 )
-def test_an_entry_that_lies(tmp_path, message, shown):
+def test_an_entry_with_wrong_contents(tmp_path, message, shown):
     index = write_index(tmp_path, [(b"a", message)])
     with pytest.raises(CheckpointError, match=shown):
         read_all(index)
@@ -134,7 +134,7 @@ def test_a_compressed_index(tmp_path):
         (lambda content: b"", "a block is outside the file"),
     ],
 )
-def test_a_block_that_lies(tmp_path, damage, message):
+def test_a_block_with_wrong_contents(tmp_path, damage, message):
     index = write_bundle(tmp_path / "x", TENSORS, damage={1: damage})
     assert message in refused(index)
 

@@ -224,7 +224,7 @@ def test_an_old_folder_of_pytorch_calls_its_config_as_google_did(tmp_path):
     assert same(read_folder(tmp_path / "old", allow_pickle=True).tensors["model"], ours)
 
 
-def test_slots_are_told_by_their_place_alone(tmp_path):
+def test_slots_are_identified_by_their_position_alone(tmp_path):
     """Whatever the optimizer calls them, and with neighbors whose names begin alike."""
     ours, theirs = weights()
     variables = google_variables(theirs)

@@ -71,7 +71,7 @@ def test_a_sound_machine_has_no_findings() -> None:
         ({"cuda": {"driver": "550.1", "build": "13.0"}}, "GPUs", "finds no GPU", "check CUDA_VISIBLE_DEVICES"),
     ],
 )
-def test_a_warning_says_what_is_wrong_and_how_to_mend_it(
+def test_a_warning_says_what_is_wrong_and_how_to_fix_it(
     change: dict[str, dict[str, Any]], about: str, shown: str, remedy: str
 ) -> None:
     ((level, where, message),) = found(change)

@@ -188,7 +188,7 @@ def test_an_export_has_no_weights_that_were_never_trained(tmp_path, kind, messag
 
 
 @pytest.mark.parametrize(("objective", "is_reported"), [(MaskedLMConfig(), True), (PretrainingConfig(), False)])
-def test_a_pair_head_that_the_objective_did_not_train_is_told(tmp_path, objective, is_reported):
+def test_a_pair_head_that_the_objective_did_not_train_is_reported(tmp_path, objective, is_reported):
     contents = contents_of("bert")
     recipe = replace(recipe_from_dict(contents.documents["recipe"]), objective=objective)
     messages: list[str] = []
@@ -231,7 +231,7 @@ def test_biases_that_a_model_does_without_are_zeros_there(tmp_path, family, abse
     assert all(f"model.{name}" in note for name in absent) and "written as zeros" in note
 
 
-def test_a_dropout_that_is_lost_is_told(tmp_path):
+def test_a_dropout_that_is_lost_is_reported(tmp_path):
     messages: list[str] = []
     write_folder(
         tmp_path / "lossy", contents_of("bert", embedding_dropout=0.3, residual_dropout=0.1), warn=messages.append
@@ -282,7 +282,7 @@ def test_old_names_buffers_and_a_written_out_head(tmp_path):
     assert "cls.predictions.decoder.weight differs from bert.embeddings.word_embeddings" in refusal(tmp_path / "hf")
 
 
-def test_all_that_is_wrong_with_the_weights_is_told_at_once(tmp_path):
+def test_all_faults_of_the_weights_are_reported_together(tmp_path):
     peer(BertForPreTraining).save_pretrained(tmp_path / "hf")
 
     def change(tensors: dict[str, Tensor]) -> None:

@@ -100,7 +100,7 @@ def test_a_task_may_decide(corpora, tmp_path):
     assert (summary["step"], summary["stopped_early"], summary["best_by"]) == (4, True, by_task[1].partition("=")[2])
 
 
-def test_a_run_that_improves_goes_on(corpora, tmp_path):
+def test_a_run_that_improves_continues(corpora, tmp_path):
     improving = ("--optimizer.learning-rate=1e-2", "--training.steps=8", "--evaluation.early-stopping-min-delta=0")
     summary = run_mixture(tmp_path, corpora, *STALLING, *improving)
     assert (summary["step"], summary["stopped_early"]) == (8, False)

@@ -50,7 +50,7 @@ def test_the_layout_changes_nothing_but_the_padding(tmp_path, corpus, family):
 
 
 @pytest.mark.parametrize(("before", "after"), [("padded", "packed"), ("packed", "unpadded")])
-def test_a_run_goes_on_under_another_layout(tmp_path, corpus, monkeypatch, before, after):
+def test_a_run_resumes_on_another_layout(tmp_path, corpus, monkeypatch, before, after):
     batches = ("--training.global-batch-size=16", "--training.micro-batch-size=8")
     whole = run(tmp_path / "whole", corpus, "bert", *batches, f"--data.layout={before}")
     with monkeypatch.context() as patch, pytest.raises(StoppedBySignal):

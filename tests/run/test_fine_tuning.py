@@ -187,7 +187,7 @@ def last_json(capfd):
     return json.loads(capfd.readouterr().out.splitlines()[-1])
 
 
-def test_what_was_fine_tuned_goes_on_with_its_classes_and_gives_other_classes_a_new_layer(files, tmp_path):
+def test_a_fine_tuned_model_keeps_its_classes_and_gives_other_classes_a_new_layer(files, tmp_path):
     run(tmp_path / "first", *of(files), "--training.steps=1")
     init = InitFrom(source=str(tmp_path / "first" / "run"))
     tuned = checkpoint.load(checkpoint.resolve(Path(init.source))).tensors["model"]
@@ -199,7 +199,7 @@ def test_what_was_fine_tuned_goes_on_with_its_classes_and_gives_other_classes_a_
             assert torch.equal(found["head.pooler.weight"], tuned["head.pooler.weight"])
 
 
-def test_the_source_may_be_gone_when_a_run_goes_on(files, pretrained, tmp_path, monkeypatch):
+def test_the_source_may_be_missing_when_a_run_resumes(files, pretrained, tmp_path, monkeypatch):
     source = shutil.copytree(pretrained.source, tmp_path / "source")
     init, options = InitFrom(source=str(source)), of(files)[:-1]
     with monkeypatch.context() as patch, pytest.raises(StoppedBySignal):
@@ -254,7 +254,7 @@ def test_a_pretraining_does_not_begin_with_a_fine_tuned_model(files, pretrained,
         (["--model.vocab-size=20"], UserError, "model.vocab_size is 20"),
     ],
 )
-def test_what_does_not_fit_is_told_on_one_line(files, tmp_path, monkeypatch, overrides, kind, message):
+def test_what_does_not_fit_is_reported_on_one_line(files, tmp_path, monkeypatch, overrides, kind, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(kind, match=message) as caught:
         run(

@@ -69,7 +69,7 @@ def test_a_vocabulary_that_is_larger_than_padding_explains(own, theirs, is_repor
     assert (note is not None) is is_reported
 
 
-def test_a_run_tells_both_at_its_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_prints_both_at_its_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     build_tiny(tmp_path / "corpus")
     data = ("--data.train", str(tmp_path / "corpus"), "--data.synthetic=false", "--model.vocab-size=5000")
     words = (*data, "--schedule.warmup-steps=100", "--training.steps=4")

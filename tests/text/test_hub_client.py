@@ -58,7 +58,7 @@ def test_offline_by_setting_is_the_users_matter(monkeypatch, tmp_path):
         assert one_line(found, "hf:a/b: not in the cache", "HF_HUB_OFFLINE")
 
 
-def test_without_the_client_the_subject_is_told(monkeypatch):
+def test_without_the_client_the_subject_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub.constants", None)
     with pytest.raises(UserError) as caught:
         import_client("hf:a/b: ")

@@ -86,7 +86,7 @@ def test_a_torn_last_line_is_passed_over_wherever_it_tore(tmp_path: Path, cut: i
     assert (len(read(path)) == 2) == (cut >= 22)
 
 
-def test_a_log_goes_on_after_a_torn_last_line(tmp_path: Path) -> None:
+def test_a_log_continues_after_a_truncated_last_line(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "lo')
     write_rows(path, 2)
@@ -155,7 +155,7 @@ def test_cut_back_that_fails_leaves_the_old_log(tmp_path: Path, operation: str) 
 
 
 @pytest.mark.parametrize("later", ["append", "sync", "close"])
-def test_rows_wait_while_the_disk_is_full_and_are_told_once(tmp_path: Path, later: str) -> None:
+def test_rows_wait_while_the_disk_is_full_and_are_reported_once(tmp_path: Path, later: str) -> None:
     path, messages = tmp_path / "m.jsonl", list[str]()
     with MetricsLog(path, messages.append) as log:
         log.append({"step": 1})
@@ -174,7 +174,7 @@ def test_rows_wait_while_the_disk_is_full_and_are_told_once(tmp_path: Path, late
     assert "kept in memory" in messages[0]
 
 
-def test_rows_that_never_fit_are_told_lost(tmp_path: Path) -> None:
+def test_rows_that_never_fit_are_reported_as_lost(tmp_path: Path) -> None:
     messages = list[str]()
     with faults.inject("write", 1, "enospc", lasting=True), MetricsLog(tmp_path / "m.jsonl", messages.append) as log:
         log.append({"step": 1})
