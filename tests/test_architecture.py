@@ -20,7 +20,7 @@ from hornbook import plugs
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "hornbook"
 
-FLOORS = {
+LEVELS = {
     0: ("arrays", "errors", "extras", "plugs", "storage", "version", "wording"),
     1: ("config", "formats"),
     2: ("plan", "text"),
@@ -36,9 +36,9 @@ FLOORS = {
 }
 ROOMS = ("interop", "wikipedia", "peers")
 """Rooms for other systems' files and for other libraries: the core knows them by its plug points only."""
-OUTSIDE = (*ROOMS, *FLOORS[11])
+OUTSIDE = (*ROOMS, *LEVELS[11])
 """All that is not the core: the rooms, and those that call them by name."""
-FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
+LEVEL_OF = {package: level for level, packages in LEVELS.items() for package in packages}
 
 ASKED_FOR = {
     "store openers": ("how_to_convert",),
@@ -83,7 +83,7 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     """``hornbook.run.loop`` -> ``engine``."""
     return [*module.split("."), "__init__"][1]
 
@@ -149,9 +149,9 @@ def _is_overload(node: Function | ast.ClassDef) -> bool:
     return any(dotted(decorator) in ("overload", "typing.overload") for decorator in node.decorator_list)
 
 
-def test_every_room_has_a_floor() -> None:
-    rooms = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in source_files()}
-    assert rooms == set(FLOOR_OF), "the table above and src/hornbook differ"
+def test_every_package_has_a_level() -> None:
+    packages = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in source_files()}
+    assert packages == set(LEVEL_OF), "the table above and src/hornbook differ"
 
 
 def test_every_folder_of_modules_is_a_package_that_no_ignore_rule_skips() -> None:
@@ -163,24 +163,24 @@ def test_every_folder_of_modules_is_a_package_that_no_ignore_rule_skips() -> Non
 
 def test_imports_point_downwards() -> None:
     upwards = [
-        f"{shown(path, node)}: {room_of(name_of(path))} imports {module}, which is above it"
+        f"{shown(path, node)}: {package_of(name_of(path))} imports {module}, which is above it"
         for path in source_files()
         for node, module in own_imports_of(path)
-        if FLOOR_OF[room_of(module)] > FLOOR_OF[room_of(name_of(path))]
+        if LEVEL_OF[package_of(module)] > LEVEL_OF[package_of(name_of(path))]
     ]
     assert upwards == []
 
 
 def test_the_core_imports_no_room_of_other_systems() -> None:
-    core = [path for path in source_files() if room_of(name_of(path)) not in OUTSIDE]
+    core = [path for path in source_files() if package_of(name_of(path)) not in OUTSIDE]
     assert {"corpora", "samples", "text", "exchange", "evaluate", "run", "measure"} <= {
-        room_of(name_of(path)) for path in core
+        package_of(name_of(path)) for path in core
     }
     imported = [
         f"{shown(path, node)}: {module}"
         for path in core
         for node, module in own_imports_of(path)
-        if room_of(module) in ROOMS
+        if package_of(module) in ROOMS
     ]
     assert imported == []
 
@@ -190,7 +190,7 @@ def test_every_plugged_room_exists_and_has_what_its_point_asks_for() -> None:
         rooms = plugs.plugged(point)
         assert rooms, f"no room for {point}"
         for room in rooms:
-            assert room_of(room.__name__) in ROOMS
+            assert package_of(room.__name__) in ROOMS
             assert [name for name in ASKED_FOR[point] if not hasattr(room, name)] == []
 
 
@@ -327,15 +327,17 @@ def imported_by(program: str) -> set[str]:
     return set(finished.stdout.splitlines()[-1].split())
 
 
-def test_the_lower_floors_know_no_torch() -> None:
-    rooms = tuple(f"hornbook.{room}" for room in WITHOUT_TORCH)
-    names = sorted(name for name in modules() if name in rooms or name.startswith(tuple(f"{room}." for room in rooms)))
-    assert {room for room in rooms if room not in modules()} == set(), "no such rooms"
+def test_the_lower_levels_import_no_torch() -> None:
+    packages = tuple(f"hornbook.{package}" for package in WITHOUT_TORCH)
+    names = sorted(
+        name for name in modules() if name in packages or name.startswith(tuple(f"{package}." for package in packages))
+    )
+    assert {package for package in packages if package not in modules()} == set(), "no such packages"
     assert "torch" not in imported_by(f"import {', '.join(names)}")
 
 
 def test_recipes_need_nothing_but_the_standard_library() -> None:
-    names = sorted(name for name in modules() if room_of(name) in ("config", "errors"))
+    names = sorted(name for name in modules() if package_of(name) in ("config", "errors"))
     assert imported_by(f"import {', '.join(names)}").isdisjoint(HEAVY)
 
 

@@ -13,7 +13,7 @@ def test_recurrence_weights_divide_by_the_count_in_the_window():
     torch.testing.assert_close(recurrence_weights(targets), torch.tensor(expected))
 
 
-def test_the_weighted_loss_is_divided_by_the_number_of_targets_and_the_unweighted_one_stands_beside_it():
+def test_the_weighted_loss_is_divided_by_the_number_of_targets_and_the_unweighted_one_is_reported_too():
     model, objective = tiny_model(), build_objective(CausalLMConfig(recurrence_weights=True))
     assert isinstance(objective, RecurrenceWeightedLM)
     batch = random_batch(2, 20, vocab_size=9, unscored=0.2)

@@ -46,7 +46,7 @@ def refuses(error: type[Exception], *parts: str, call) -> bool:
     return one_line(caught.value, *parts)
 
 
-def test_a_model_tells_what_it_is(gpt: hornbook.Model, bert: hornbook.Model) -> None:
+def test_a_model_describes_itself(gpt: hornbook.Model, bert: hornbook.Model) -> None:
     assert gpt.is_causal and not bert.is_causal
     assert gpt.step == 5 and gpt.path.name == "step-00000005" and gpt.device == CPU
     assert gpt.tokenizer.digest == tiny_tokenizer().digest

@@ -44,7 +44,7 @@ def test_a_run_gives_its_model_and_its_rows(tmp_path: Path, recipe: Path) -> Non
     assert summary["folder"] == str(run.path) and summary["step"] == 2 and summary["loss"] == rows[-1]["loss"]
 
 
-def test_the_same_call_returns_the_finished_run_and_a_longer_one_goes_on(tmp_path: Path, recipe: Path) -> None:
+def test_the_same_call_returns_the_finished_run_and_a_longer_one_resumes(tmp_path: Path, recipe: Path) -> None:
     options = {"output": tmp_path / "run", **CPU}
     first = hornbook.train(recipe, {"training.steps": 3, "schedule.name": "constant"}, **options)
     again = hornbook.train(recipe, {"training.steps": 3, "schedule.name": "constant"}, **options)
@@ -76,7 +76,7 @@ def test_overrides_take_paths_lists_and_none(tmp_path: Path, recipe: Path, monke
         assert run.load(device="cpu").tokenizer.vocab_size == 300
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path, recipe: Path) -> None:
+def test_all_mistakes_are_reported_together(tmp_path: Path, recipe: Path) -> None:
     overrides = {"training.stepps": 3, "optimizer.learning_rate": "fast", "training.global_batch_size": 0}
     with pytest.raises(RecipeError) as caught:
         hornbook.train(recipe, overrides, output=tmp_path / "run", **CPU)

@@ -164,7 +164,7 @@ def forge(path: Path, **layouts: Layout) -> None:
         (Layout(dtype="F32", shape=(2**40, 2**40), boxes={}), "is incomplete"),
     ],
 )
-def test_a_manifest_that_contradicts_its_files_is_told(four, layout, problem):
+def test_a_manifest_that_contradicts_its_files_is_reported(four, layout, problem):
     forge(four, rows=layout)
     assert verify(four) == []
     with pytest.raises(CheckpointError, match=problem) as caught:
@@ -172,7 +172,7 @@ def test_a_manifest_that_contradicts_its_files_is_told(four, layout, problem):
     assert one_line(caught.value)
 
 
-def test_a_tensor_that_no_file_holds_is_told(four):
+def test_a_tensor_that_no_file_holds_is_reported(four):
     forge(four, other=Layout(dtype="F32", shape=(2, 6), boxes={"model-00000.safetensors": Box((0, 0), (2, 6))}))
     with pytest.raises(CheckpointError, match=r"model-00000\.safetensors does not have \[2, 6\] of other"):
         load(four)

@@ -24,7 +24,7 @@ def test_only_the_wanted_tensors_are_read(tmp_path):
     assert load(path, only=()).tensors == {}
 
 
-def test_a_damaged_file_is_told_even_where_it_is_not_wanted(tmp_path):
+def test_a_damaged_file_is_reported_even_if_it_is_not_needed(tmp_path):
     (path,) = saved(tmp_path, 5)
     (path / "optimizer-00000.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"optimizer-00000\.safetensors is missing"):
@@ -47,7 +47,7 @@ def test_saving_does_not_wait_for_later_changes(tmp_path):
         ("model-00000.safetensors", "tensors", b"junk"),
     ],
 )
-def test_content_that_its_manifest_vouches_for_may_still_be_malformed(tmp_path, name, kind, data):
+def test_content_that_matches_its_manifest_may_still_be_malformed(tmp_path, name, kind, data):
     written = write_file(tmp_path / name, data)
     entry = Entry(kind=kind, size=written.size, sha256=written.sha256)
     write_file(tmp_path / "manifest.json", Manifest(step=1, files={name: entry}).to_bytes())

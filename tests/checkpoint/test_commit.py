@@ -278,7 +278,7 @@ def test_a_sound_checkpoint_is_not_saved_again(fresh):
 
 
 @pytest.mark.parametrize("damage", ["file", "folder", "empty folder", "link"])
-def test_whatever_stands_in_the_place_of_a_checkpoint_is_replaced(tmp_path, damage):
+def test_anything_in_the_place_of_a_checkpoint_is_replaced(tmp_path, damage):
     path = tmp_path / "checkpoints" / "step-00000005"
     path.parent.mkdir()
     if damage == "file":

@@ -155,7 +155,7 @@ def test_a_checkpoint_may_be_given_a_name_of_ones_own(folder):
 
 
 @pytest.mark.parametrize("what", ["missing", "file", "empty"])
-def test_what_is_no_checkpoint_is_told(tmp_path, what):
+def test_what_is_no_checkpoint_is_reported(tmp_path, what):
     if what == "file":
         (tmp_path / what).write_bytes(b"{}")
     if what == "empty":

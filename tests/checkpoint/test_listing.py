@@ -115,7 +115,7 @@ def test_one_checkpoint_is_described_whatever_its_name(tmp_path):
     assert (describe(moved).step, describe(moved).problems) == (None, ["state.json is missing"])
 
 
-def test_a_folder_that_cannot_be_read_is_told(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_read_is_reported(tmp_path, monkeypatch):
     def refuse(path):
         raise PermissionError(13, "Permission denied")
 
@@ -138,7 +138,7 @@ def test_a_source_that_is_not_there_is_refused_without_torch_and_without_the_hub
         require_source("runs/mien")
 
 
-def test_a_run_whose_only_checkpoint_is_damaged_says_how_to_go_on(tmp_path):
+def test_a_run_whose_only_checkpoint_is_damaged_says_how_to_continue(tmp_path):
     damaged = tmp_path / "run" / "checkpoints" / "step-00000002"
     damaged.mkdir(parents=True)
     (damaged / "manifest.json").write_text("{")

@@ -128,7 +128,7 @@ def test_names_that_could_lead_elsewhere_are_refused(tmp_path, name):
         (manifest(files={}), "'abc' is not in the manifest"),
     ],
 )
-def test_a_malformed_manifest_is_told(tmp_path, value, problem):
+def test_a_malformed_manifest_is_reported(tmp_path, value, problem):
     (found,) = verify(written(tmp_path, value))
     assert problem in found and "\n" not in found
 

@@ -158,7 +158,7 @@ def tensor(**changes) -> dict:
         file({"x": tensor(data_offsets=[4, 20])}, bytes(20)),
     ],
 )
-def test_a_malformed_file_is_told_in_one_line(tmp_path, data):
+def test_a_malformed_file_is_reported_in_one_line(tmp_path, data):
     (tmp_path / "x").write_bytes(data)
     with pytest.raises(CheckpointError, match="not a valid safetensors file") as caught:
         read(tmp_path / "x")

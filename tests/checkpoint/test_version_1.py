@@ -50,7 +50,7 @@ def test_version_1_is_verified_and_loaded(tmp_path):
     assert set(load(path, only={"model"}).tensors) == {"model"}
 
 
-def test_both_versions_lie_side_by_side(tmp_path):
+def test_both_versions_are_side_by_side(tmp_path):
     write_version_1(tmp_path, 5)
     newest = save(tmp_path, contents(10))
     assert json.loads((newest / "manifest.json").read_text())["version"] == 2
@@ -65,7 +65,7 @@ def test_a_sound_checkpoint_of_version_1_is_not_written_again(tmp_path):
     assert (path / "model.safetensors").exists()
 
 
-def test_a_damaged_file_of_version_1_is_told(tmp_path):
+def test_a_damaged_file_of_version_1_is_reported(tmp_path):
     path = write_version_1(tmp_path, 5)
     (path / "model.safetensors").write_bytes(b"junk")
     with pytest.raises(CheckpointError, match=r"model\.safetensors has 4 bytes") as caught:

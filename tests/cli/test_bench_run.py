@@ -69,7 +69,7 @@ def test_all_benchmarks_fit_the_devices_of_their_names(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_run_leaves_its_results_and_goes_on_after_them(tmp_path: Path) -> None:
+def test_a_killed_run_keeps_its_results_and_resumes_after_them(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(TINY)
     command = [sys.executable, "-m", "hornbook", "bench", "run", "mine.toml", "--output", "out"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as run:

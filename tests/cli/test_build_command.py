@@ -52,7 +52,7 @@ def interrupt_at(monkeypatch, number):
     return calls
 
 
-def test_ctrl_c_says_how_to_go_on(texts, capsys, monkeypatch):
+def test_ctrl_c_says_how_to_resume(texts, capsys, monkeypatch):
     monkeypatch.setattr(pipeline, "BATCH_BYTES", 500)
     monkeypatch.setattr(parts, "BATCHES_PER_PART", 2)
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -149,11 +149,11 @@ def test_a_decoder_sees_end_of_text_between_documents_of_sentences(texts):
     assert tiny_tokenizer().decode(read) == "one line\nanother<|endoftext|>next<|endoftext|>"
 
 
-def test_inputs_that_are_named_twice_are_read_once_and_told(texts, capsys):
+def test_inputs_that_are_named_twice_are_read_once_and_reported(texts, capsys):
     (texts / "a.txt").write_text("words")
     assert build("a.txt", str(texts / "a.txt"), "a.txt") == 0
-    told = "hornbook: 2 files named more than once; each file is read once\n"
-    assert told in capsys.readouterr().err and open_store("out").num_documents == 1
+    message = "hornbook: 2 files named more than once; each file is read once\n"
+    assert message in capsys.readouterr().err and open_store("out").num_documents == 1
 
 
 def test_standard_input_is_no_evaluation_set(texts, capsys):
@@ -185,7 +185,7 @@ def test_filters_are_counted_and_reported(texts, capsys):
     assert record["read"]["dropped"] == dropped
 
 
-def test_what_was_dropped_is_told_in_the_order_of_the_filters():
+def test_what_was_dropped_is_reported_in_the_order_of_the_filters():
     report = BuildReport(
         output=Path("out"),
         already_built=False,
@@ -362,8 +362,10 @@ def test_three_examples_of_what_each_filter_dropped(texts, capsys):
     (texts / "web.txt").write_text("\n".join(lines))
     words = ("web.txt", "--from", "lines", "--min-words", "3", "--drop-duplicates", "--json")
     assert build(*words) == 2
-    told = [line for line in capsys.readouterr().err.splitlines() if "dropped: " in line]
-    assert told[0] == "hornbook: dropped: too short: web.txt at byte 0: \\x1b[2J0", "a refused build shows them, too"
+    messages = [line for line in capsys.readouterr().err.splitlines() if "dropped: " in line]
+    assert messages[0] == "hornbook: dropped: too short: web.txt at byte 0: \\x1b[2J0", (
+        "a refused build shows them, too"
+    )
     results = []
     for threads in (1, 2):
         assert build(*words, "--allow", "dropped", "--threads", str(threads), output=f"out{threads}") == 0

@@ -99,7 +99,7 @@ def test_import_says_what_the_model_is_for(folder, capsys, head, what):
     assert code == 0 and "or vocab.txt, and import" in said[0] and f": {what}, hidden 32, " in said[1]
 
 
-def test_export_tells_what_is_lost(folder, capsys):
+def test_export_reports_what_is_lost(folder, capsys):
     contents = encoder_contents("bert", embedding_dropout=0.3, residual_dropout=0.1)
     save(Path("run/checkpoints"), contents)
     code, result, said = ask(capsys, "export", "run", "--output", "lossy")
@@ -161,7 +161,7 @@ def other_keys(folder):
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "shown"),
     [
         (program, ["is rejected, and no code in it was run"]),
         (path_that_leaves, ["'../../etc/passwd' is not a plain file name"]),
@@ -177,10 +177,10 @@ def other_keys(folder):
         ),
     ],
 )
-def test_bad_folders_are_one_line_and_leave_nothing(folder, capsys, damage, told):
+def test_bad_folders_are_one_line_and_leave_nothing(folder, capsys, damage, shown):
     damage(folder)
     message = refused(capsys, "import", "theirs", "--output", "mine", "--allow-pickle")
-    assert all(part in message for part in told)
+    assert all(part in message for part in shown)
     assert [path.name for path in folder.parent.iterdir()] == ["theirs"]
 
 
@@ -211,9 +211,9 @@ def test_what_is_no_source(folder, capsys):
 def test_strangers_models(folder, capsys, name, parameters):
     code, result, _ = ask(capsys, "import", SHARED / "checkpoints" / name, "--output", "mine")
     assert (code, result["parameters"], result["tokenizer"]) == (0, parameters, False)
-    told = ["245 of the 256 bytes have no token" if name == "hf_tiny_gpt2" else "no tokenizer in"]
-    assert len(result["warnings"]) == len(told)
-    assert all(part in warning for part, warning in zip(told, result["warnings"], strict=True))
+    messages = ["245 of the 256 bytes have no token" if name == "hf_tiny_gpt2" else "no tokenizer in"]
+    assert len(result["warnings"]) == len(messages)
+    assert all(part in warning for part, warning in zip(messages, result["warnings"], strict=True))
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data folder is not here")

@@ -109,7 +109,7 @@ def test_no_result_is_an_empty_object(command, capsys):
 
 
 @pytest.mark.parametrize("words", [["fake"], ["--json", "fake"], ["fake", "--debug"], ["--debug", "fake", "--json"]])
-def test_common_flags_stand_anywhere(command, words, capsys):
+def test_common_flags_are_accepted_anywhere(command, words, capsys):
     seen = []
     command(lambda arguments: seen.append((arguments.json, arguments.debug)))
     assert main(words) == 0

@@ -40,7 +40,7 @@ def trained(monkeypatch):
     return calls
 
 
-def test_train_hands_the_resolved_recipe_to_the_engine(recipe, trained, capsys):
+def test_train_passes_the_resolved_recipe_to_the_engine(recipe, trained, capsys):
     words = [
         "train",
         recipe,

@@ -22,7 +22,7 @@ def test_without_a_width_a_row_is_a_line():
     ]
 
 
-def test_the_last_column_goes_on_below_itself():
+def test_the_last_column_wraps_below_itself():
     lines = list(column_lines(ROWS, right={1}, width=50))
     assert lines == [
         "name           loss",
@@ -33,7 +33,7 @@ def test_the_last_column_goes_on_below_itself():
     ]
 
 
-def test_too_little_room_and_columns_of_numbers_are_left_alone():
+def test_narrow_widths_leave_columns_of_numbers_unchanged():
     whole = list(column_lines(ROWS, right={1}))
     assert list(column_lines(ROWS, right={1}, width=40)) == whole
     assert list(column_lines([("a" * 30, "1 min 10 s")], right={1}, width=20)) == [f"{'a' * 30}  1 min 10 s"]

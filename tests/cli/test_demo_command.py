@@ -25,7 +25,7 @@ def steps_of(commands):
 
 
 @pytest.mark.parametrize(("words", "steps"), [((), "300"), (("--minutes", "2"), "300"), (("--short",), "20")], ids=str)
-def test_the_same_command_goes_on_and_another_length_is_refused(commands, capsys, words, steps):
+def test_the_same_command_resumes_and_another_length_is_an_error(commands, capsys, words, steps):
     assert main(["demo", *words]) == 0
     assert steps_of(commands) == steps
     commands.clear()

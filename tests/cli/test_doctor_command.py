@@ -24,7 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict]:
+def answer_of(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict]:
     code = main(["doctor", *words, "--threads", "1", "--json"])
     (line,) = capsys.readouterr().out.splitlines()
     return code, json.loads(line)
@@ -41,7 +41,7 @@ def test_the_machine_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_one_object_with_all_facts_and_findings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = told(capsys, "tiny.toml")
+    code, found = answer_of(capsys, "tiny.toml")
     assert code == found["exit_code"] == 0
     assert found["products"]["threads"] == 1 and found["output"] == "runs/tiny" and found["processes"] == 1
     assert not [finding for finding in found["findings"] if finding["level"] == "error"]
@@ -49,30 +49,30 @@ def test_one_object_with_all_facts_and_findings(folder: Path, capsys: pytest.Cap
 
 
 def test_training_would_not_start(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = told(capsys, "tiny.toml", "--processes", "3", "--device", "mps")
+    code, found = answer_of(capsys, "tiny.toml", "--processes", "3", "--device", "mps")
     errors = [finding["about"] for finding in found["findings"] if finding["level"] == "error"]
     assert code == found["exit_code"] == 2
     assert errors == ["device", "ranks"]
 
 
-def test_every_mistake_of_a_recipe_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_mistake_of_a_recipe_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "bad.toml").write_text(RECIPE.replace("steps = 8", "stesp = 8").replace("num_heads = 2", "num_heads = 3"))
-    code, found = told(capsys, "bad.toml", "--device", "cpu")
+    code, found = answer_of(capsys, "bad.toml", "--device", "cpu")
     errors = [finding["message"] for finding in found["findings"] if finding["level"] == "error"]
     assert code == 2
     assert any("stesp" in message for message in errors) and any("num_heads" in message for message in errors)
-    assert found["processor"]["threads"] == 1, "the machine is told all the same"
-    code, found = told(capsys, "tiny.toml", "--init-optimizer", "keep")
+    assert found["processor"]["threads"] == 1, "the machine is described all the same"
+    code, found = answer_of(capsys, "tiny.toml", "--init-optimizer", "keep")
     assert code == 2 and "--init-optimizer applies only with --init-from" in found["findings"][0]["message"]
-    code, found = told(capsys, "absent.toml")
+    code, found = answer_of(capsys, "absent.toml")
     assert code == 2 and found["findings"][0]["about"] == "recipe"
 
 
-def test_the_folder_of_a_run_stands_for_its_recipe(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_folder_of_a_run_is_accepted_as_its_recipe(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_tiny(folder / "mine")
-    code, found = told(capsys, "mine/run", "--training.steps", "9")
+    code, found = answer_of(capsys, "mine/run", "--training.steps", "9")
     assert code == 0 and found["output"] == "mine/run"
-    code, found = told(capsys, "mine/run", "--training.seed", "5")
+    code, found = answer_of(capsys, "mine/run", "--training.seed", "5")
     assert code == 2 and "training.seed was 1234 and is now 5" in found["findings"][0]["message"]
 
 
@@ -126,7 +126,7 @@ def test_a_terminal_of_80_columns_gets_a_table_that_fits(folder: Path) -> None:
     assert lines[start + 1].startswith(" " * lines[start].index("global_batch_size")), "wrapped below its text"
 
 
-def test_gpus_are_told_one_by_one_with_what_drives_them() -> None:
+def test_gpus_are_listed_one_by_one_with_their_driver() -> None:
     card = {"name": "NVIDIA H100", "memory": 80 << 30, "free": 70 << 30, "capability": "9.0", "bf16": True}
     cuda = {"build": "13.0", "driver": "580.1", "nccl": "2.27.3"}
     assert [*doctor_command._gpus({"gpus": [card, {**card, "bf16": False}], "cuda": cuda})] == [
@@ -141,12 +141,12 @@ def test_gpus_are_told_one_by_one_with_what_drives_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "shown"),
     [
         (["avx2", "fma", "avx512f"], "AVX2, AVX-512; without AVX512-BF16, AMX"),
         (["avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16"], "AVX2, AVX-512, AVX512-BF16, AMX"),
         (["asimd", "bf16", "sve"], "asimd, bf16, sve"),
     ],
 )
-def test_instruction_sets_are_named_as_readers_know_them(found: list[str], told: str) -> None:
-    assert doctor_command._instructions(found) == told
+def test_instruction_sets_are_named_as_readers_know_them(found: list[str], shown: str) -> None:
+    assert doctor_command._instructions(found) == shown

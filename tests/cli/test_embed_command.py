@@ -105,7 +105,7 @@ def test_python_gives_the_same_vectors(capsys, run, caplog):
         (["bert", "texts.txt", "--output", "texts.txt"], "--output texts.txt is the input file"),
     ],
 )
-def test_what_cannot_be_embedded_is_told_on_one_line(capsys, words, message):
+def test_what_cannot_be_embedded_is_reported_on_one_line(capsys, words, message):
     assert main(["embed", *words, "--threads", "1"]) == 2
     found = capsys.readouterr()
     assert found.out == "" and message in found.err and len(found.err.splitlines()) == 1

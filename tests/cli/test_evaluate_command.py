@@ -45,7 +45,7 @@ def test_one_table_of_all_conventions(capsys: pytest.CaptureFixture[str]) -> Non
     assert len(metrics) == len(lines) - 1, "no published figure was measured on this file"
 
 
-def test_published_figures_stand_below_their_rows(
+def test_published_figures_are_below_their_rows(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(wikitext.PUBLISHED_WORDS, "wikitext2", wikitext.count_words(WIKI))

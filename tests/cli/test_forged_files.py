@@ -109,7 +109,7 @@ def refused(words: list[str], capfd: pytest.CaptureFixture[str], *, may_pass: bo
     how=st.sampled_from(["key", "key", "key", "whole", "bytes", "gone"]),
     raw=st.binary(max_size=40),
 )
-def test_whatever_is_forged_is_told_in_one_line(
+def test_every_forgery_is_reported_in_one_line(
     home: Path,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
@@ -217,7 +217,7 @@ def test_a_damaged_by_product_stops_no_run(
     error = capfd.readouterr().err
     assert f"{name}: the " in error
     assert "error:" not in error
-    assert (tmp_path / "run" / name).read_bytes() == content, "the file is left for whoever can mend it"
+    assert (tmp_path / "run" / name).read_bytes() == content, "the file is left for whoever can repair it"
 
 
 def nested(depth: int) -> bytes:
@@ -245,7 +245,7 @@ def test_an_odd_value_in_the_environment_stops_no_run(
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "told"),
+    ("name", "data", "message"),
     [
         (f"{STEP}/state.json", None, "state.json is missing or has no `step`"),
         (f"{STEP}/state.json", b'{"step": 2, "samples": "8"}', "state.json: samples is '8'"),
@@ -256,15 +256,15 @@ def test_an_odd_value_in_the_environment_stops_no_run(
     ],
 )
 def test_a_resume_names_the_file_that_is_odd(
-    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, data: bytes | None, told: str
+    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, data: bytes | None, message: str
 ) -> None:
     shutil.copytree(home / "run", tmp_path / "run")
     forge(tmp_path / "run", name, data)
-    assert told in refused(command(home, tmp_path / "run"), capfd)
+    assert message in refused(command(home, tmp_path / "run"), capfd)
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "told"),
+    ("name", "data", "message"),
     [
         (f"{STEP}/recipe.json", None, "has no recipe.json to describe the weights"),
         (f"{STEP}/recipe.json", b'{"model": {"num_layers": "x"}, "optimizer": 3}', "step-00000002/recipe.json"),
@@ -274,8 +274,8 @@ def test_a_resume_names_the_file_that_is_odd(
     ],
 )
 def test_an_evaluation_names_the_file_that_is_odd(
-    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, data: bytes | None, told: str
+    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, data: bytes | None, message: str
 ) -> None:
     shutil.copytree(home / "run", tmp_path / "run")
     forge(tmp_path / "run", name, data)
-    assert told in refused(["evaluate", str(tmp_path / "run"), "--threads", "1"], capfd)
+    assert message in refused(["evaluate", str(tmp_path / "run"), "--threads", "1"], capfd)

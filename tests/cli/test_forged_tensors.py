@@ -87,7 +87,7 @@ def forged(home: Path, target: Path, name: str, change: Change) -> Path:
 def test_no_command_takes_wrong_positions(
     kind: str, home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    name, change, told = FORGED[kind]
+    name, change, message = FORGED[kind]
     run = forged(home, tmp_path / "run", name, change)
     short = ("--device", "cpu", "--threads", "1")
     commands = {
@@ -102,10 +102,10 @@ def test_no_command_takes_wrong_positions(
         capfd.readouterr()
         assert main(words) == 2, words
         (line,) = (line for line in capfd.readouterr().err.splitlines() if line.startswith("hornbook: error: "))
-        assert told in line, words
+        assert message in line, words
     with pytest.raises(CheckpointError) as caught:
         hornbook.load(run, device="cpu")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert not (tmp_path / "out").exists() and not (tmp_path / "new/run.json").exists()
     assert main(["checkpoint", "list", str(run)]) == 0
     assert f"damaged: {run}" in capfd.readouterr().out

@@ -52,7 +52,7 @@ class Input(io.TextIOWrapper):
         return self._is_terminal
 
 
-def test_prompt_and_text_are_printed_and_the_time_is_told(run, capsys):
+def test_prompt_text_and_time_are_printed(run, capsys):
     assert main(["generate", str(run), "--prompt", "the cat", "--output-length", "12", *ALWAYS]) == 0
     out, err = capsys.readouterr()
     assert out == f"the cat{expected(run, 'the cat')}\n"
@@ -62,7 +62,7 @@ def test_prompt_and_text_are_printed_and_the_time_is_told(run, capsys):
     )
 
 
-def test_several_texts_are_told_apart(run, capsys):
+def test_several_texts_are_distinguished(run, capsys):
     words = ["--prompt", "the cat", "--prompt", "", "--num-samples", "2", "--batch-size", "3", "--output-length", "5"]
     assert main(["generate", str(run), *words, *ALWAYS]) == 0
     pairs = [("the cat", 0), ("the cat", 1), ("", 0), ("", 1)]

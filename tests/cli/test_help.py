@@ -26,10 +26,10 @@ def test_the_lines_of_a_description_are_wrapped_below_their_text(capsys, monkeyp
     assert lines[start].index("bert-tfrecord") == len(lines[start + 1]) - len(lines[start + 1].lstrip()) == 15
 
 
-def test_a_long_list_of_choices_is_told_once(capsys, monkeypatch):
+def test_a_long_list_of_choices_is_shown_once(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     main(["corpus", "build", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert re.search("--from( KIND)?, --format KIND", shown), "from Python 3.13 on, KIND is told once"
+    assert re.search("--from( KIND)?, --format KIND", shown), "from Python 3.13 on, KIND is shown once"
     assert shown.count("wikiextractor: a <doc> of") == 1
     assert "blank-lines: the text between blank lines" in shown, "no name is broken at its hyphen"

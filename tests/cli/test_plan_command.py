@@ -13,7 +13,7 @@ from hornbook.__main__ import main
 SMALL = ("--model.vocab-size", "4096")
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict]:
+def answer_of(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict]:
     code = main([*words, "--json"])
     (line,) = capsys.readouterr().out.splitlines()
     return code, json.loads(line)
@@ -33,7 +33,7 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_one_object_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    code, plan = told(capsys, "plan", "demo", "--device", "cpu", *SMALL)
+    code, plan = answer_of(capsys, "plan", "demo", "--device", "cpu", *SMALL)
     assert code == 0
     (stage,) = plan["stages"]
     parts = (stage[name] for name in ("weights", "gradients", "moments", "workspace"))
@@ -42,7 +42,7 @@ def test_one_object_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan["step_seconds"] == pytest.approx(sum(plan["seconds"].values()))
 
 
-def test_a_run_that_does_not_fit_is_told_what_to_change(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_does_not_fit_lists_what_to_change(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "gpt3-2.7b", "--memory", "40GiB"]) == 2
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("It does not fit, ") and ": add --" in last
@@ -51,7 +51,9 @@ def test_a_run_that_does_not_fit_is_told_what_to_change(capsys: pytest.CaptureFi
 
 
 def test_layouts_are_ranked(capsys: pytest.CaptureFixture[str]) -> None:
-    code, plan = told(capsys, "plan", "demo", "--devices", "2", "--search", "--training.micro-batch-size", "8", *SMALL)
+    code, plan = answer_of(
+        capsys, "plan", "demo", "--devices", "2", "--search", "--training.micro-batch-size", "8", *SMALL
+    )
     assert code == 0
     seconds = [layout["step_seconds"] for layout in plan["layouts"]]
     assert seconds == sorted(seconds) and len(seconds) > 4
@@ -94,7 +96,7 @@ def test_it_needs_no_torch() -> None:
 
 
 def test_a_check_makes_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = told(capsys, "plan", "demo", "--check", "--shrink", "--precision.compute", "fp32")
+    code, found = answer_of(capsys, "plan", "demo", "--check", "--shrink", "--precision.compute", "fp32")
     assert code == 0
     (rank,) = found["ranks"]
     assert abs(rank["error"]) < 0.03
@@ -125,7 +127,9 @@ def test_a_dry_run_shows_shapes_and_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, found = told(capsys, "train", "gpt3-2.7b", "--dry-run", "--device", "cpu", "--parallel.data-parallel=shard")
+    code, found = answer_of(
+        capsys, "train", "gpt3-2.7b", "--dry-run", "--device", "cpu", "--parallel.data-parallel=shard"
+    )
     assert code == (0 if found["fits"] else 2)
     assert found["shapes"]["blocks.31.attention.qkv.weight"] == [3, 2560, 2560]
     assert sum(map(_numbers, found["shapes"].values())) == found["num_parameters"] == 2_651_553_280

@@ -1,4 +1,4 @@
-"""``hornbook predict``: a line for each text or question, in the file's order; what is wrong is told before any."""
+"""``hornbook predict``: a line for each text or question, in the file's order; mistakes are reported before any."""
 
 import io
 import json
@@ -183,7 +183,7 @@ def test_a_matrix_that_nobody_reads_is_not_printed(capsys):
         (["spans", "texts.txt", "--format", "csv"], "--format csv does not apply"),
     ],
 )
-def test_what_cannot_be_predicted_is_told_on_one_line(capsys, words, message):
+def test_what_cannot_be_predicted_is_reported_on_one_line(capsys, words, message):
     before = Path("texts.jsonl").read_bytes()
     assert main(["predict", *words, "--threads", "1"]) == 2
     found = capsys.readouterr()

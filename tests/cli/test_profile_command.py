@@ -73,7 +73,7 @@ def test_ids_beyond_a_cut_vocabulary_are_read_as_in_a_run(tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["compare", "only-one"], "takes two profiles; found 1"),
         (["compare", "a", "b"], "a: no profile"),
@@ -82,12 +82,12 @@ def test_ids_beyond_a_cut_vocabulary_are_read_as_in_a_run(tmp_path: Path, capsys
     ],
 )
 def test_mistakes_are_one_line(
-    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["profile", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert told in line
+    assert message in line
     assert list(tmp_path.iterdir()) == []
 
 

@@ -55,16 +55,16 @@ def test_generate_takes_it_as_it_is_and_as_it_was_imported(google, capsys):
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
         ("google/bert_model", "no such folder or prefix"),
         ("google/bert_model.ckpt", "google/bert_model.ckpt.data-00001-of-00002 is missing"),
     ],
 )
-def test_mistakes_are_one_line(google, capsys, source, told):
+def test_mistakes_are_one_line(google, capsys, source, message):
     (google / "bert_model.ckpt.data-00001-of-00002").unlink()
     code, result, said = ask(capsys, "checkpoint", "import", source, "--output", "mine")
-    assert code == 2 and told in result["error"]
+    assert code == 2 and message in result["error"]
     assert said == [f"hornbook: error: {result['error']}"]
     assert not (google.parent / "mine").exists()
 

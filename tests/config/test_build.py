@@ -108,7 +108,7 @@ def test_none_on_the_command_line_and_in_a_file(recipe, tmp_path):
     assert load_recipe(write(tmp_path, text)).recipe.optimizer.clip_norm is None
 
 
-def test_a_tag_in_a_file_does_not_fit_what_stands_beside_it(tmp_path):
+def test_an_option_in_a_file_does_not_apply_to_the_tag_beside_it(tmp_path):
     path = write(tmp_path, RECIPE.replace('"cosine"', '"constant"'))
     assert problems(path) == [
         f'schedule.final_fraction ({path}:15): applies only to schedule.name = "linear", "cosine", '

@@ -224,7 +224,7 @@ def test_a_file_is_not_guessed_at(value, kind):
 @pytest.mark.parametrize(
     ("value", "entries"), [(["a", "b"], ("a", "b")), ("a,b", ("a,b",)), ([], ()), ("none", ()), (None, ())]
 )
-def test_a_list_of_one_may_stand_without_brackets(value, entries):
+def test_a_list_of_one_needs_no_brackets(value, entries):
     assert convert(value, spec(tuple)) == entries
 
 

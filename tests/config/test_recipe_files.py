@@ -179,7 +179,7 @@ def test_a_name_and_an_exclusive_option_may_drop_the_same_option():
         ([], {}, []),
     ],
 )
-def test_recipe_options_are_told_apart(words, overrides, rest):
+def test_recipe_options_are_distinguished(words, overrides, rest):
     tree, others = split_overrides(words)
     assert others == rest
     assert {".".join(filter(None, key)): leaf.value for key, leaf in tree.items()} == overrides

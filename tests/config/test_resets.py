@@ -1,4 +1,4 @@
-"""Another objective, optimizer or schedule takes its own defaults, and the user is told what changed."""
+"""Another objective, optimizer or schedule takes its own defaults, and a note lists what changed."""
 
 from dataclasses import replace
 

@@ -79,7 +79,7 @@ def test_the_learning_rate_of_blocks_rises_with_sparsity() -> None:
         ),
     ],
 )
-def test_mistakes_are_told_in_one_line(words: tuple[str, ...], message: str) -> None:
+def test_mistakes_are_reported_in_one_line(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe("gpt2-small", [*WORDS, *words])
     assert len(caught.value.problems) == 1

@@ -29,7 +29,7 @@ def test_what_others_call_it_comes_before_what_looks_alike():
     assert nearest("evaluation.eval_every", ["checkpoint.every_steps", "evaluation.every_steps"]).startswith("eval")
 
 
-def test_usual_names_stand_for_options_and_are_none():
+def test_usual_names_map_to_options_and_are_no_options():
     known = {name for section in SECTIONS for name in specs(section)}
     assert set(_USUAL) <= known
     assert [word for words in _USUAL.values() for word in words.split() if word in _USUAL] == []

@@ -64,7 +64,7 @@ def test_a_single_store_stays_as_it_is(corpora):
     assert join([]) is None
 
 
-def test_the_joined_are_told_from_their_parts_and_other_orders(corpora):
+def test_joined_texts_are_distinguished_from_their_parts_and_other_orders(corpora):
     first, second = open_held_out(corpora)
     prints = {JoinedStores(stores).fingerprint for stores in ([first, second], [second, first], [first, first])}
     assert len(prints | {first.fingerprint}) == 4

@@ -183,7 +183,7 @@ def test_encoders_learn_in_fp16(model, scaling, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "histogram"])
-def test_a_resumed_run_goes_on_with_the_scale(kind):
+def test_a_resumed_run_continues_with_the_scale(kind):
     precision = PrecisionConfig(compute="fp16", loss_scaling=kind, loss_scale=2.0**8, loss_scale_interval=2)
     whole, expected = narrow_run(precision, 8)
     state, results = narrow_run(precision, 5)

@@ -71,7 +71,7 @@ def test_tensors_have_logical_shapes_and_no_second_table():
     assert set(files["optimizer"]) == {f"{name}.{key}" for name in files["model"] for key in ("exp_avg", "exp_avg_sq")}
 
 
-def test_a_loaded_state_goes_on_like_the_one_that_was_saved():
+def test_a_loaded_state_continues_like_the_saved_one():
     saved = trained(2)
     tensors = {
         file: {name: tensor.clone() for name, tensor in values.items()} for file, values in tensors_of(saved).items()

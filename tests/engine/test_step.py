@@ -150,7 +150,7 @@ def test_a_step_that_is_not_finite_is_skipped(bad, place):
     assert all(parameter.grad is None for parameter in state.model.parameters())
 
 
-def test_after_a_skip_the_run_goes_on_as_if_the_batch_had_not_been():
+def test_after_a_skip_the_run_continues_as_if_the_batch_did_not_exist():
     """Neither moments nor the count of updates, and so neither bias correction nor learning rate, know of it."""
     rates = []
 

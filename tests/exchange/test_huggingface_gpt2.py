@@ -23,7 +23,7 @@ def test_the_layout_is_that_of_the_model():
             assert {weight.ours: weight.shape for weight in weights} == own
 
 
-def test_matrices_are_transposed_and_query_key_and_value_lie_side_by_side():
+def test_matrices_are_transposed_and_query_key_and_value_are_concatenated():
     config = tiny_config(num_layers=1)
     weights = {weight.theirs: weight for weight in layout(config)}
     qkv = torch.arange(16 * 48.0).reshape(16, 48)
@@ -71,7 +71,7 @@ def test_other_floats_become_fp32(tmp_path, dtype):
     assert same(read_folder(folder).tensors["model"], rounded)
 
 
-def test_all_that_is_wrong_with_the_weights_is_told_at_once(tmp_path):
+def test_all_faults_of_the_weights_are_reported_together(tmp_path):
     folder = tiny_folder(tmp_path / "hf")
 
     def change(tensors):
@@ -177,7 +177,7 @@ def test_options_and_their_defaults():
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "told"),
+    ("option", "value", "shown"),
     [
         ("scale_attn_by_inverse_layer_idx", True, "scale_attn_by_inverse_layer_idx is True, expected False"),
         ("scale_attn_weights", False, "scale_attn_weights is False, expected True"),
@@ -195,11 +195,11 @@ def test_options_and_their_defaults():
         ("vocab_size", True, "vocab_size = true (config.json)"),
     ],
 )
-def test_what_cannot_be_computed_is_refused(tmp_path, option, value, told):
+def test_what_cannot_be_computed_is_refused(tmp_path, option, value, shown):
     folder = tiny_folder(tmp_path / "hf")
     edit_config(folder, **{option: value})
     message = refusal(folder)
-    assert told in message
+    assert shown in message
     assert str(folder / "config.json") in message
 
 

@@ -164,7 +164,7 @@ def test_a_hub_that_is_down_is_worth_a_retry_for_what_is_a_model_for_sure(tmp_pa
     assert known["exit_code"] == 1, "some of it came once"
 
 
-def test_without_the_extra_its_name_is_told(monkeypatch):
+def test_without_the_extra_its_name_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     lead = "^no run or checkpoint at runz/mien; the Hugging Face hub needs huggingface_hub: "
     with pytest.raises(UserError, match=lead + r".*pip install 'hornbook\[hub\]'"):

@@ -125,7 +125,7 @@ def smaller_model(folder):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (prefix_space, "add_prefix_space"),
         (unigram, "cannot run it (Missing vocab"),
@@ -134,14 +134,14 @@ def smaller_model(folder):
         (smaller_model, "the tokenizer has 300 tokens, its model 290 rows"),
     ],
 )
-def test_a_tokenizer_that_cannot_be_used_is_left_out_with_a_warning(folder, change, told, caplog):
+def test_a_tokenizer_that_cannot_be_used_is_left_out_with_a_warning(folder, change, message, caplog):
     change(folder)
     warnings = []
     assert read_folder(folder, warn=warnings.append).files == {}
-    assert len(warnings) == 1 and told in warnings[0] and "\n" not in warnings[0]
+    assert len(warnings) == 1 and message in warnings[0] and "\n" not in warnings[0]
     with caplog.at_level(logging.WARNING):
         load_model(folder, CPU)
-    assert told in caplog.text
+    assert message in caplog.text
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"n_embd": NaN}', '{"a": 1, "a": 2}', "3", "\udcff"])

@@ -70,7 +70,7 @@ def test_a_program_is_refused_and_not_run(tmp_path, name, carrier):
     with pytest.raises(CheckpointError, match="is rejected, and no code in it was run") as caught:
         read_pickled(path)
     assert "\n" not in str(caught.value) and caught.value.exit_code == 2
-    assert "weights_only" not in str(caught.value), "nobody is told how to switch the guard off"
+    assert "weights_only" not in str(caught.value), "the message does not say how to switch the check off"
     assert not canary.exists()
 
 

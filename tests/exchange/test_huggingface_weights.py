@@ -118,7 +118,7 @@ def test_a_link_to_nothing(folder):
     assert "is missing or not a plain file" in refusal(folder)
 
 
-def test_missing_shards_are_told_at_once(folder):
+def test_missing_shards_are_reported_together(folder):
     index = shard(folder)
     for name in sorted(set(index["weight_map"].values()))[:2]:
         (folder / name).unlink()

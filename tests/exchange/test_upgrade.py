@@ -52,6 +52,6 @@ def test_other_names_and_groups_of_which_nothing_is_known_stay():
     same(upgraded({"optimizer": moments(OLD)}, {"model": NEW})["optimizer"], moments(OLD))
 
 
-def test_a_bias_that_is_not_three_of_a_kind_keeps_its_shape_so_that_the_comparison_tells():
+def test_a_bias_that_is_not_stacked_three_times_keeps_its_shape_so_that_the_comparison_fails():
     stored = {"blocks.0.attention.qkv_bias": torch.ones(7)}
     assert upgraded({"model": stored}, {"model": NEW})["model"]["blocks.0.attention.qkv.bias"].shape == (7,)

@@ -36,7 +36,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("model.bin").write_bytes(struct.pack("<2i", 20240326, 3).ljust(1024, b"\0") + bytes(64))
 
 
-def told(error: type[Exception], call, *parts: str) -> bool:
+def fails_with(error: type[Exception], call, *parts: str) -> bool:
     with pytest.raises(error) as caught:
         call()
     return one_line(caught.value, *parts)
@@ -44,10 +44,10 @@ def told(error: type[Exception], call, *parts: str) -> bool:
 
 def test_a_folder_of_mosaicml_streaming() -> None:
     parts = ("mds/train is a data set of MosaicML Streaming (MDS)", "write its texts to a JSONL file")
-    assert told(UserError, lambda: list(read_documents(["mds"], ReadOptions())), *parts)
-    assert told(UserError, lambda: detect_source(Path("mds/train")), *parts)
-    assert told(DataError, lambda: open_store("mds/train"), *parts)
-    assert told(DataError, lambda: list(read_documents(["mds/train/shard.00000.mds"])), "MosaicML Streaming")
+    assert fails_with(UserError, lambda: list(read_documents(["mds"], ReadOptions())), *parts)
+    assert fails_with(UserError, lambda: detect_source(Path("mds/train")), *parts)
+    assert fails_with(DataError, lambda: open_store("mds/train"), *parts)
+    assert fails_with(DataError, lambda: list(read_documents(["mds/train/shard.00000.mds"])), "MosaicML Streaming")
     Path("other").mkdir()
     for content in ('{"text": "an index"}', '{"shards": [], "text": "x"}', '{"shards": 5, "text": "x"}'):
         Path("other/index.json").write_text(content)
@@ -57,24 +57,24 @@ def test_a_folder_of_mosaicml_streaming() -> None:
 @pytest.mark.parametrize("path", ["spm", "spm/tokenizer.model"])
 def test_a_sentencepiece_model(path: str) -> None:
     parts = ("spm/tokenizer.model is a SentencePiece model; use the tokenizer.json", "save_pretrained(OUTPUT)")
-    assert told(DataError, lambda: Tokenizer.load(path), *parts)
-    assert told(DataError, lambda: list(read_documents([path])), *parts)
+    assert fails_with(DataError, lambda: Tokenizer.load(path), *parts)
+    assert fails_with(DataError, lambda: list(read_documents([path])), *parts)
     tiny_tokenizer().save(Path("spm"))
     assert Tokenizer.load("spm").digest == tiny_tokenizer().digest, "a folder with both has a tokenizer"
 
 
 @pytest.mark.parametrize("path", ["llama3", "llama3/tokenizer.model", "cl100k.tiktoken"])
 def test_a_vocabulary_of_tiktoken(path: str) -> None:
-    assert told(DataError, lambda: Tokenizer.load(path), "is a vocabulary of tiktoken", "use the tokenizer.json")
-    assert told(DataError, lambda: list(read_documents([path])), "is a vocabulary of tiktoken")
+    assert fails_with(DataError, lambda: Tokenizer.load(path), "is a vocabulary of tiktoken", "use the tokenizer.json")
+    assert fails_with(DataError, lambda: list(read_documents([path])), "is a vocabulary of tiktoken")
 
 
 def test_a_model_of_llmc_is_not_offered_as_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     parts = ("model.bin is a model of llm.c, not tokens", "dev/eval/export_hf.py")
-    assert told(UserError, lambda: detect_source(Path("model.bin")), *parts)
-    assert told(DataError, lambda: open_store("model.bin"), *parts)
-    assert told(DataError, lambda: read_nanogpt(Path("model.bin")), *parts)
-    assert told(DataError, lambda: list(read_documents(["model.bin"])), *parts)
+    assert fails_with(UserError, lambda: detect_source(Path("model.bin")), *parts)
+    assert fails_with(DataError, lambda: open_store("model.bin"), *parts)
+    assert fails_with(DataError, lambda: read_nanogpt(Path("model.bin")), *parts)
+    assert fails_with(DataError, lambda: list(read_documents(["model.bin"])), *parts)
     assert main(["corpus", "convert", "model.bin", "store", "--to", "store"]) == 2
     assert "nanogpt" not in capsys.readouterr().err.lower()
 

@@ -39,7 +39,7 @@ def scores(size, begin, end, none=0.0):
         ({-3: 50.0, 6: 1.0}, {7: 50.0, 6: 1.0}, 30, "g", 2.0),
     ],
 )
-def test_the_best_span_begins_before_it_ends_and_lies_in_the_text(begin, end, most, text, score):
+def test_the_best_span_begins_before_it_ends_and_is_within_the_text(begin, end, most, text, score):
     (found,) = best_spans(scores(7, begin, end), window_of("abcdefg"), "abcdefg", most, 1)
     assert (found.text, found.score) == (text, score)
     assert "abcdefg"[found.start : found.end] == text

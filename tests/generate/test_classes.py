@@ -26,6 +26,6 @@ def test_the_most_likely_classes():
     ]
 
 
-def test_logits_that_are_no_numbers_are_told():
+def test_logits_that_are_not_finite_are_reported():
     with pytest.raises(HornbookError, match="not finite"):
         most_likely(torch.tensor([[0.0, torch.nan, 1.0]]), LABELS)

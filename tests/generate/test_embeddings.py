@@ -73,7 +73,7 @@ def test_what_a_model_cannot_read_is_refused(make, options, message):
         embed_ids(make(), **{"sequences": IDS, **options})
 
 
-def test_hidden_states_that_are_no_numbers_are_told():
+def test_hidden_states_that_are_not_finite_are_reported():
     model = tiny_encoder()
     with torch.no_grad():
         model.embedding.positions[0] = torch.nan

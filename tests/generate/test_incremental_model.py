@@ -155,9 +155,9 @@ def test_models_that_keep_nothing_say_so_once(build, request, caplog):
     model = build()
     make_decoder(model)
     make_decoder(model)
-    told = KEPT_BY[request.node.callspec.id]
+    kept_by = KEPT_BY[request.node.callspec.id]
     messages = [record.getMessage() for record in caplog.records]
-    assert messages == [f"generation computes the whole window for every token: {told} keeps no keys and values"]
+    assert messages == [f"generation computes the whole window for every token: {kept_by} keeps no keys and values"]
 
 
 def linears_of(model: LanguageModel) -> list[str]:

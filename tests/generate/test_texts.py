@@ -93,7 +93,7 @@ def test_half_a_character_at_the_end_is_shown_as_such():
         assert write(output_length=length).text == tiny_tokenizer().decode(generate_ids(length))
 
 
-def test_a_prompt_begins_a_document_where_there_is_room():
+def test_a_prompt_begins_a_document_if_the_window_has_space():
     tokenizer = tiny_tokenizer()
     ids = tokenizer.encode("the cat sat on the mat")
     assert len(ids) > 4

@@ -1,4 +1,4 @@
-"""A server of dumps on this machine that misbehaves as it is told."""
+"""A server of dumps on this machine that misbehaves as configured."""
 
 import hashlib
 import threading

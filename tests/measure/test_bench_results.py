@@ -22,7 +22,7 @@ CASES = [Case(name=name, words=("step", name)) for name in ("a", "a/fast", "b")]
 
 
 class Times:
-    """Runs words: each time a little slower, ``a/fast`` in half the time; fails where it is told to."""
+    """Runs words: each time a little slower, ``a/fast`` in half the time; fails if configured to."""
 
     def __init__(self, *, fails_at: int = 0) -> None:
         self.order: list[str] = []

@@ -39,7 +39,7 @@ def test_one_number_has_no_interval_and_equal_ones_an_empty_one() -> None:
 
 
 @given(st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=20))
-def test_a_spread_lies_in_order(values: list[float]) -> None:
+def test_the_bounds_of_a_spread_are_in_order(values: list[float]) -> None:
     spread = Spread.of(values)
     ordered = [spread.least, spread.lower_quartile, spread.median, spread.upper_quartile, spread.greatest]
     assert all(low <= high * (1 + 1e-12) for low, high in itertools.pairwise(ordered))

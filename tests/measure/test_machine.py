@@ -35,7 +35,7 @@ def test_the_oldest_versions_are_those_of_the_package() -> None:
     assert facts["python"]["oldest"] == PYPROJECT["requires-python"].removeprefix(">=")
 
 
-def test_every_extra_for_users_is_told() -> None:
+def test_every_extra_for_users_is_reported() -> None:
     assert set(machine._EXTRAS) == set(PYPROJECT["optional-dependencies"]) - {"test", "dev"}
 
 

@@ -1,4 +1,4 @@
-"""What facts of made-up machines tell, each with its mend."""
+"""What facts of made-up machines tell, each with its remedy."""
 
 import copy
 from typing import Any
@@ -45,7 +45,7 @@ def test_a_sound_machine_has_no_findings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "about", "told", "mend"),
+    ("change", "about", "shown", "remedy"),
     [
         (
             {"products": {"flops_per_second": {"fp32": 1.34e11, "bf16": 7.7e10}}},
@@ -71,12 +71,12 @@ def test_a_sound_machine_has_no_findings() -> None:
         ({"cuda": {"driver": "550.1", "build": "13.0"}}, "GPUs", "finds no GPU", "check CUDA_VISIBLE_DEVICES"),
     ],
 )
-def test_a_warning_says_what_is_wrong_and_how_to_mend_it(
-    change: dict[str, dict[str, Any]], about: str, told: str, mend: str
+def test_a_warning_says_what_is_wrong_and_how_to_fix_it(
+    change: dict[str, dict[str, Any]], about: str, shown: str, remedy: str
 ) -> None:
     ((level, where, message),) = found(change)
     assert (level, where) == ("warning", about)
-    assert told in message and mend in message.partition(told)[2]
+    assert shown in message and remedy in message.partition(shown)[2]
 
 
 def test_ranks_that_share_cores() -> None:
@@ -100,5 +100,5 @@ def test_the_precision_of_the_recipe_is_judged() -> None:
 
 
 def test_a_disk_that_cannot_be_written_is_an_error() -> None:
-    told = "cannot write to /home/me: Permission denied; check the path, its permissions and the disk"
-    assert found({"disk": {"error": told, "free": None, "write": None}}) == [("error", "disk", told)]
+    message = "cannot write to /home/me: Permission denied; check the path, its permissions and the disk"
+    assert found({"disk": {"error": message, "free": None, "write": None}}) == [("error", "disk", message)]

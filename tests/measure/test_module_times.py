@@ -96,7 +96,7 @@ def test_forward_and_backward_are_those_of_the_module() -> None:
 
 
 @measured_in_calm
-def test_what_is_computed_again_is_told_apart() -> None:
+def test_what_is_computed_again_is_distinguished() -> None:
     found = {row.name: row for row in module_times(profiled(Model(recompute=True)), 2)}
     assert found["blocks.1.inner"].recomputed >= 0.1
     assert found["blocks.1.inner"].calls == 1

@@ -144,7 +144,7 @@ def test_document_mask_is_causal_and_block_diagonal():
     assert mask[1, 0].int().tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
 
 
-def test_query_key_and_value_can_be_told_apart():
+def test_query_key_and_value_can_be_distinguished():
     """Zero queries make the weights uniform, so the output is the running mean of the values."""
     layer = make_attention(num_heads=1, head_size=8)
     layer.qkv.weight.data[0] = 0.0

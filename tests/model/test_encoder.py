@@ -236,7 +236,7 @@ def test_pooled_is_one_vector_a_sequence():
 
 
 @pytest.mark.parametrize(
-    ("family", "options", "told"),
+    ("family", "options", "message"),
     [
         ("bert", {"num_heads": 5}, "hidden_size must be divisible by num_heads"),
         ("groupbert", {"convolution_kernel": 4}, "must be odd"),
@@ -245,7 +245,7 @@ def test_pooled_is_one_vector_a_sequence():
         ("roberta", {"convolution_kernel": 3}, 'applies only to model.family = "groupbert"'),
     ],
 )
-def test_what_does_not_fit_together_is_told(family, options, told):
+def test_what_does_not_fit_together_is_reported(family, options, message):
     model = {"family": family, "hidden_size": 32, "num_heads": 4, **options}
-    with pytest.raises(RecipeError, match=told):
+    with pytest.raises(RecipeError, match=message):
         recipe_from_dict({"name": "x", "model": model, "training": {"steps": 1}})

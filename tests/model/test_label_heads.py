@@ -68,7 +68,7 @@ def test_the_count_of_what_is_right():
     torch.testing.assert_close(loss, by_hand)
 
 
-def test_a_span_lies_in_its_own_sequence():
+def test_a_span_is_within_its_own_sequence():
     model = tiny_encoder(head="span").eval().requires_grad_(False)
     batch = lay_out(make_samples(LENGTHS), "packed")
     logits = model.head.span_logits(hidden_states(model, batch), batch)

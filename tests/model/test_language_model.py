@@ -36,7 +36,7 @@ def test_folded_gradient_is_that_of_one_tied_parameter():
     torch.testing.assert_close(model.embedding.tokens.grad, tied.embedding.tokens.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_two_accumulators_tell_the_two_uses_apart():
+def test_two_accumulators_distinguish_the_two_uses():
     """Tokens that are not looked up have no gradient from the look-up, but one from the logits."""
     model = tiny_model()
     batch = random_batch(1, 6)

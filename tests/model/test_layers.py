@@ -34,7 +34,7 @@ def test_sinusoidal_positions_are_those_of_the_paper():
     assert [name for name, _ in embedding.named_parameters()] == ["tokens"]
 
 
-def test_without_positions_order_is_told_by_attention_alone():
+def test_without_positions_only_attention_depends_on_the_order():
     embedding = model_of(Embedding(70, 24, 16, positions="none", **OPTIONS)).embedding
     assert torch.equal(embedding(TOKENS, POSITIONS, TOKENS), embedding.tokens[TOKENS])
     assert [name for name, _ in embedding.named_parameters()] == ["tokens"]

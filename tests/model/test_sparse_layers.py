@@ -230,7 +230,7 @@ def test_a_picture_has_a_digit_a_place() -> None:
             assert int(digit, 16) == math.ceil(share * 15)
 
 
-def test_the_meta_device_tells_the_shapes_of_a_layer() -> None:
+def test_the_meta_device_gives_the_shapes_of_a_layer() -> None:
     with torch.device("meta"):
         layer = BlockSparseLinear(32, 48, block_size=8, density=0.3)
         y = layer(torch.empty(2, 5, 32).requires_grad_())

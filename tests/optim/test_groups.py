@@ -75,7 +75,7 @@ def test_a_pattern_that_matches_nothing_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "message"),
     [
         ("learning-rate-scale=embedding.*", "expected PATTERN=FACTOR"),
         ("learning-rate-scale=embedding.*=-1", "expected PATTERN=FACTOR"),
@@ -84,10 +84,10 @@ def test_a_pattern_that_matches_nothing_is_refused():
         ("no-decay=block.*", "'block.*' matches no parameter; names of parameters are, for example, embedding.tokens,"),
     ],
 )
-def test_mistakes_are_told_in_one_line(option, told, tmp_path, capsys):
+def test_mistakes_are_reported_in_one_line(option, message, tmp_path, capsys):
     name, _, value = option.partition("=")
     command = ["train", "demo", "--data.synthetic", "--model.vocab-size", "300", f"--optimizer.{name}", value]
     assert main([*command, "--model.num-layers", "1", "--output", str(tmp_path / "run")]) == 2
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert "Traceback" not in error

@@ -14,14 +14,14 @@ NAMES = ["SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"]
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("quiet", [False, True])
-def test_first_signal_is_noted_by_name_and_told_at_once(capfd, name, quiet):
+def test_first_signal_is_recorded_by_name_and_reported_at_once(capfd, name, quiet):
     """Ranks but the first are quiet."""
     with listen(Console(quiet=quiet).interject) as received:
         assert received.name is None
         os.kill(os.getpid(), getattr(signal, name))
         assert received.name == name
-    told = f"\nhornbook: {name}: saving and stopping; send it again to exit at once\n"
-    assert capfd.readouterr().err == told * (not quiet)
+    message = f"\nhornbook: {name}: saving and stopping; send it again to exit at once\n"
+    assert capfd.readouterr().err == message * (not quiet)
 
 
 def silent(text: str) -> None:

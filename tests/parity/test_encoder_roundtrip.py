@@ -99,9 +99,9 @@ def test_what_transformers_wrote_gives_the_same_logits(tmp_path, kind, changes):
     family = "bert" if kind is BertForPreTraining else "roberta"
     model = peer(kind, **changes)
     model.save_pretrained(tmp_path / "hf")
-    told: list[str] = []
-    checkpoint = save(tmp_path / "checkpoints", read_folder(tmp_path / "hf", warn=told.append))
-    assert told == []
+    messages: list[str] = []
+    checkpoint = save(tmp_path / "checkpoints", read_folder(tmp_path / "hf", warn=messages.append))
+    assert messages == []
     learned = load_model(checkpoint, torch.device("cpu")).recipe.objective.name
     assert learned == ("mlm_nsp" if family == "bert" else "mlm")
     close(our_outputs(checkpoint, family), their_outputs(model))
@@ -117,14 +117,16 @@ def test_what_tensorflow_wrote_gives_the_same_logits(tmp_path, num_shards):
         key: value for key, value in model.config.to_dict().items() if key not in ("model_type", "architectures")
     }
     write_json(tmp_path / "google" / "bert_config.json", options)
-    told: list[str] = []
-    checkpoint = save(tmp_path / "checkpoints", read_folder(tmp_path / "google" / "bert_model.ckpt", warn=told.append))
-    assert len(told) == 1 and "the optimizer state is left out" in told[0]
+    messages: list[str] = []
+    checkpoint = save(
+        tmp_path / "checkpoints", read_folder(tmp_path / "google" / "bert_model.ckpt", warn=messages.append)
+    )
+    assert len(messages) == 1 and "the optimizer state is left out" in messages[0]
     close(our_outputs(checkpoint, "bert"), their_outputs(model))
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "messages"),
     [
         (BertForMaskedLM, ["no head for whole texts, pairs of texts: it starts from random weights"]),
         (BertModel, ["no head for masked tokens, pairs of texts"]),
@@ -134,13 +136,13 @@ def test_what_tensorflow_wrote_gives_the_same_logits(tmp_path, num_shards):
         ),
     ],
 )
-def test_heads_that_a_file_lacks_are_drawn_and_those_of_others_left_out(tmp_path, kind, told):
+def test_heads_that_a_file_lacks_are_drawn_and_those_of_others_left_out(tmp_path, kind, messages):
     model = peer(kind)
     model.save_pretrained(tmp_path / "hf")
     warnings: list[str] = []
     contents = read_folder(tmp_path / "hf", warn=warnings.append)
-    assert len(warnings) == len(told)
-    assert all(part in warning for part, warning in zip(told, warnings, strict=True))
+    assert len(warnings) == len(messages)
+    assert all(part in warning for part, warning in zip(messages, warnings, strict=True))
     assert contents.documents["recipe"]["objective"]["name"] == "mlm", "a drawn head has learned no pairs"
     family = "roberta" if kind is RobertaModel else "bert"
     ours = our_outputs(save(tmp_path / "checkpoints", contents), family)
@@ -158,7 +160,7 @@ def test_heads_that_a_file_lacks_are_drawn_and_those_of_others_left_out(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "message"),
     [
         (BertForMaskedLM, "the head for whole texts, pairs of texts"),
         (BertForNextSentencePrediction, "the head for masked tokens"),
@@ -168,12 +170,12 @@ def test_heads_that_a_file_lacks_are_drawn_and_those_of_others_left_out(tmp_path
         (RobertaForMaskedLM, None),
     ],
 )
-def test_an_export_has_no_weights_that_were_never_trained(tmp_path, kind, told):
+def test_an_export_has_no_weights_that_were_never_trained(tmp_path, kind, message):
     peer(kind).save_pretrained(tmp_path / "hf")
     checkpoint = save(tmp_path / "checkpoints", read_folder(tmp_path / "hf", warn=lambda _: None))
     warnings: list[str] = []
     write_folder(tmp_path / "out", load(checkpoint), warn=warnings.append)
-    assert warnings == ([f"left out, since it was never trained: {told}"] if told else [])
+    assert warnings == ([f"left out, since it was never trained: {message}"] if message else [])
     assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == [kind.__name__]
     written, source = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "hf"))
     prefix = "" if kind in (BertModel, RobertaModel) else None
@@ -186,14 +188,14 @@ def test_an_export_has_no_weights_that_were_never_trained(tmp_path, kind, told):
 
 
 @pytest.mark.parametrize(("objective", "is_reported"), [(MaskedLMConfig(), True), (PretrainingConfig(), False)])
-def test_a_pair_head_that_the_objective_did_not_train_is_told(tmp_path, objective, is_reported):
+def test_a_pair_head_that_the_objective_did_not_train_is_reported(tmp_path, objective, is_reported):
     contents = contents_of("bert")
     recipe = replace(recipe_from_dict(contents.documents["recipe"]), objective=objective)
-    told: list[str] = []
+    messages: list[str] = []
     trained = replace(contents, documents={"recipe": recipe_to_dict(recipe)})
-    write_folder(tmp_path / "hf", trained, warn=told.append)
+    write_folder(tmp_path / "hf", trained, warn=messages.append)
     note = "the head for pairs of texts and its pooler are exported, although the objective mlm does not train them"
-    assert told == [note] * is_reported
+    assert messages == [note] * is_reported
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["architectures"] == ["BertForPreTraining"]
 
 
@@ -216,29 +218,33 @@ def test_what_hornbook_wrote_gives_the_same_logits_there_and_comes_back_bit_for_
 @pytest.mark.parametrize("absent", [("qkv_bias",), ("projection_bias",), ("prediction_bias",), BIASES], ids="-".join)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_biases_that_a_model_does_without_are_zeros_there(tmp_path, family, absent):
-    told: list[str] = []
+    messages: list[str] = []
     contents = contents_of(family, **dict.fromkeys(absent, False))
-    write_folder(tmp_path / "hf", contents, warn=told.append)
+    write_folder(tmp_path / "hf", contents, warn=messages.append)
     kind = AutoModelForPreTraining if family == "bert" else AutoModelForMaskedLM
     theirs, report = kind.from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
     ours = our_outputs(save(tmp_path / "checkpoints", contents), family)
     close(ours, their_outputs(theirs.eval()))
     close(our_outputs(save(tmp_path / "back", read_folder(tmp_path / "hf")), family), ours)
-    (note,) = told
+    (note,) = messages
     assert all(f"model.{name}" in note for name in absent) and "written as zeros" in note
 
 
-def test_a_dropout_that_is_lost_is_told(tmp_path):
-    told: list[str] = []
-    write_folder(tmp_path / "lossy", contents_of("bert", embedding_dropout=0.3, residual_dropout=0.1), warn=told.append)
-    assert told == [
+def test_a_dropout_that_is_lost_is_reported(tmp_path):
+    messages: list[str] = []
+    write_folder(
+        tmp_path / "lossy", contents_of("bert", embedding_dropout=0.3, residual_dropout=0.1), warn=messages.append
+    )
+    assert messages == [
         "model.embedding_dropout 0.3 is lost: transformers has one hidden_dropout_prob, and model.residual_dropout 0.1 "
         "is written to it"
     ]
     assert json.loads((tmp_path / "lossy" / "config.json").read_text())["hidden_dropout_prob"] == 0.1
-    write_folder(tmp_path / "hf", contents_of("bert", embedding_dropout=0.1, residual_dropout=0.1), warn=told.append)
-    assert len(told) == 1
+    write_folder(
+        tmp_path / "hf", contents_of("bert", embedding_dropout=0.1, residual_dropout=0.1), warn=messages.append
+    )
+    assert len(messages) == 1
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -276,7 +282,7 @@ def test_old_names_buffers_and_a_written_out_head(tmp_path):
     assert "cls.predictions.decoder.weight differs from bert.embeddings.word_embeddings" in refusal(tmp_path / "hf")
 
 
-def test_all_that_is_wrong_with_the_weights_is_told_at_once(tmp_path):
+def test_all_faults_of_the_weights_are_reported_together(tmp_path):
     peer(BertForPreTraining).save_pretrained(tmp_path / "hf")
 
     def change(tensors: dict[str, Tensor]) -> None:
@@ -300,7 +306,7 @@ def test_all_that_is_wrong_with_the_weights_is_told_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "told"),
+    ("kind", "options", "message"),
     [
         (BertModel, {"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
         (
@@ -315,24 +321,24 @@ def test_all_that_is_wrong_with_the_weights_is_told_at_once(tmp_path):
         (BertModel, {"hidden_size": "wide"}, 'hidden_size = "wide" (config.json): expected an integer'),
     ],
 )
-def test_what_cannot_be_computed_is_refused(tmp_path, kind, options, told):
+def test_what_cannot_be_computed_is_refused(tmp_path, kind, options, message):
     peer(kind).save_pretrained(tmp_path / "hf")
     edit_config(tmp_path / "hf", **options)
-    assert told in refusal(tmp_path / "hf")
+    assert message in refusal(tmp_path / "hf")
 
 
 @pytest.mark.parametrize(
-    ("family", "changes", "told"),
+    ("family", "changes", "message"),
     [
         ("bert", {"qkv_bias": False, "head_transform": False}, "model.head_transform is false"),
         ("roberta", {"head_size": 6}, "model.head_size is 6"),
         ("groupbert", {}, "a model of the family 'groupbert' cannot be exported"),
     ],
 )
-def test_what_transformers_does_not_have_is_not_exported(tmp_path, family, changes, told):
+def test_what_transformers_does_not_have_is_not_exported(tmp_path, family, changes, message):
     from hornbook.errors import CheckpointError
 
-    with pytest.raises(CheckpointError, match=told):
+    with pytest.raises(CheckpointError, match=message):
         write_folder(tmp_path / "hf", contents_of(family, **changes))
     assert not (tmp_path / "hf").exists()
 
@@ -344,9 +350,9 @@ def test_a_classifier_has_no_transform_to_miss():
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data folder is not here")
 def test_a_strangers_pickled_classifier(tmp_path):
-    folder, told = SHARED / "checkpoints" / "hf_tiny_bert_cls", []
-    contents = read_folder(folder, allow_pickle=True, warn=told.append)
-    assert not any("head" in warning for warning in told)
+    folder, messages = SHARED / "checkpoints" / "hf_tiny_bert_cls", []
+    contents = read_folder(folder, allow_pickle=True, warn=messages.append)
+    assert not any("head" in warning for warning in messages)
     config = recipe_from_dict(contents.documents["recipe"]).model
     assert isinstance(config, EncoderConfig)
     assert (config.num_layers, config.hidden_size, config.feed_forward_size, config.num_segments) == (5, 32, 37, 16)

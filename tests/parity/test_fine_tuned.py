@@ -61,9 +61,9 @@ def peer(kind):
 def test_logits_losses_and_gradients_are_the_same(tmp_path, kind, layout):
     theirs = peer(kind)
     theirs.save_pretrained(tmp_path / "hf")
-    told = []
-    checkpoint = save(tmp_path / "checkpoints", read_folder(tmp_path / "hf", warn=told.append))
-    assert told == []
+    messages = []
+    checkpoint = save(tmp_path / "checkpoints", read_folder(tmp_path / "hf", warn=messages.append))
+    assert messages == []
     loaded = load_model(checkpoint, torch.device("cpu"), compute="fp32")
     samples = make_samples([20, 20, 20])
     batch = lay_out(samples, layout)
@@ -137,14 +137,14 @@ def test_there_and_back(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", [CLASSIFIERS[0], GPT2ForSequenceClassification])
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"problem_type": "regression"}, "problem_type is 'regression'"),
         ({"id2label": {"0": "one"}}, "num_labels = 1 .*must be at least 2"),
     ],
 )
-def test_what_is_no_choice_of_one_class_is_refused(tmp_path, kind, change, told):
+def test_what_is_no_choice_of_one_class_is_refused(tmp_path, kind, change, message):
     peer(kind).save_pretrained(tmp_path / "hf")
     edit_config(tmp_path / "hf", **change)
-    with pytest.raises(CheckpointError, match=told):
+    with pytest.raises(CheckpointError, match=message):
         read_folder(tmp_path / "hf")

@@ -127,7 +127,7 @@ def test_options_of_transformers_mean_the_same_here(tmp_path, changes):
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "told"),
+    ("kind", "changes", "message"),
     [
         (GPT2LMHeadModel, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
         (GPT2LMHeadModel, {"scale_attn_weights": False}, "scale_attn_weights is False"),
@@ -136,11 +136,11 @@ def test_options_of_transformers_mean_the_same_here(tmp_path, changes):
         (GPT2LMHeadModel, {"activation_function": "mish"}, "activation_function is 'mish'"),
     ],
 )
-def test_what_would_compute_something_else_is_refused(tmp_path, kind, changes, told):
+def test_what_would_compute_something_else_is_refused(tmp_path, kind, changes, message):
     from hornbook.errors import CheckpointError
 
     peer(kind, **changes).save_pretrained(tmp_path / "hf")
-    with pytest.raises(CheckpointError, match=told):
+    with pytest.raises(CheckpointError, match=message):
         read_folder(tmp_path / "hf")
 
 
@@ -184,7 +184,7 @@ def test_their_tokenizer_of_our_files_gives_the_same_ids(tmp_path, left_out):
 
 
 def test_the_name_of_the_end_of_text_inside_a_text(tmp_path):
-    """transformers takes it for the special token unless told otherwise; here text is text."""
+    """transformers takes it for the special token unless configured otherwise; here text is text."""
     write_folder(tmp_path / "hf", tiny_contents())
     theirs, ours = AutoTokenizer.from_pretrained(tmp_path / "hf"), tiny_tokenizer()
     text = "the cat<|endoftext|> sat"

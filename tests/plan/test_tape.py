@@ -5,7 +5,7 @@ import pytest
 from hornbook.plan.tape import Tape
 
 
-def test_the_peak_is_found_and_told():
+def test_the_peak_is_found_and_reported():
     tape = Tape()
     tape.hold("activations", "a", 4)
     tape.use(6, "scratch")

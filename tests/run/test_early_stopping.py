@@ -69,13 +69,13 @@ def test_a_run_that_stops_to_improve_ends_saves_and_says_why(corpora, tmp_path, 
     assert (summary["step"], summary["stopped_early"]) == (4, True)
     saved = checkpoint.load(tmp_path / "run" / "checkpoints" / "step-00000004").documents["state"]
     assert (saved["stale_measurements"], saved["stopping_value"]) == (2, rows[0]["loss"])
-    told = capfd.readouterr().err
+    message = capfd.readouterr().err
     loss = f"{rows[0]['loss']:.6g}"
-    assert f"stopped early after step 4: the validation loss ({loss}) has not improved by more than 0.01" in told
-    assert "for 2 measurements; raise evaluation.early_stopping_patience to continue" in told
+    assert f"stopped early after step 4: the validation loss ({loss}) has not improved by more than 0.01" in message
+    assert "for 2 measurements; raise evaluation.early_stopping_patience to continue" in message
     again = run_mixture(tmp_path, corpora, *STALLING)
     assert (again["step"], again["stopped_early"]) == (4, True)
-    assert "is finished: 4 steps; nothing to do" in (told := capfd.readouterr().err) and "stopped early" in told
+    assert "is finished: 4 steps; nothing to do" in (message := capfd.readouterr().err) and "stopped early" in message
     patient = run_mixture(tmp_path, corpora, *STALLING, "--evaluation.early-stopping-patience=4")
     assert patient["step"] == 8
 
@@ -100,7 +100,7 @@ def test_a_task_may_decide(corpora, tmp_path):
     assert (summary["step"], summary["stopped_early"], summary["best_by"]) == (4, True, by_task[1].partition("=")[2])
 
 
-def test_a_run_that_improves_goes_on(corpora, tmp_path):
+def test_a_run_that_improves_continues(corpora, tmp_path):
     improving = ("--optimizer.learning-rate=1e-2", "--training.steps=8", "--evaluation.early-stopping-min-delta=0")
     summary = run_mixture(tmp_path, corpora, *STALLING, *improving)
     assert (summary["step"], summary["stopped_early"]) == (8, False)

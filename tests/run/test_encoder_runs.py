@@ -50,7 +50,7 @@ def test_the_layout_changes_nothing_but_the_padding(tmp_path, corpus, family):
 
 
 @pytest.mark.parametrize(("before", "after"), [("padded", "packed"), ("packed", "unpadded")])
-def test_a_run_goes_on_under_another_layout(tmp_path, corpus, monkeypatch, before, after):
+def test_a_run_resumes_on_another_layout(tmp_path, corpus, monkeypatch, before, after):
     batches = ("--training.global-batch-size=16", "--training.micro-batch-size=8")
     whole = run(tmp_path / "whole", corpus, "bert", *batches, f"--data.layout={before}")
     with monkeypatch.context() as patch, pytest.raises(StoppedBySignal):
@@ -113,7 +113,7 @@ def test_tasks_in_the_course_of_a_training_choose_the_best(tmp_path, corpus):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (
             ("--evaluation.tasks=bits_per_byte",),
@@ -126,8 +126,8 @@ def test_tasks_in_the_course_of_a_training_choose_the_best(tmp_path, corpus):
         ),
     ],
 )
-def test_tasks_of_decoders_are_refused_before_the_training(tmp_path, corpus, overrides, told):
-    with pytest.raises(UserError, match=told) as caught:
+def test_tasks_of_decoders_are_refused_before_the_training(tmp_path, corpus, overrides, message):
+    with pytest.raises(UserError, match=message) as caught:
         run(tmp_path, corpus, "bert", *overrides)
     assert "\n" not in str(caught.value)
     assert read(tmp_path / "run" / "metrics.jsonl") == []
@@ -142,18 +142,18 @@ def test_tasks_of_encoders_are_refused_by_a_decoder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("family", "corpus_of", "told"),
+    ("family", "corpus_of", "message"),
     [
         ("bert", "documents", "no sentences; build it with `sequences='sentences'` or lines, or train without pairs"),
         ("bert", "decoders", r"the tokenizer has no token \[CLS\] or <s>.*\[MASK\] or <mask>"),
     ],
 )
-def test_a_corpus_that_does_not_serve_is_refused(tmp_path, family, corpus_of, told):
+def test_a_corpus_that_does_not_serve_is_refused(tmp_path, family, corpus_of, message):
     if corpus_of == "documents":
         corpus = build_sentences(tmp_path / "corpus", sequences="documents")
     else:
         corpus = tmp_path / "corpus"
         build_tiny(corpus)
-    with pytest.raises(UserError, match=told) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         run(tmp_path, corpus, family)
     assert "\n" not in str(caught.value)

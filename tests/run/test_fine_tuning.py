@@ -149,10 +149,10 @@ def test_it_begins_with_the_pretrained_trunk_and_pooler(files, pretrained, tmp_p
     source = checkpoint.load(checkpoint.resolve(Path(pretrained.source))).tensors["model"]
     taken = {name for name, tensor in found.items() if name in source and torch.equal(tensor, source[name])}
     assert found.keys() - taken == {"head.labels.weight", "head.labels.bias"}
-    told = (
+    message = (
         "loaded except head.bias, head.classifier, head.transform.dense, head.transform.norm; initialized from the se"
     )
-    assert told in capfd.readouterr().err
+    assert message in capfd.readouterr().err
 
 
 def test_a_decoder_begins_with_a_pretrained_trunk_learns_and_writes_nothing(files, tmp_path, capfd):
@@ -187,7 +187,7 @@ def last_json(capfd):
     return json.loads(capfd.readouterr().out.splitlines()[-1])
 
 
-def test_what_was_fine_tuned_goes_on_with_its_classes_and_gives_other_classes_a_new_layer(files, tmp_path):
+def test_a_fine_tuned_model_keeps_its_classes_and_gives_other_classes_a_new_layer(files, tmp_path):
     run(tmp_path / "first", *of(files), "--training.steps=1")
     init = InitFrom(source=str(tmp_path / "first" / "run"))
     tuned = checkpoint.load(checkpoint.resolve(Path(init.source))).tensors["model"]
@@ -199,7 +199,7 @@ def test_what_was_fine_tuned_goes_on_with_its_classes_and_gives_other_classes_a_
             assert torch.equal(found["head.pooler.weight"], tuned["head.pooler.weight"])
 
 
-def test_the_source_may_be_gone_when_a_run_goes_on(files, pretrained, tmp_path, monkeypatch):
+def test_the_source_may_be_missing_when_a_run_resumes(files, pretrained, tmp_path, monkeypatch):
     source = shutil.copytree(pretrained.source, tmp_path / "source")
     init, options = InitFrom(source=str(source)), of(files)[:-1]
     with monkeypatch.context() as patch, pytest.raises(StoppedBySignal):
@@ -254,7 +254,7 @@ def test_a_pretraining_does_not_begin_with_a_fine_tuned_model(files, pretrained,
         (["--model.vocab-size=20"], UserError, "model.vocab_size is 20"),
     ],
 )
-def test_what_does_not_fit_is_told_on_one_line(files, tmp_path, monkeypatch, overrides, kind, message):
+def test_what_does_not_fit_is_reported_on_one_line(files, tmp_path, monkeypatch, overrides, kind, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(kind, match=message) as caught:
         run(
@@ -275,12 +275,12 @@ def test_a_file_of_another_task_is_refused(files, tmp_path):
 
 def test_tasks_refuse_models_of_other_tasks(files, tmp_path, capsys):
     run(tmp_path, *of(files), "--training.steps=1")
-    told = {
+    messages = {
         "span": "was trained with 'classification' and cannot extract answers",
         "classification": "is not among the 2 classes",
     }
     write_jsonl(tmp_path / "x.jsonl", [{"text": "a", "label": "emma"}])
-    for task, message in told.items():
+    for task, message in messages.items():
         assert main(["evaluate", str(tmp_path / "run"), "--tasks", task, "--data", str(tmp_path / "x.jsonl")]) == 2
         assert message in capsys.readouterr().err
 
@@ -288,8 +288,8 @@ def test_tasks_refuse_models_of_other_tasks(files, tmp_path, capsys):
 def test_a_run_without_validation_says_how_to_name_data(files, tmp_path, capsys):
     run(tmp_path, *of(files), "--data.validation=none", "--training.steps=1")
     assert main(["evaluate", str(tmp_path / "run")]) == 2
-    told = capsys.readouterr().err
-    assert "has no validation file to score (data.validation): name a labeled file by --data FILE" in told
+    message = capsys.readouterr().err
+    assert "has no validation file to score (data.validation): name a labeled file by --data FILE" in message
 
 
 def test_a_model_may_say_that_there_is_no_answer(files, tmp_path, capsys):

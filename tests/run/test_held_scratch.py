@@ -35,7 +35,7 @@ def scratch_of(process):
     return found
 
 
-def test_a_model_without_room_for_its_scratch_is_refused_in_one_line(tmp_path):
+def test_a_model_without_space_for_its_scratch_files_is_a_one_line_error(tmp_path):
     huge = ("--model.num-layers=100", "--model.hidden-size=8192", PHASED)
     with pytest.raises(StorageError, match=r"^phased execution needs [0-9.]+ TiB of scratch in .*/run, which has "):
         tiny_runs.run_tiny(tmp_path, *huge)

@@ -86,7 +86,7 @@ def _assert_bias_correction_counts_on(run: Any, first: int) -> None:
     assert seen == [(round(run.step_config.schedule(index), 9), first + index) for index in range(2)]
 
 
-def test_kept_moments_go_on_into_the_next_run(trained: Path, tmp_path: Path) -> None:
+def test_kept_moments_continue_in_the_next_run(trained: Path, tmp_path: Path) -> None:
     start(tmp_path / "second", init=InitFrom(source=str(trained), keep_optimizer=True))
     init = InitFrom(source=str(tmp_path / "second" / "run"), keep_optimizer=True)
     recipe = tiny_recipe(tmp_path).recipe
@@ -153,7 +153,7 @@ def test_weights_that_are_not_what_was_recorded_do_not_get_in(source: Path, tmp_
         start(tmp_path)
 
 
-def test_all_that_does_not_fit_is_told_at_once_and_nothing_is_left(trained: Path, tmp_path: Path) -> None:
+def test_all_mismatches_are_reported_together_and_nothing_is_left(trained: Path, tmp_path: Path) -> None:
     overrides = ["--model.max-positions=20", "--model.num-heads=4", "--model.activation=relu", "--model.num-layers=1"]
     with pytest.raises(CheckpointError) as caught:
         start(tmp_path, *overrides, init=InitFrom(source=str(trained)))

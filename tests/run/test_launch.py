@@ -40,7 +40,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 # train RUN
 
 
-def test_a_run_folder_goes_on_also_after_a_move(recipe, tmp_path, monkeypatch, capsys):
+def test_a_run_folder_resumes_after_a_move(recipe, tmp_path, monkeypatch, capsys):
     assert command(recipe, "--output", "whole/run") == 0
     assert stopped(monkeypatch, 4, recipe, "--output", "cut/run") == 75
     capsys.readouterr()
@@ -52,7 +52,7 @@ def test_a_run_folder_goes_on_also_after_a_move(recipe, tmp_path, monkeypatch, c
     assert not (tmp_path / "runs").exists() and not (tmp_path / "cut").exists(), "no new run elsewhere"
 
 
-def test_the_recipe_inside_a_run_stands_for_the_run(recipe, tmp_path, monkeypatch):
+def test_the_recipe_inside_a_run_means_the_run(recipe, tmp_path, monkeypatch):
     assert stopped(monkeypatch, 4, recipe, "--output", "cut/run") == 75
     assert command("cut/run/recipe.toml") == 0
     assert (tmp_path / "cut/run/checkpoints/step-00000008").is_dir() and not (tmp_path / "runs").exists()
@@ -60,7 +60,7 @@ def test_the_recipe_inside_a_run_stands_for_the_run(recipe, tmp_path, monkeypatc
     assert (tmp_path / "other/checkpoints/step-00000001").is_dir()
 
 
-def test_a_run_folder_without_a_slash_goes_on(recipe, monkeypatch, capsys):
+def test_a_run_folder_without_a_slash_resumes(recipe, monkeypatch, capsys):
     assert stopped(monkeypatch, 4, recipe, "--output", "mine") == 75
     assert command("mine") == 0
     assert "after step 4" in capsys.readouterr().err
@@ -163,7 +163,7 @@ def test_a_decay_under_way_is_refused_too_and_a_shorter_one(recipe, monkeypatch,
         ["--schedule.name", "by_step", "--schedule.factors", "0=1,4=0.5"],
     ],
 )
-def test_a_schedule_with_room_goes_on(recipe, tmp_path, schedule):
+def test_a_schedule_that_can_be_extended_continues(recipe, tmp_path, schedule):
     assert command(recipe, *schedule, "--output", "runs/a") == 0
     assert command("runs/a", "--training.steps", "10") == 0
     assert (tmp_path / "runs/a/checkpoints/step-00000010").is_dir()

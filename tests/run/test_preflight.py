@@ -1,4 +1,4 @@
-"""What is told before the first step: lengths, sizes and ends of texts that look like slips."""
+"""Warnings before the first step: lengths, sizes and ends of texts that look like mistakes."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,8 +55,8 @@ def test_a_warmup_that_ends_within_the_run(schedule) -> None:
 
 def test_a_batch_that_is_larger_than_the_data() -> None:
     given = Recipe(training=TrainingConfig(steps=20, global_batch_size=512, micro_batch_size=4))
-    told = "a batch has 512 windows, but the data has only 120: each step repeats them 4.3 times"
-    assert told in str(large_batch(given, 120, "window"))
+    message = "a batch has 512 windows, but the data has only 120: each step repeats them 4.3 times"
+    assert message in str(large_batch(given, 120, "window"))
     assert large_batch(given, 512, "window") is None
 
 
@@ -69,25 +69,25 @@ def test_a_vocabulary_that_is_larger_than_padding_explains(own, theirs, is_repor
     assert (note is not None) is is_reported
 
 
-def test_a_run_tells_both_at_its_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_prints_both_at_its_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     build_tiny(tmp_path / "corpus")
     data = ("--data.train", str(tmp_path / "corpus"), "--data.synthetic=false", "--model.vocab-size=5000")
     words = (*data, "--schedule.warmup-steps=100", "--training.steps=4")
-    told = "model.vocab_size is 5,000, but the vocabulary of the data has 300 tokens; to use that, pass "
-    told += "`model.vocab_size='none'`"
+    message = "model.vocab_size is 5,000, but the vocabulary of the data has 300 tokens; to use that, pass "
+    message += "`model.vocab_size='none'`"
     tiny_runs.run_tiny(tmp_path, *words)
     shown = capsys.readouterr().err
-    assert told in shown and shown.count("schedule.warmup_steps is 100, but the run has 4 steps") == 1
+    assert message in shown and shown.count("schedule.warmup_steps is 100, but the run has 4 steps") == 1
     tiny_runs.run_tiny(tmp_path, *words, "--training.steps=5")
     shown = capsys.readouterr().err
-    assert told not in shown, "there are weights now"
+    assert message not in shown, "there are weights now"
     assert "the run has 5 steps" in shown
     tiny_runs.run_tiny(tmp_path, *words, "--training.steps=5")
     assert "warmup" not in capsys.readouterr().err, "the run is finished"
 
 
 @pytest.mark.parametrize(
-    ("ends", "objective", "told"),
+    ("ends", "objective", "message"),
     [
         (("stored", "absent"), CausalLMConfig(), "the documents of b have no end-of-text tokens, unlike the others"),
         (("absent", "absent"), CausalLMConfig(), None),
@@ -95,9 +95,9 @@ def test_a_run_tells_both_at_its_start(tmp_path: Path, capsys: pytest.CaptureFix
         (("stored", "absent"), MaskedLMConfig(), None),
     ],
 )
-def test_stores_that_differ_in_their_ends(ends, objective, told) -> None:
+def test_stores_that_differ_in_their_ends(ends, objective, message) -> None:
     stores = tuple(SimpleNamespace(end_of_text=end_of_text) for end_of_text in ends)
     given = Sources(train=stores, weights=(), validation=None, tokenizer=None, num_validation_bytes=None)
     model = GPTConfig() if isinstance(objective, CausalLMConfig) else BertConfig()
     some = recipe(data=DataConfig(train=("a", "b")), model=model, objective=objective)
-    assert told in note if (note := differing_ends(some, given)) else told is None
+    assert message in note if (note := differing_ends(some, given)) else message is None

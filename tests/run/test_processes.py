@@ -68,8 +68,8 @@ def test_a_typing_mistake_under_torchrun_is_one_line(tmp_path):
 )
 def test_what_does_not_fit_is_refused_before_anything_starts(tmp_path, capfd, options, said):
     assert main([*words(tmp_path, "run"), *options]) == 2
-    told = capfd.readouterr().err
-    assert said in told and len(told.splitlines()) == 1
+    message = capfd.readouterr().err
+    assert said in message and len(message.splitlines()) == 1
     assert not (tmp_path / "run").exists()
 
 

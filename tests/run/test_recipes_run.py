@@ -55,7 +55,7 @@ def test_a_bundled_recipe_trains(tmp_path, name):
 
 
 @pytest.mark.parametrize("model", ["bert-base", "bert-large", "groupbert-base"])
-def test_phase_2_goes_on_from_phase_1_with_longer_sequences(tmp_path, model):
+def test_phase_2_starts_from_phase_1_with_longer_sequences(tmp_path, model):
     """One update of a vanishing rate leaves the weights of phase 1, and moments that tell whether its own were kept."""
     run_small(f"{model}-phase1", tmp_path / "first")
     for keep in (False, True):

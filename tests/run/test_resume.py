@@ -99,7 +99,7 @@ def test_a_finished_run_says_so_and_changes_nothing(copied: Path) -> None:
     assert tiny_runs.digest(copied, 8) == before
 
 
-def test_a_longer_run_goes_on(tmp_path: Path) -> None:
+def test_a_longer_run_resumes(tmp_path: Path) -> None:
     tiny_runs.run_tiny(tmp_path, "--schedule.name=constant")
     longer = tiny_runs.run_tiny(tmp_path, "--schedule.name=constant", "--training.steps=10")
     tiny_runs.run_tiny(tmp_path / "whole", "--schedule.name=constant", "--training.steps=10")
@@ -276,7 +276,7 @@ def test_weights_of_another_shape_are_named(copied: Path) -> None:
         tiny_runs.run_tiny(copied)
 
 
-def test_a_disk_without_room_for_two_checkpoints_is_refused_at_the_start(
+def test_a_disk_without_space_for_two_checkpoints_is_an_error_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hornbook.storage import system

@@ -70,7 +70,7 @@ def test_a_loaded_model_has_the_buffers_that_training_left(tmp_path: Path) -> No
     assert block.signs.tolist() == [1.0, -1.0] * 4
 
 
-def test_a_resume_goes_on_from_the_saved_buffers_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resume_continues_from_the_saved_buffers_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     tiny_runs.run_tiny(whole)
     with monkeypatch.context() as patch:

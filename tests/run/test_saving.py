@@ -63,7 +63,7 @@ class LostRanks(World):
         raise RuntimeError("Connection closed by peer")
 
 
-def test_a_rank_lost_during_a_save_is_told_once_by_whoever_waits(tmp_path, monkeypatch, capfd):
+def test_a_rank_lost_during_a_save_is_reported_once_by_a_waiting_rank(tmp_path, monkeypatch, capfd):
     uncaught = []
     monkeypatch.setattr(threading, "excepthook", uncaught.append)
     world = World()
@@ -80,13 +80,13 @@ def test_a_rank_lost_during_a_save_is_told_once_by_whoever_waits(tmp_path, monke
     assert not uncaught and "Traceback" not in capfd.readouterr().err
 
 
-def test_steps_go_on_while_one_checkpoint_is_written(tmp_path, slow_disk, capfd):
+def test_steps_continue_while_a_checkpoint_is_written(tmp_path, slow_disk, capfd):
     run_tiny(tmp_path, BEHIND, "--training.steps=9")
     assert [step for step, *_ in slow_disk] == [3, 6, 9]
     assert [at_once for *_, at_once in slow_disk] == [1, 1, 1]
     assert slow_disk[0][1] > 3 and slow_disk[2][1] == 9
-    told = capfd.readouterr()
-    assert [f"step-{step:08d}" in told.out + told.err for step in (3, 6, 9)] == [True] * 3
+    printed = capfd.readouterr()
+    assert [f"step-{step:08d}" in printed.out + printed.err for step in (3, 6, 9)] == [True] * 3
     assert threading.active_count() == 1 or not [
         thread for thread in threading.enumerate() if thread.name == "hornbook-checkpoint"
     ]

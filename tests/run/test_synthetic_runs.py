@@ -24,5 +24,5 @@ def test_it_trains_on_random_tokens(name: str, tmp_path: Path, capsys: pytest.Ca
     if recipe.sparsity.linears:
         words.append("--sparsity.block-size=4")
     code = main(["train", name, *words, "--output", str(tmp_path / "run"), "--device", "cpu", "--json"])
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (code, told.get("error")) == (0, None)
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (code, answer.get("error")) == (0, None)

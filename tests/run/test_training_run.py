@@ -61,7 +61,7 @@ def test_a_prune_that_fails_is_no_failed_save(
     assert kept(tmp_path / "run-failing")[-1] == 8
 
 
-def test_however_many_prunes_fail_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_however_many_prunes_fail_training_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object, **options: object) -> None:
         raise StorageError("cannot remove")
 

@@ -55,7 +55,7 @@ def test_one_flipped_input_bit_flips_half_of_the_output_bits():
         assert abs(flipped - 0.5) < 0.01
 
 
-def test_purposes_are_told_apart():
+def test_purposes_are_distinguished():
     assert len({purpose.value for purpose in Purpose}) == len(Purpose)
 
 

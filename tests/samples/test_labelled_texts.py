@@ -1,4 +1,4 @@
-"""Labelled files become examples, classes and sequences; what is wrong with one is told with its line."""
+"""Labelled files become examples, classes and sequences; mistakes are reported with their line."""
 
 import csv
 import io
@@ -66,7 +66,7 @@ def test_tabs_part_columns_and_quotes_are_text(tmp_path):
         ("x.txt", "a", ["expected labeled texts in a .jsonl, .csv or .tsv file"]),
     ],
 )
-def test_what_is_wrong_is_told(tmp_path, name, text, parts):
+def test_mistakes_are_reported(tmp_path, name, text, parts):
     with pytest.raises(DataError) as caught:
         read_examples(write(tmp_path / name, text), ClassificationConfig())
     assert one_line(caught.value, name, *parts)
@@ -215,7 +215,7 @@ def test_any_other_file_has_a_text_a_line(tmp_path, name):
         ("x.csv", "txt\na\n", ["line 1", "'text' is missing", "by `text`"]),
     ],
 )
-def test_a_text_that_cannot_be_read_is_told_with_its_line(tmp_path, name, text, parts):
+def test_a_text_that_cannot_be_read_is_reported_with_its_line(tmp_path, name, text, parts):
     with pytest.raises(DataError) as caught:
         read_examples(write(tmp_path / name, text), ClassificationConfig(), labelled=False)
     assert one_line(caught.value, str(tmp_path / name), *parts)

@@ -181,7 +181,7 @@ def test_a_source_too_short_for_a_window_is_refused():
         Mixture([FIRST, SECOND], 20, SEED)
 
 
-def test_fingerprints_tell_stores_their_order_and_weights_apart():
+def test_fingerprints_distinguish_stores_their_order_and_weights():
     first, second = InMemoryTokens([[1]]), InMemoryTokens([[2]])
     first.fingerprint, second.fingerprint = "a", "b"
     prints = [

@@ -72,13 +72,13 @@ def test_arrays_for_the_training(tmp_path):
         ({"id": 1, "question": "Who?", "answers": 3}, ["not SQuAD's JSON (a value of the wrong type)"]),
     ],
 )
-def test_what_is_wrong_is_told(tmp_path, asked, parts):
+def test_mistakes_are_reported(tmp_path, asked, parts):
     with pytest.raises(DataError) as caught:
         read_questions(write_squad(tmp_path / "x.json", [asked]), unanswerable=False)
     assert one_line(caught.value, "x.json", *parts)
 
 
-def test_half_a_surrogate_pair_in_a_text_is_told_with_its_question(tmp_path):
+def test_half_a_surrogate_pair_in_a_text_is_reported_with_its_question(tmp_path):
     path = write_squad(tmp_path / "x.json", [question(0, "Who?", ("The", 0))], context="The \ud800")
     with pytest.raises(DataError, match=r"question 'q0': character 4 of the text"):
         read_questions(path, unanswerable=False)
@@ -99,7 +99,7 @@ def test_questions_without_answer_are_read_where_they_may_be(tmp_path):
     assert labels.tolist() == [[0, 0], [0, 0]]
 
 
-def test_no_room_for_the_text(tmp_path):
+def test_no_space_for_the_text(tmp_path):
     with pytest.raises(UserError, match="sequences of 60 tokens have no room for questions of 64 and a text"):
         windows_of(tmp_path, length=60)
 
@@ -135,7 +135,7 @@ def test_questions_without_answers(tmp_path):
         ),
     ],
 )
-def test_a_question_that_cannot_be_read_is_told_with_its_line(tmp_path, text, by_line, parts):
+def test_a_question_that_cannot_be_read_is_reported_with_its_line(tmp_path, text, by_line, parts):
     (tmp_path / "x").write_text(text)
     with pytest.raises(DataError) as caught:
         read_unanswered(str(tmp_path / "x"), by_line=by_line)

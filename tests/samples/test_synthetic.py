@@ -67,7 +67,7 @@ def test_it_serves_windows_with_id_zero_between_documents():
     assert sum(counts) == source.num_tokens
 
 
-def test_a_vocabulary_without_room_is_refused():
+def test_a_vocabulary_that_is_too_small_is_an_error():
     with pytest.raises(UserError, match=r"^synthetic data needs a vocabulary of at least 2 tokens, not 1: [^\n]+$"):
         SyntheticTokens(vocab_size=1, seed=0)
 

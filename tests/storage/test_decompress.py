@@ -103,19 +103,19 @@ def test_skippable_zstd_frames_are_skipped():
     assert read_all(io.BytesIO(frame + zstandard.compress(DATA) + frame)) == DATA
 
 
-def test_garbage_behind_the_last_member_is_told(packed):
+def test_garbage_after_the_last_member_is_reported(packed):
     packed.write_bytes(packed.read_bytes() + b"garbage, not a member")
     fails(packed, "offset")
 
 
-def test_a_truncated_file_is_told_with_its_offset(tmp_path, packed):
+def test_a_truncated_file_is_reported_with_its_offset(tmp_path, packed):
     data = packed.read_bytes()
     for size in [10, 11, 12, 100, *range(1000, len(data), 997), len(data) - 1]:
         packed.write_bytes(data[:size])
         assert fails(packed, rf"offset {size}: the \w+ data is truncated").startswith(str(packed))
 
 
-def test_a_flipped_bit_is_told_or_harmless(packed):
+def test_a_flipped_bit_is_reported_or_harmless(packed):
     data = bytearray(packed.read_bytes())
     num_told = 0
     for position in range(0, len(data), max(1, len(data) // 60)):
@@ -130,7 +130,7 @@ def test_a_flipped_bit_is_told_or_harmless(packed):
     assert num_told > 50
 
 
-def test_a_pipe_hands_on_what_it_has(suffix):
+def test_a_pipe_passes_on_what_it_has(suffix):
     readable, writable = os.pipe()
     with os.fdopen(readable, "rb") as stream:
         os.write(writable, b"hi\n")
@@ -206,7 +206,7 @@ def test_a_huge_dictionary_is_refused():
     fails(io.BytesIO(frame.compress(DATA) + frame.flush()), "(?i)memory")
 
 
-def test_zstd_without_its_extra_is_told(monkeypatch, tmp_path):
+def test_zstd_without_its_extra_is_reported(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "zstandard", None)
     (tmp_path / "x.zst").write_bytes(COMPRESS[".zst"](DATA))
     with pytest.raises(UserError, match=r"hornbook\[zstd\]"):
@@ -225,7 +225,7 @@ def test_a_name_that_is_too_long_is_the_users_mistake(tmp_path):
         open_text_source(tmp_path / ("x" * 300))
 
 
-def test_a_disk_that_fails_while_reading_is_told():
+def test_a_disk_that_fails_while_reading_is_reported():
     class Failing(io.BytesIO):
         def read1(self, size=-1):
             raise OSError(5, "Input/output error")
@@ -234,7 +234,7 @@ def test_a_disk_that_fails_while_reading_is_told():
         open_text_source(Failing(b"text"))
 
 
-def test_a_meter_counts_the_bytes_as_they_lie_on_the_disk(tmp_path):
+def test_a_meter_counts_the_bytes_on_the_disk(tmp_path):
     packed = gzip.compress(b"text " * 1000)
     (tmp_path / "a.gz").write_bytes(packed)
     (tmp_path / "b").write_bytes(b"plain")

@@ -106,7 +106,7 @@ def test_the_environment_lets_a_process_die_at_a_write(tmp_path, fault, content)
     assert (tmp_path / "x").read_bytes() == content
 
 
-def test_a_wrong_fault_in_the_environment_is_told_at_the_first_operation(tmp_path):
+def test_a_wrong_fault_in_the_environment_is_reported_at_the_first_operation(tmp_path):
     environment = {**os.environ, "HORNBOOK_FAULT": "wrong"}
     ended = subprocess.run(
         [sys.executable, "-c", WRITE], cwd=tmp_path, env=environment, check=False, capture_output=True, text=True
@@ -126,7 +126,7 @@ def test_a_child_dies_before_or_after_every_operation_and_then_no_more(tmp_path)
     assert not crashes_in_child(lambda: write_file(path, b"ab"), "any", 4, "crash-before")
 
 
-def test_a_child_that_fails_otherwise_is_told_apart(tmp_path, capfd):
+def test_other_failures_of_a_child_are_distinguished(tmp_path, capfd):
     with pytest.raises(AssertionError, match="ended with 1"):
         crashes_in_child(lambda: write_file(tmp_path / "missing" / "x", b""), "any", 2, "crash-before")
     assert "PathError" in capfd.readouterr().err

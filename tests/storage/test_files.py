@@ -63,7 +63,7 @@ def test_write_file_overwrites_a_longer_file(tmp_path):
 
 
 @pytest.mark.parametrize(("operation", "n"), [("open", 1), ("write", 1), ("write", 2), ("fsync", 1)])
-def test_a_failed_write_is_told_in_one_line_and_leaves_no_file(tmp_path, operation, n):
+def test_a_failed_write_is_reported_in_one_line_and_leaves_no_file(tmp_path, operation, n):
     with inject(operation, n, "eio"), pytest.raises(StorageError) as caught:
         write_file(tmp_path / "x", [b"a", b"b"])
     assert str(tmp_path / "x") in one_line(caught)
@@ -76,7 +76,7 @@ def test_a_failed_fsync_is_not_tried_again(tmp_path):
     assert [name for name, _ in operations] == ["open", "write", "fsync", "unlink"]
 
 
-def test_a_full_disk_is_told_with_what_is_needed_and_what_is_free(tmp_path):
+def test_a_full_disk_is_reported_with_the_needed_and_the_free_space(tmp_path):
     with Appender(Path("/dev/full"), truncate=True) as log, pytest.raises(StorageError) as caught:
         log.append("x" * (3 << 20))
     assert "No space left on device (3.0 MiB more needed, " in one_line(caught)
@@ -133,7 +133,7 @@ def test_an_error_of_the_source_passes_through_and_leaves_no_file(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_a_writer_tells_what_it_wrote_and_is_durable_at_the_end(tmp_path):
+def test_a_writer_reports_what_it_wrote_and_is_durable_at_the_end(tmp_path):
     with count_operations() as operations, FileWriter(tmp_path / "x") as writer:
         writer.write(b"ab")
         writer.write(b"c")
@@ -331,7 +331,7 @@ def test_a_tree_is_removed_but_never_what_its_links_point_to(tmp_path):
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["outside", "outside/file"]
 
 
-def test_what_cannot_be_removed_is_told(tmp_path):
+def test_what_cannot_be_removed_is_reported(tmp_path):
     make_directory(tmp_path / "a")
     with inject("unlink", 1, "eacces"), pytest.raises(StorageError, match="Permission denied"):
         remove_tree(tmp_path / "a")
@@ -340,6 +340,6 @@ def test_what_cannot_be_removed_is_told(tmp_path):
     remove_file(tmp_path / "missing")
 
 
-def test_a_file_that_cannot_be_read_is_told():
+def test_a_file_that_cannot_be_read_is_reported():
     with pytest.raises(StorageError, match="No such file"):
         sha256_file(Path("/missing/file"))

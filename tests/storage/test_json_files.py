@@ -46,7 +46,7 @@ def test_json_has_no_word_for_a_number_that_is_not_finite(value):
         b"[-1e999]",
     ],
 )
-def test_malformed_json_is_told_in_one_line_with_the_file(tmp_path, data):
+def test_malformed_json_is_reported_in_one_line_with_the_file(tmp_path, data):
     (tmp_path / "x.json").write_bytes(data)
     with pytest.raises(DataError) as caught:
         read_json(tmp_path / "x.json", "the test's file")
@@ -60,13 +60,13 @@ def test_a_whole_character_may_be_escaped(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["missing.json", "missing/x.json", "file/x.json"])
-def test_a_missing_file_is_told(tmp_path, name):
+def test_a_missing_file_is_reported(tmp_path, name):
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=r"the manifest is missing"):
         read_json(tmp_path / name, "the manifest")
 
 
-def test_what_is_no_plain_file_is_told_without_waiting_for_it(tmp_path):
+def test_what_is_no_plain_file_is_reported_without_waiting_for_it(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", "."):
         with pytest.raises(DataError, match="is not a regular file"):

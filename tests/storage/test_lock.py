@@ -76,13 +76,13 @@ def test_work_that_fails_after_it_has_written_leaves_its_folder(tmp_path):
     assert {path.name for path in (tmp_path / "work").iterdir()} == {"lock", "file"}
 
 
-def test_a_folder_that_cannot_be_is_told(tmp_path):
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="file"), lock_folder(tmp_path / "file"):
         pass
 
 
-def test_a_lock_that_cannot_be_opened_is_told(tmp_path):
+def test_a_lock_that_cannot_be_opened_is_reported(tmp_path):
     (tmp_path / "lock").mkdir()
     with pytest.raises(StorageError, match="cannot open"), lock_folder(tmp_path):
         pass

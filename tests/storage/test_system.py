@@ -166,7 +166,7 @@ def test_cores_are_bounded_by_the_quota_and_by_where_a_process_may_run(monkeypat
     assert usable_cores() == cores
 
 
-def test_where_the_system_does_not_tell_all_cores_are_meant(monkeypatch):
+def test_if_the_system_reports_none_all_cores_count(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 12)
     monkeypatch.setattr(module, "cpu_quota", lambda: 12)

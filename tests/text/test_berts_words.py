@@ -72,7 +72,7 @@ def test_settings(settings, text, expected):
     assert tokens(made_of(*WORDS, "a##a", **settings), text) == expected
 
 
-def test_control_characters_are_taken_out_unless_told_otherwise():
+def test_control_characters_are_removed_by_default():
     words = (*WORDS, "##a")
     assert tokens(made_of(*words), "a\x07a") == ["a", "##a"]
     assert tokens(made_of(*words, clean_text=False), "a\x07a") == ["[UNK]"]

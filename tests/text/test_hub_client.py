@@ -1,4 +1,4 @@
-"""What the hub's client reports, told apart: no such thing, offline by one's own wish, out of reach, the disk."""
+"""The errors of the hub's client by kind: not found, offline by choice, unreachable, a failing disk."""
 
 import errno
 import sys
@@ -11,7 +11,7 @@ from hornbook.errors import HornbookError, StorageError, UserError
 from hornbook.text.hub_client import OfflineError, OutOfReachError, hub_errors, import_client
 
 
-def told(error, monkeypatch, tmp_path, *, is_offline=False):
+def error_of(error, monkeypatch, tmp_path, *, is_offline=False):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", is_offline)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(HornbookError) as caught, hub_errors("hf:a/b: ", "data set", "a/b"):
@@ -30,7 +30,7 @@ def told(error, monkeypatch, tmp_path, *, is_offline=False):
     ],
 )
 def test_errors_of_the_disk_are_no_errors_of_the_network(error, code, monkeypatch, tmp_path):
-    found = told(error, monkeypatch, tmp_path, is_offline=True)
+    found = error_of(error, monkeypatch, tmp_path, is_offline=True)
     assert isinstance(found, StorageError) and one_line(found, f"cannot use the cache {tmp_path}: {error.strerror}")
     assert found.exit_code == code
 
@@ -46,19 +46,19 @@ def test_errors_of_the_disk_are_no_errors_of_the_network(error, code, monkeypatc
     ],
 )
 def test_a_hub_out_of_reach_is_worth_a_retry(error, monkeypatch, tmp_path):
-    found = told(error, monkeypatch, tmp_path)
+    found = error_of(error, monkeypatch, tmp_path)
     assert isinstance(found, OutOfReachError) and found.exit_code == 1
     assert one_line(found, "hf:a/b: not in the cache", type(error).__name__, "try again")
 
 
 def test_offline_by_setting_is_the_users_matter(monkeypatch, tmp_path):
     for error in (errors.LocalEntryNotFoundError("not in the cache"), errors.OfflineModeIsEnabled("offline")):
-        found = told(error, monkeypatch, tmp_path, is_offline=True)
+        found = error_of(error, monkeypatch, tmp_path, is_offline=True)
         assert isinstance(found, OfflineError) and found.exit_code == 2
         assert one_line(found, "hf:a/b: not in the cache", "HF_HUB_OFFLINE")
 
 
-def test_without_the_client_the_subject_is_told(monkeypatch):
+def test_without_the_client_the_subject_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub.constants", None)
     with pytest.raises(UserError) as caught:
         import_client("hf:a/b: ")

@@ -29,7 +29,7 @@ def test_sentences_are_those_of_a_reader():
     ]
 
 
-def test_white_space_opens_the_sentence_that_it_stands_before():
+def test_white_space_belongs_to_the_sentence_after_it():
     assert sentence_splitter()(" One.  Two.\n\nThree. \n") == [" One.", "  Two.", "\n\nThree. \n"]
     assert split_lines("one\r\n\n two\rthree \n\n") == ["one", "\r\n\n two", "\rthree \n\n"]
     for split in (sentence_splitter(), split_lines):
@@ -78,7 +78,7 @@ def test_what_is_wrong_is_said():
         sentence_splitter()("a \ud800 b.")
 
 
-def test_a_language_without_rules_is_told():
+def test_a_language_without_rules_is_reported():
     notices = []
     own = "am ar bg bn ca da de el en es fi fr gu hi hy it ja kk kn ml mr my nl pa pl pt ru sk ta te uk"
     for language in f"{own} en-gb gl lb pt-br".split(" "):

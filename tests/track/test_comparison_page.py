@@ -22,7 +22,7 @@ def test_each_run_has_its_curves_its_label_and_its_color(tmp_path: Path) -> None
     assert source.count("def f(x):") == 0 < source.count('<span class="prompt">def </span>f(x):'), "a sample of each"
 
 
-def test_the_page_stands_alone_and_is_escaped(tmp_path: Path) -> None:
+def test_the_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
     hostile = RECIPE.replace('"demo"', '"</style><script>alert(1)</script>"').replace("causal_lm", "<b>")
     source = page(tmp_path, one=RECIPE, two=hostile)
     assert source.count("<script") == 2

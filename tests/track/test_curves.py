@@ -14,7 +14,7 @@ def run(folder: Path, *, recipe: str = RECIPE, seconds: float = 1.0) -> RunFiles
     return read_run(make_run(folder, recipe=recipe, rows=rows))
 
 
-def test_a_validation_lies_between_the_rows_around_it(tmp_path: Path) -> None:
+def test_a_validation_is_between_the_rows_around_it(tmp_path: Path) -> None:
     one = run(tmp_path / "one")
     for over, place in (("steps", 25.0), ("tokens", 25 * 1024.0), ("time", 25.0)):
         training, validation = charts_of([one], over)  # type: ignore[arg-type]
@@ -28,7 +28,7 @@ def test_a_validation_lies_between_the_rows_around_it(tmp_path: Path) -> None:
     ("seconds", "label", "last"),
     [(1.0, "seconds of training", 40.0), (60.0, "minutes of training", 40.0), (3600.0, "hours of training", 40.0)],
 )
-def test_time_is_told_in_a_unit_that_suits_it(tmp_path: Path, seconds: float, label: str, last: float) -> None:
+def test_a_time_has_a_suitable_unit(tmp_path: Path, seconds: float, label: str, last: float) -> None:
     chart = charts_of([run(tmp_path / "one"), run(tmp_path / "two", seconds=seconds)], "time")[0]
     assert chart.over == label
     assert chart.curves[1].points[-1][0] == last

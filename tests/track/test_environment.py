@@ -39,7 +39,7 @@ def test_capture_holds_no_environment_variable(monkeypatch: pytest.MonkeyPatch) 
     assert "hunter2" not in json.dumps(environment.capture())
 
 
-def test_git_state_tells_commit_and_changes(tmp_path: Path) -> None:
+def test_git_state_has_commit_and_changes(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q")
     (tmp_path / "a.txt").write_text("one")
     git(tmp_path, "add", "a.txt")

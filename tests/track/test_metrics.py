@@ -86,7 +86,7 @@ def test_a_torn_last_line_is_passed_over_wherever_it_tore(tmp_path: Path, cut: i
     assert (len(read(path)) == 2) == (cut >= 22)
 
 
-def test_a_log_goes_on_after_a_torn_last_line(tmp_path: Path) -> None:
+def test_a_log_continues_after_a_truncated_last_line(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "lo')
     write_rows(path, 2)
@@ -155,9 +155,9 @@ def test_cut_back_that_fails_leaves_the_old_log(tmp_path: Path, operation: str) 
 
 
 @pytest.mark.parametrize("later", ["append", "sync", "close"])
-def test_rows_wait_while_the_disk_is_full_and_are_told_once(tmp_path: Path, later: str) -> None:
-    path, told = tmp_path / "m.jsonl", list[str]()
-    with MetricsLog(path, told.append) as log:
+def test_rows_wait_while_the_disk_is_full_and_are_reported_once(tmp_path: Path, later: str) -> None:
+    path, messages = tmp_path / "m.jsonl", list[str]()
+    with MetricsLog(path, messages.append) as log:
         log.append({"step": 1})
         with faults.inject("write", 1, "enospc", lasting=True):
             log.append({"step": 2})
@@ -170,24 +170,24 @@ def test_rows_wait_while_the_disk_is_full_and_are_told_once(tmp_path: Path, late
         if later != "close":
             assert len(read(path)) == (4 if later == "append" else 3)
     assert [row["step"] for row in read(path)] == [1, 2, 3, 4][: 4 if later == "append" else 3]
-    assert len(told) == 1
-    assert "kept in memory" in told[0]
+    assert len(messages) == 1
+    assert "kept in memory" in messages[0]
 
 
-def test_rows_that_never_fit_are_told_lost(tmp_path: Path) -> None:
-    told = list[str]()
-    with faults.inject("write", 1, "enospc", lasting=True), MetricsLog(tmp_path / "m.jsonl", told.append) as log:
+def test_rows_that_never_fit_are_reported_as_lost(tmp_path: Path) -> None:
+    messages = list[str]()
+    with faults.inject("write", 1, "enospc", lasting=True), MetricsLog(tmp_path / "m.jsonl", messages.append) as log:
         log.append({"step": 1})
         log.append({"step": 2})
-    assert told[1].startswith("2 rows lost: cannot append to ")
+    assert messages[1].startswith("2 rows lost: cannot append to ")
 
 
 def test_a_disk_that_cannot_be_waited_for_is_a_warning(tmp_path: Path) -> None:
-    told = list[str]()
-    with MetricsLog(tmp_path / "m.jsonl", told.append) as log, faults.inject("fsync", 1, "eio"):
+    messages = list[str]()
+    with MetricsLog(tmp_path / "m.jsonl", messages.append) as log, faults.inject("fsync", 1, "eio"):
         log.append({"step": 1})
         log.sync()
-    assert told[0].startswith("a power loss would lose rows: cannot write ")
+    assert messages[0].startswith("a power loss would lose rows: cannot write ")
 
 
 def test_cut_back_by_kind_drops_what_will_be_measured_again(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_text_has_enough_contrast(palette: dict[str, str], background: str, role
 
 @pytest.mark.parametrize("palette", palettes(), ids=["light", "dark"])
 @pytest.mark.parametrize(("sight", "least"), [*((name, 0.1) for name in list(SIGHTS)[:3]), ("tritanopia", 0.05)])
-def test_readers_tell_the_colors_of_eight_runs_apart(palette: dict[str, str], sight: str, least: float) -> None:
+def test_readers_can_distinguish_the_colors_of_eight_runs(palette: dict[str, str], sight: str, least: float) -> None:
     colors = [palette[f"run{at}"] for at in range(NUM_COLORS)]
     seen = [seen_as(color, SIGHTS[sight]) for color in colors]
     nearest = min(math.dist(a, b) for a, b in itertools.combinations(seen, 2))

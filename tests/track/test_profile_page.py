@@ -68,7 +68,7 @@ class Tags(HTMLParser):
         self.addresses += [value for key, value in attrs if key in ("src", "href")]
 
 
-def test_the_page_stands_alone() -> None:
+def test_the_page_is_self_contained() -> None:
     page = render_profile(PROFILE)
     tags = Tags(page)
     assert "script" not in tags.names

@@ -98,7 +98,7 @@ def test_the_charts_hold_every_point(tmp_path: Path) -> None:
     assert series["validation/loss"]["points"] == [[10, 2.7], [20, 2.6], [30, 2.5]]
 
 
-def test_the_page_stands_alone(tmp_path: Path) -> None:
+def test_the_page_is_self_contained(tmp_path: Path) -> None:
     source = write_report(make_run(tmp_path / "run")).read_text()
     page = Page(source)
     assert page.names.count("script") == 2, "the page's data and its script"

@@ -178,7 +178,7 @@ def test_a_malformed_file_is_named(tmp_path: Path, name: str, content: str) -> N
     assert "\n" not in str(caught.value)
 
 
-def test_compare_tells_where_recipes_differ_key_by_key(tmp_path: Path) -> None:
+def test_compare_shows_where_recipes_differ_key_by_key(tmp_path: Path) -> None:
     one = make_run(tmp_path / "one")
     two = make_run(tmp_path / "two", recipe=RECIPE.replace("4  #", "6  #").replace("seed = 1234", "epochs = 2.0"))
     comparison = compare([one, two])

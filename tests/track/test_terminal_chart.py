@@ -43,7 +43,7 @@ def test_curves_that_end_together_are_both_named() -> None:
     assert [line for line in drawn if line.endswith(" AB")]
 
 
-def test_letters_stand_for_dots_where_braille_cannot_be_written() -> None:
+def test_letters_replace_dots_where_braille_cannot_be_written() -> None:
     drawn = lines([(0.0, 3.0), (10.0, 2.0)], [(0.0, 2.0), (10.0, 3.0)], unicode=False)
     assert all(line.isascii() for line in drawn)
     assert sum(line.count("A") for line in drawn) > 5 < sum(line.count("B") for line in drawn)

@@ -72,7 +72,7 @@ def test_what_a_slow_server_sends_is_kept_as_it_comes(mirror, tmp_path):
     assert any(done == size == 100_000 for done, size in sizes), "before the rest came"
 
 
-def test_a_later_call_goes_on(mirror, tmp_path):
+def test_a_later_call_continues(mirror, tmp_path):
     mirror.moods = ["cut:200000", *["500"] * 6]
     fails(mirror, tmp_path, HornbookError, "the server answered 500")
     assert not (tmp_path / NAME).exists()
@@ -166,7 +166,7 @@ def test_nobody_answers(tmp_path):
     fails(gone, tmp_path, HornbookError, "cannot be reached", "check the network")
 
 
-def test_a_full_disk_is_told_and_what_came_stays(mirror, tmp_path):
+def test_a_full_disk_is_reported_and_what_was_received_stays(mirror, tmp_path):
     mirror.moods = ["cut:100000"]
     with inject("write", 2, "enospc"), pytest.raises(StorageError) as caught:
         fetch(mirror, tmp_path)
@@ -174,12 +174,12 @@ def test_a_full_disk_is_told_and_what_came_stays(mirror, tmp_path):
     assert fetch(mirror, tmp_path).path.read_bytes() == DUMP
 
 
-def test_too_little_space_is_told_before(mirror, tmp_path, monkeypatch):
+def test_too_little_space_is_reported_before(mirror, tmp_path, monkeypatch):
     monkeypatch.setattr(download, "free_bytes", lambda path: 1000)
     fails(mirror, tmp_path, StorageError, "293.0 KiB more, but 1000 B are free")
 
 
-def test_a_killed_download_goes_on(mirror, tmp_path):
+def test_a_killed_download_resumes(mirror, tmp_path):
     """Killed at each of its operations on the disk, and then started again."""
     for number in range(1, 50):
         output = tmp_path / str(number)

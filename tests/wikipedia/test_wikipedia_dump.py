@@ -36,7 +36,7 @@ def test_the_dump_names_its_namespaces():
     assert (site.namespaces["fails"], site.namespaces["kategoreja"]) == (6, 14)
 
 
-def test_old_dumps_tell_by_names():
+def test_old_dumps_are_recognized_by_their_names():
     data = dump(
         [
             page("Pļāpa:A", "talk", namespace=None),
@@ -55,7 +55,7 @@ def test_the_last_revision_counts():
     assert [found.text for found in read(dump([twice]))] == ["new"]
 
 
-def test_a_page_that_is_too_long_is_told_of():
+def test_a_page_that_is_too_long_is_reported():
     data = dump([page("Long", "é" * 600), page("Next", "a")])
     fault, found = read(data, max_page_bytes=1024)
     assert one_line(fault, "x.xml", "the page 'Long' is longer than 1.0 KiB") and found.title == "Next"

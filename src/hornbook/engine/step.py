@@ -117,12 +117,14 @@ def train_step(
 ) -> StepResult:
     """Advance ``state`` by one global batch.
 
-    ``begin`` is called with the number of each micro-batch, from 0, before it is computed. If it raises, the step is
-    abandoned: ``state.home.drop_gradients()`` restores the state before the step. ``on_gradients`` is called with the
-    number of the update before it is made, while ``state.home`` has the gradients of the global loss, not yet clipped.
+    ``begin`` is called with the number of each micro-batch, from 0, before that micro-batch is computed. If it raises,
+    the step ends without an update; call ``state.home.drop_gradients()`` to restore the state before the step.
+    ``on_gradients`` is called with the number of the update before the update, when ``state.home`` has the unclipped
+    gradients of the global loss.
 
     If the global loss or gradient norm is not finite, the update is skipped: the step number and the data advance, but
-    weights, moments and the number of updates do not. ``skipped_in_a_row`` omits overflows that lower the loss scale.
+    weights, moments and the number of updates stay the same. A skipped step increments ``Progress.skipped_in_a_row``,
+    unless its gradients overflowed and the loss scale was lowered.
     """
     home, objective, progress, ranks = state.home, config.objective, state.progress, config.world.data
     update, limit, scope = config.update, config.clip_norm, config.clip_scope

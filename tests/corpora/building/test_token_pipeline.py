@@ -138,7 +138,7 @@ def test_ahead_keeps_the_order_and_is_one_item_ahead():
     assert all(name.startswith("hornbook-ahead") for _, name in made)
 
 
-def test_ahead_hands_on_an_error_in_its_place():
+def test_ahead_raises_an_error_in_its_place():
     def make():
         yield 1
         raise ValueError("broken")

@@ -188,7 +188,7 @@ def test_no_more_than_two_parts_are_on_the_device(tmp_path):
     assert max(peaks) <= sum(largest)
 
 
-def test_a_run_goes_on_in_the_other_execution(tmp_path, monkeypatch):
+def test_a_run_resumes_in_the_other_execution(tmp_path, monkeypatch):
     """Checkpoints and logs are those of a resident run, but for the traffic."""
     tiny_runs.run_tiny(tmp_path / "whole")
     for first, second in (("phased", "resident"), ("resident", "phased")):

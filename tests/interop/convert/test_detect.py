@@ -51,7 +51,7 @@ def test_sources_by_their_content(tmp_path):
     assert {name: detect_source(tmp_path / name) for name in found} == found
 
 
-def test_sources_that_tell_nothing(tmp_path):
+def test_sources_that_are_not_recognized(tmp_path):
     (tmp_path / "x.dat").touch()
     for path in (tmp_path, tmp_path / "x.dat"):
         with pytest.raises(UserError) as caught:

@@ -81,7 +81,7 @@ def test_raw_tokens_that_are_none(tmp_path):
 def test_what_a_file_may_be(tmp_path):
     for name, data in (("a.bin", llmc(TOKENS)), ("b.bin", bytes(8)), ("c.npy", b""), ("d.txt", b"text")):
         (tmp_path / name).write_bytes(data)
-    told = [how_to_convert(tmp_path / name) for name in ("a.bin", "b.bin", "c.npy", "d.txt", "e.bin")]
-    assert "is a token file of llm.c" in told[0] and "--from" not in told[0]
-    assert "b.bin has no b.idx beside it" in told[1] and "--from nanogpt" in told[1]
-    assert "is an array" in told[2] and told[3:] == [None, None]
+    messages = [how_to_convert(tmp_path / name) for name in ("a.bin", "b.bin", "c.npy", "d.txt", "e.bin")]
+    assert "is a token file of llm.c" in messages[0] and "--from" not in messages[0]
+    assert "b.bin has no b.idx beside it" in messages[1] and "--from nanogpt" in messages[1]
+    assert "is an array" in messages[2] and messages[3:] == [None, None]

@@ -103,7 +103,7 @@ def test_what_the_format_allows_beside_what_we_write():
         (feature(0x1A, b"\x0d\x00\x00\x00\x00"), "wire type 5"),
     ],
 )
-def test_lies_are_refused(data, message):
+def test_wrong_lengths_and_wire_types_are_malformed(data, message):
     with pytest.raises(Malformed, match=message):
         decode_example(data)
 

@@ -29,7 +29,7 @@ def test_varints(data, value, end):
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         (b"\x00", "a field has no number"),
         (b"\x0b", "wire type 3"),
@@ -40,8 +40,8 @@ def test_varints(data, value, end):
         (b"\x35\x01", "4 bytes where 1 are left"),
     ],
 )
-def test_what_is_no_message(data, told):
-    with pytest.raises(Malformed, match=told):
+def test_what_is_no_message(data, message):
+    with pytest.raises(Malformed, match=message):
         list(read_fields(data))
 
 

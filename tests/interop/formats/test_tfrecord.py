@@ -99,7 +99,7 @@ def test_an_error_of_the_source_leaves_nothing(tmp_path):
         (b"\x1f\x8b\x08" + bytes(20), "compressed with gzip"),
     ],
 )
-def test_damage_is_told_with_its_place(tmp_path, data, message):
+def test_damage_is_reported_with_its_position(tmp_path, data, message):
     (tmp_path / "x.tfrecord").write_bytes(data)
     with pytest.raises(DataError) as caught:
         contents(tmp_path / "x.tfrecord")

@@ -77,7 +77,7 @@ def test_texts_are_listed_and_no_tensors(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "shown"),
     [
         (entry([2], 0, 12), r"of shape \[2\] has 12 bytes"),
         (entry([1 << 62, 1 << 62], 0, 12), "implausibly large"),
@@ -95,23 +95,23 @@ def test_texts_are_listed_and_no_tensors(tmp_path):
         (field(2, b"xxxx")[:-2], "bytes where 2 are left"),
     ],
 )
-def test_an_entry_that_lies(tmp_path, message, told):
+def test_an_entry_with_wrong_contents(tmp_path, message, shown):
     index = write_index(tmp_path, [(b"a", message)])
-    with pytest.raises(CheckpointError, match=told):
+    with pytest.raises(CheckpointError, match=shown):
         read_all(index)
 
 
 @pytest.mark.parametrize(
-    ("header", "told"),
+    ("header", "message"),
     [
         (b"", "it has 0 shards"),
         (field(1, 1 << 40), "shards"),
         (field(1, 1) + field(2, 1), "it is big-endian"),
     ],
 )
-def test_a_header_that_is_not_read(tmp_path, header, told):
+def test_a_header_that_is_not_read(tmp_path, header, message):
     (tmp_path / "x.index").write_bytes(table([(b"", header), (b"a", entry([], 0, 4))]))
-    assert told in refused(tmp_path / "x.index")
+    assert message in refused(tmp_path / "x.index")
 
 
 def test_variables_that_share_bytes(tmp_path):
@@ -125,7 +125,7 @@ def test_a_compressed_index(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda content: varint(9) + content, "exceeds its block"),
         (lambda content: handle(0, 1 << 60) + content, "exceeds its block"),
@@ -134,9 +134,9 @@ def test_a_compressed_index(tmp_path):
         (lambda content: b"", "a block is outside the file"),
     ],
 )
-def test_a_block_that_lies(tmp_path, damage, told):
+def test_a_block_with_wrong_contents(tmp_path, damage, message):
     index = write_bundle(tmp_path / "x", TENSORS, damage={1: damage})
-    assert told in refused(index)
+    assert message in refused(index)
 
 
 def test_a_block_that_is_named_again_and_again(tmp_path):

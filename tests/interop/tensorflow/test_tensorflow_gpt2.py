@@ -33,10 +33,10 @@ def openai(folder: Path, *, slots: tuple[str, ...] = ()) -> dict[str, Tensor]:
 @pytest.mark.parametrize("source", ["124M", "124M/model.ckpt", "124M/model.ckpt.index"])
 def test_a_folder_as_openai_published_it(tmp_path, monkeypatch, source):
     monkeypatch.chdir(tmp_path)
-    expected, told = openai(Path("124M")), []
+    expected, messages = openai(Path("124M")), []
     assert is_folder(Path(source))
-    contents = read_folder(Path(source), with_source=True, warn=told.append)
-    assert same(contents.tensors["model"], expected) and told == []
+    contents = read_folder(Path(source), with_source=True, warn=messages.append)
+    assert same(contents.tensors["model"], expected) and messages == []
     recipe = recipe_from_dict(contents.documents["recipe"])
     model = recipe.model
     assert (recipe.name, model.family, recipe.objective.name) == ("124M", "gpt", "causal_lm")
@@ -45,14 +45,14 @@ def test_a_folder_as_openai_published_it(tmp_path, monkeypatch, source):
 
 
 def test_moments_are_left_out_and_named(tmp_path):
-    expected, told = openai(tmp_path / "mine", slots=("Adam", "Adam_1")), []
-    assert same(read_folder(tmp_path / "mine", warn=told.append).tensors["model"], expected)
-    (note,) = told
+    expected, messages = openai(tmp_path / "mine", slots=("Adam", "Adam_1")), []
+    assert same(read_folder(tmp_path / "mine", warn=messages.append).tensors["model"], expected)
+    (note,) = messages
     assert f"the optimizer state is left out ({2 * len(expected) + 2} variables" in note
 
 
 @pytest.mark.parametrize(
-    ("hparams", "told"),
+    ("hparams", "message"),
     [
         (None, "model.ckpt.index is a GPT-2 of OpenAI: put its hparams.json next to it"),
         ({"n_vocab": 300, "n_embd": 16}, "hparams.json lacks n_ctx, n_head, n_layer"),
@@ -62,12 +62,12 @@ def test_moments_are_left_out_and_named(tmp_path):
         ([], "hparams.json is not the config of a model"),
     ],
 )
-def test_hparams_that_do_not_fit(tmp_path, hparams, told):
+def test_hparams_that_do_not_fit(tmp_path, hparams, message):
     openai(tmp_path / "124M")
     (tmp_path / "124M" / "hparams.json").unlink()
     if hparams is not None:
         write_json(tmp_path / "124M" / "hparams.json", hparams)
-    assert told in refusal(tmp_path / "124M" / "model.ckpt")
+    assert message in refusal(tmp_path / "124M" / "model.ckpt")
 
 
 @pytest.mark.parametrize("source", ["old", "old/model.ckpt"])

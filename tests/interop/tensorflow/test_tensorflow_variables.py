@@ -65,9 +65,9 @@ def graphcore(folder: Path, **arguments: object) -> dict[str, Tensor]:
 
 
 def test_a_folder_as_google_published_them(tmp_path):
-    expected, told = google(tmp_path / "bert"), []
+    expected, messages = google(tmp_path / "bert"), []
     assert is_folder(tmp_path / "bert")
-    contents = read_folder(tmp_path / "bert", with_source=True, warn=told.append)
+    contents = read_folder(tmp_path / "bert", with_source=True, warn=messages.append)
     assert same(contents.tensors["model"], expected)
     recipe = recipe_from_dict(contents.documents["recipe"])
     assert (recipe.name, recipe.model.family, recipe.objective.name) == ("bert", "bert", "mlm_nsp")
@@ -75,7 +75,7 @@ def test_a_folder_as_google_published_them(tmp_path):
     files = contents.documents["source"]["files"]
     assert list(files) == ["bert_model.ckpt.index", "bert_model.ckpt.data-00000-of-00001"]
     count = 2 * len(expected) + 4 * 2 * 2 + 2  # query, key and value are three variables
-    assert told == [
+    assert messages == [
         f"{tmp_path / 'bert' / 'bert_model.ckpt.index'}: the optimizer state is left out ({count} variables, such as "
         "'global_step')"
     ]
@@ -98,8 +98,8 @@ def test_what_is_no_checkpoint(tmp_path, monkeypatch, source):
 
 def test_of_several_checkpoints_the_last_by_the_savers_list(tmp_path):
     expected = google(tmp_path / "bert", "ckpt-10", "ckpt-9", "ckpt-20")
-    told = refusal(tmp_path / "bert")
-    assert "has several checkpoints: ckpt-10, ckpt-20, ckpt-9; name one" in told
+    message = refusal(tmp_path / "bert")
+    assert "has several checkpoints: ckpt-10, ckpt-20, ckpt-9; name one" in message
     assert same(read_folder(tmp_path / "bert" / "ckpt-9").tensors["model"], expected)
     for last in ("ckpt-20", "/somewhere/else/ckpt-20"):
         (tmp_path / "bert" / "checkpoint").write_text(
@@ -113,13 +113,13 @@ def test_of_several_checkpoints_the_last_by_the_savers_list(tmp_path):
 
 
 def test_a_run_of_graphcores_bert(tmp_path):
-    expected, told = graphcore(tmp_path / "run"), []
-    contents = read_folder(tmp_path / "run", warn=told.append)
+    expected, messages = graphcore(tmp_path / "run"), []
+    contents = read_folder(tmp_path / "run", warn=messages.append)
     model = recipe_from_dict(contents.documents["recipe"]).model
     assert {name: getattr(model, name) for name in PLAIN} == PLAIN
     assert model.layer_norm_epsilon == 1e-3
     assert same(contents.tensors["model"], expected)
-    assert len(told) == 1 and "the optimizer state is left out" in told[0]
+    assert len(messages) == 1 and "the optimizer state is left out" in messages[0]
 
 
 @pytest.mark.parametrize("switch", PLAIN)
@@ -150,7 +150,7 @@ def test_its_feed_forward_is_four_times_as_wide_where_it_does_not_say(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"groupbert": True}, "arguments.json is for a GroupBERT"),
         ({"use_qkv_bias": True}, "bert.encoder.layer.0.attention.self.query.bias is missing"),
@@ -161,9 +161,9 @@ def test_its_feed_forward_is_four_times_as_wide_where_it_does_not_say(tmp_path):
         ({"vocab_size": 71}, "bert.embeddings.word_embeddings.weight is [70, 32], expected [71, 32]"),
     ],
 )
-def test_arguments_that_do_not_fit(tmp_path, arguments, told):
+def test_arguments_that_do_not_fit(tmp_path, arguments, message):
     graphcore(tmp_path / "run", **arguments)
-    assert told in refusal(tmp_path / "run")
+    assert message in refusal(tmp_path / "run")
 
 
 def test_half_precision_and_a_trunk_alone(tmp_path):
@@ -171,14 +171,14 @@ def test_half_precision_and_a_trunk_alone(tmp_path):
     variables = {name: tensor.half() for name, tensor in google_variables(theirs).items() if name.startswith("bert/")}
     write_bundle(tmp_path / "bert" / "x.ckpt", variables | {"cls/squad/output_weights": torch.ones(2, 32)})
     write_json(tmp_path / "bert" / "bert_config.json", OPTIONS)
-    told: list[str] = []
-    found = read_folder(tmp_path / "bert", warn=told.append).tensors["model"]
+    messages: list[str] = []
+    found = read_folder(tmp_path / "bert", warn=messages.append).tensors["model"]
     assert same(
         {name: tensor for name, tensor in found.items() if not name.startswith("head.")},
         {name: tensor.half().float() for name, tensor in ours.items() if not name.startswith("head.")},
     )
-    assert "no head for masked tokens, pairs of texts" in told[0]
-    assert "left out, since the model does not use them: qa_outputs.weight" in told[1]
+    assert "no head for masked tokens, pairs of texts" in messages[0]
+    assert "left out, since the model does not use them: qa_outputs.weight" in messages[1]
 
 
 def test_one_weight_by_two_names(tmp_path):
@@ -224,7 +224,7 @@ def test_an_old_folder_of_pytorch_calls_its_config_as_google_did(tmp_path):
     assert same(read_folder(tmp_path / "old", allow_pickle=True).tensors["model"], ours)
 
 
-def test_slots_are_told_by_their_place_alone(tmp_path):
+def test_slots_are_identified_by_their_position_alone(tmp_path):
     """Whatever the optimizer calls them, and with neighbors whose names begin alike."""
     ours, theirs = weights()
     variables = google_variables(theirs)

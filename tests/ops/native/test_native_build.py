@@ -150,7 +150,7 @@ def test_a_compiler_that_a_shell_could_not_split_is_reported(monkeypatch):
         find_compiler()
 
 
-def test_a_compiler_that_is_missing_or_fails_is_told(tiny_sources, tmp_path, monkeypatch):
+def test_a_compiler_that_is_missing_or_fails_is_reported(tiny_sources, tmp_path, monkeypatch):
     (tiny_sources / "cpu.cpp").write_text("#error out of tune\n")
     with pytest.raises(BuildError, match=r"fails: .*out of tune"):
         library(tmp_path / "cache")

@@ -26,11 +26,11 @@ def on_this_machine():
 
 @pytest.fixture
 def times(monkeypatch):
-    """What the linear kernels, the only ones, are told to take, by instruction set; tests change it."""
+    """The time of the linear kernels, the only ones, by instruction set; tests change it."""
     monkeypatch.setattr(choice, "KERNELS", products.KERNELS)
-    told = {PYTORCH: 3.0, **dict.fromkeys(instruction_sets(), 2.0), instruction_sets()[-1]: 1.0}
-    monkeypatch.setattr(choice, "seconds", lambda kernel: told)
-    return told
+    times = {PYTORCH: 3.0, **dict.fromkeys(instruction_sets(), 2.0), instruction_sets()[-1]: 1.0}
+    monkeypatch.setattr(choice, "seconds", lambda kernel: times)
+    return times
 
 
 @pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "linear_f32"), (torch.bfloat16, "linear_bf16")])

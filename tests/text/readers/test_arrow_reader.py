@@ -122,7 +122,7 @@ def test_what_datasets_saves(tmp_path):
     assert texts(tmp_path / "some") == ["text 5", "text 1"]
 
 
-def test_reading_goes_on_from_any_row(tmp_path):
+def test_reading_resumes_at_any_row(tmp_path):
     source = str(write_texts(tmp_path / "a.arrow"))
     whole = list(read_sources([source], ReadOptions(), Tally()))
     for row in range(len(TEXTS) + 2):

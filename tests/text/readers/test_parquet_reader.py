@@ -78,7 +78,7 @@ def test_a_table_without_rows(tmp_path):
     assert (tally.documents, tally.empty, tally.faults) == (0, 0, 0)
 
 
-def test_reading_goes_on_from_any_row(tmp_path):
+def test_reading_resumes_at_any_row(tmp_path):
     path = write_parquet(tmp_path / "a.parquet")
     options, whole, places = ReadOptions(), Tally(), []
     found = []

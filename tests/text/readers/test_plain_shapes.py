@@ -117,7 +117,7 @@ def test_a_document_is_found_at_its_offset(data, shape):
 
 
 @given(data=DATA)
-def test_nothing_but_white_space_lies_between_documents(data):
+def test_only_white_space_is_between_documents(data):
     data = data.replace(b"\0", b"")
     for shape in READERS:
         data += TITLE * (shape == "wikitext")

@@ -33,8 +33,8 @@ def test_the_numbers_of_each_kind_of_row() -> None:
 
 
 def test_entries_arrive_in_order_from_one_other_thread(tmp_path: Path) -> None:
-    told: list[str] = []
-    with Trackers(["recording"], run_in(tmp_path), told.append) as trackers:
+    messages: list[str] = []
+    with Trackers(["recording"], run_in(tmp_path), messages.append) as trackers:
         for step in range(1, 50):
             trackers.row(train_row(step))
         trackers.sample({"step": 49, "prompt": "Once", "text": " upon"})
@@ -42,7 +42,7 @@ def test_entries_arrive_in_order_from_one_other_thread(tmp_path: Path) -> None:
     assert [step for _, step, _ in tracker.entries] == [*range(1, 50), 49]
     assert tracker.entries[-1] == ("sample", 49, "Once upon")
     assert tracker.threads == {"tracker recording"}
-    assert (tracker.ended, told) == ("finished", [])
+    assert (tracker.ended, messages) == ("finished", [])
 
 
 def test_the_id_of_a_run_is_kept_in_its_folder(tmp_path: Path) -> None:
@@ -63,11 +63,11 @@ def test_a_damaged_file_of_ids_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_tracker_that_fails_is_dropped_with_one_warning(tmp_path: Path) -> None:
-    told: list[str] = []
-    with Trackers(["failing", "recording", "closed-door"], run_in(tmp_path), told.append) as trackers:
+    messages: list[str] = []
+    with Trackers(["failing", "recording", "closed-door"], run_in(tmp_path), messages.append) as trackers:
         for step in range(1, 9):
             trackers.row(train_row(step))
-    assert sorted(told) == [
+    assert sorted(messages) == [
         "tracker closed-door cannot be opened, training continues without it: PermissionError: no key",
         "tracker failing failed, training continues without it: ConnectionError: the server is gone",
     ]
@@ -77,24 +77,24 @@ def test_a_tracker_that_fails_is_dropped_with_one_warning(tmp_path: Path) -> Non
 
 def test_a_tracker_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "SECONDS_AT_THE_END", 0.2)
-    told: list[str] = []
+    messages: list[str] = []
     try:
-        with Trackers(["hanging"], run_in(tmp_path), told.append) as trackers:
+        with Trackers(["hanging"], run_in(tmp_path), messages.append) as trackers:
             for step in range(1, 6):
                 trackers.row(train_row(step))
     finally:
         Hanging.let_go.set()
-    assert told == ["tracker hanging does not respond: 5 records not delivered"]
+    assert messages == ["tracker hanging does not respond: 5 records not delivered"]
 
 
 def test_a_tracker_that_is_slow_to_open_gets_what_waited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "SECONDS_TO_OPEN", 0.1)
-    told: list[str] = []
-    with Trackers(["slow"], run_in(tmp_path), told.append) as trackers:
+    messages: list[str] = []
+    with Trackers(["slow"], run_in(tmp_path), messages.append) as trackers:
         trackers.row(train_row(1))
         assert not (tmp_path / "trackers.json").exists()
         Slow.let_go.set()
-    assert told == ["tracker slow is slow to open; training starts, and its records are queued"]
+    assert messages == ["tracker slow is slow to open; training starts, and its records are queued"]
     assert OPENED[-1].of_kind("numbers") == {1: {"train/loss": 1.0}}
     assert json.loads((tmp_path / "trackers.json").read_text()) == {"slow": OPENED[-1].run_id}
 

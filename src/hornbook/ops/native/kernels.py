@@ -23,9 +23,9 @@ class Kernels:
 
     why: str
     forms: Mapping[str, str] = field(default_factory=dict)
-    """The instruction set of each selected kernel, by name; PyTorch computes all others."""
+    """The instruction set of each selected kernel, by the kernel's name; PyTorch computes all others."""
     blocks: str | None = None
-    """The instruction set of block-sparse products, or ``PYTORCH``; None: not selected, so the newest one is used."""
+    """The instruction set of block-sparse products, or ``PYTORCH``; None uses the newest one."""
 
     @property
     def record(self) -> dict[str, str]:
@@ -38,9 +38,9 @@ class Kernels:
 
 
 FORMS: dict[str, str] = {}
-"""``Kernels.forms`` in use; empty if PyTorch computes everything, which callers check first."""
+"""``Kernels.forms`` of the kernels in use. It is empty if PyTorch computes everything, so callers test it first."""
 NOT_CHOSEN = Kernels(why="nothing else was asked for")
-"""The initial setting; generation then selects a form itself."""
+"""The kernels of a process that has not called ``use``: generation then selects the form of ``token_block`` itself."""
 _in_use = NOT_CHOSEN
 _periods = itertools.count(1)
 _period: int | None = None

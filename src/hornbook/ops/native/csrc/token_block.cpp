@@ -1,8 +1,8 @@
 // One new token of each text: pre-norm blocks with their caches of keys and values, and the logits, in one call.
 //
-// Weights lie as PyTorch has them, [outputs][inputs], and are read once for up to 8 rows: a product takes little longer
-// than memory needs to give them. What lies between two products stays in fp32. Each number is added up in one order,
-// whatever the number of rows or threads.
+// Weights have PyTorch's layout, [outputs][inputs], and are read once for up to 8 rows, so a product takes little longer
+// than reading its weights from memory. Intermediate results stay in fp32. The order of each sum does not depend on the
+// number of rows or threads.
 #include <cmath>
 #include <limits>
 
