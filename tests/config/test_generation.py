@@ -2,6 +2,8 @@
 
 import argparse
 import inspect
+import re
+from pathlib import Path
 
 import hornbook
 from hornbook.api.writing import GenerateOptions
@@ -29,3 +31,13 @@ def test_python_has_every_option_with_its_default() -> None:
     assert {name: parameters[name].default for name in defaults} == defaults
     assert set(parameters) == {"self", "prompt", "num_samples", *defaults}
     assert set(GenerateOptions.__annotations__) == set(defaults)
+
+
+def test_the_page_has_every_option_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
+    (told,) = re.findall(r"`model\.generate` has the options of `hornbook generate`.*?A text", page, re.DOTALL)
+    for name, spec in describe(GenerationConfig).items():
+        assert f"`{name}`" in told
+        if number := re.search(rf"`{name}`\s+\(([\d.]+)", told):
+            assert float(number[1]) == spec.default
+    assert len(re.findall(r"`\w+`\s+\([\d.]+", told)) == 5

@@ -273,27 +273,26 @@ def _outcomes(name: str, options: ReadOptions, start: int, meter: InputMeter | N
         if name.startswith(HUB_SCHEME) and hub.is_file_name(name):
             path = hub.fetch(name)
         source = Source(name, path, meter)
-        if reader := _reader_of(kind):
+        reader, stream_reader = _readers_of(kind)
+        if reader:
             yield from reader(source, options, start)
-        else:
+        if stream_reader:
             with open_stream(source, _LIMITS.get(kind)) as stream:
-                yield from after(_stream_reader_of(kind)(stream, source, options), start)
+                yield from after(stream_reader(stream, source, options), start)
     except DataError as error:
         yield error
 
 
-def _reader_of(kind: str) -> Reader | None:
-    """Return the reader of a format that opens the files itself; None if there is none."""
-    tables: Iterator[dict[str, Reader]] = (room.READERS for room in plugged("document readers"))
-    return next((table[kind] for table in (READERS, *tables) if kind in table), None)
+def _readers_of(kind: str) -> tuple[Reader | None, StreamReader | None]:
+    """Return a format's reader: one that opens the files itself, or one that is given the open file.
 
-
-def _stream_reader_of(kind: str) -> StreamReader:
-    """Return the reader of a format that is given the open file; raise UserError if no room has one."""
-    tables: Iterator[dict[str, StreamReader]] = (room.STREAM_READERS for room in plugged("document readers"))
-    for table in (STREAM_READERS, *tables):
-        if kind in table:
-            return table[kind]
+    Raises UserError if neither this module nor a plugged-in room has one.
+    """
+    if kind in READERS or kind in STREAM_READERS:
+        return READERS.get(kind), STREAM_READERS.get(kind)
+    for room in plugged("document readers"):
+        if kind in room.READERS or kind in room.STREAM_READERS:
+            return room.READERS.get(kind), room.STREAM_READERS.get(kind)
     raise UserError(f"the format {kind} cannot be read here; expected one of {', '.join((*STREAM_READERS, *READERS))}")
 
 
