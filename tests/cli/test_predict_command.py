@@ -110,6 +110,25 @@ def test_no_answer_where_it_is_allowed(capsys):
     assert [len(each) for each in none] == [1, 1, 1] and all(each[0]["answer"] == "" for each in none)
 
 
+@pytest.mark.parametrize(
+    ("run", "rows", "what"),
+    [
+        ("classes", [{"text": "the whale " * 30}, {"text": "a ship"}], "1 of 2 texts is longer than 8 tokens"),
+        ("pairs", [{"text": "the whale " * 9, "b": "a ship"}] * 3, "3 of 3 pairs are longer than 8 tokens"),
+    ],
+)
+def test_truncated_texts_are_told_and_counted(capsys, run, rows, what):
+    write_jsonl(Path("long.jsonl"), rows)
+    assert main(["predict", run, "long.jsonl", "--window", "8", "--json", "--threads", "1"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["truncated"] == int(what[0])
+    assert f"{what}, special tokens included: classified without the end" in " ".join(printed.err.split())
+    write_jsonl(Path("short.jsonl"), [{"text": "a", "b": "b"}])
+    assert main(["predict", run, "short.jsonl", "--json", "--threads", "1"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["truncated"] == 0 and "longer than" not in printed.err
+
+
 def test_predictions_are_those_that_evaluate_scores(capsys):
     scored = ["--threads", "1", "--compute", "fp32", "--json"]
     assert main(["evaluate", "classes", "--data", "texts.jsonl", *scored]) == 0

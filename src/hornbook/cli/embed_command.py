@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write the vectors and return their number, their dimension, and how many texts were truncated."""
     from hornbook.config import ClassificationConfig
-    from hornbook.generate.embeddings import ids_of_texts, refuse_pooling, truncation_warning
-    from hornbook.samples.labelled_texts import read_examples
+    from hornbook.generate.embeddings import ids_of_texts, refuse_pooling
+    from hornbook.samples.labelled_texts import read_examples, truncation_warning
     from hornbook.track.console import Console
 
     given = load(arguments)
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     length = given.window_length
     ids, num_truncated = ids_of_texts(given.loaded.model, given.require_tokenizer(), texts, length)
     if num_truncated:
-        Console().warn(truncation_warning(num_truncated, len(ids), length))
+        Console().warn(truncation_warning(num_truncated, len(ids), length, done="embedded"))
     vectors = _vectors(arguments, given, ids)
     size = given.loaded.recipe.model.hidden_size
     if arguments.output is not None and arguments.output.suffix == ".npy":

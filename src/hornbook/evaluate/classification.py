@@ -44,7 +44,7 @@ def read(given: TaskInput) -> Answered:
     examples = [everything[number] for number in spread_evenly(len(everything), given.max_sequences).tolist()]
     labels = label_numbers(examples, objective.labels)
     is_causal = given.loaded.model.is_causal
-    sequences = encode_examples(examples, given.require_tokenizer(), given.window_length, is_causal=is_causal)
+    sequences, _ = encode_examples(examples, given.require_tokenizer(), given.window_length, is_causal=is_causal)
     return Answered(sequences=sequences, labels=labels, classes=objective.labels, path=path)
 
 
