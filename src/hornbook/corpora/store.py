@@ -35,6 +35,8 @@ SPLITS: Final = ("train", "validation")
 
 _SAMPLED_DOCUMENTS: Final = 1000
 _HASHED_BYTES: Final = 1 << 20
+_MOST_BYTES: Final = 1 << 62
+"""More than any file system holds, and few enough that sums of two do not wrap around."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -111,14 +113,20 @@ class TokenStore:
             return None
         path = self.path / "documents.npy"
         rows = read_rows(path, self.manifest.num_documents)
-        sources, lengths = rows["source"], rows["num_bytes"]
+        sources, offsets, lengths = rows["source"], rows["offset"], rows["num_bytes"]
         if len(rows) and not 0 <= sources.min() <= sources.max() < len(self.manifest.sources):
             raise DataError(
                 f"{path}: a document is from a source that the manifest does not list; build the store again"
             )
-        if len(rows) and (lengths.min() < 0 or int(lengths.sum()) != self.manifest.num_bytes):
+        has_wrapped = lengths.sum(dtype=np.float64) > _MOST_BYTES  # then the sum may be right by chance
+        if len(rows) and (lengths.min() < 0 or has_wrapped or int(lengths.sum()) != self.manifest.num_bytes):
             raise DataError(
                 f"{path}: the bytes do not sum to the manifest's {self.manifest.num_bytes}; build the store again"
+            )
+        if len(rows) and not 0 <= offsets.min() <= offsets.max() <= _MOST_BYTES:
+            number = int(np.argmax((offsets < 0) | (offsets > _MOST_BYTES)))
+            raise DataError(
+                f"{path}: document {number} has the offset {int(offsets[number])} in its source; build the store again"
             )
         return rows
 
