@@ -28,7 +28,8 @@ from hornbook.corpora.megatron import IndexedFile, index_paths
 from hornbook.corpora.store_manifest import MANIFEST, Manifest, read_rows, recorded_splits
 from hornbook.errors import DataError, UserError
 from hornbook.storage.system import open_regular, storage_errors
-from hornbook.text.documents import offset_unit
+from hornbook.text.documents import offset_unit, recorded_format
+from hornbook.text.readers.web_archives import Page, PageFinder
 from hornbook.text.tokenizer import Tokenizer
 
 SPLITS: Final = ("train", "validation")
@@ -186,10 +187,30 @@ class TokenStore:
 
     def offset_unit(self, document: int) -> Literal["byte", "row"]:
         """Return the unit of a document's offset: rows of a table, or bytes of the uncompressed file."""
-        source, options = self.source(document), self.manifest.options if self.manifest else {}
-        reading = options.get("reading")
+        source = self.source(document)
+        return "byte" if source is None else offset_unit(source[0], self._format)
+
+    def page(self, document: int) -> Page | None:
+        """Return URL and languages of a document from a web archive, read from its source.
+
+        None if it is from another source, or the source is gone or has no record there. Compressed sources are read up
+        to the record, once for documents in ascending order.
+        """
+        source = self.source(document)
+        if source is None or recorded_format(source[0], self._format) != "warc":
+            return None
+        return self._pages.find(*source)
+
+    @cached_property
+    def _pages(self) -> PageFinder:
+        return PageFinder()
+
+    @property
+    def _format(self) -> str | None:
+        """The format option of the build."""
+        reading = self.manifest.options.get("reading") if self.manifest else None
         given = reading.get("format") if isinstance(reading, dict) else None
-        return "byte" if source is None else offset_unit(source[0], given)
+        return given if isinstance(given, str) else None
 
 
 def open_store(path: str | Path, split: str = "train") -> TokenStore:
