@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ from hornbook.corpora.convert.token_streams import how_to_convert
 from hornbook.corpora.megatron import IndexedFile, index_paths
 from hornbook.corpora.store_manifest import MANIFEST, Manifest, read_rows, recorded_splits
 from hornbook.errors import DataError, UserError
+from hornbook.storage import sha256_file
 from hornbook.storage.system import open_regular, storage_errors
 from hornbook.text.documents import offset_unit, recorded_format
 from hornbook.text.readers.web_archives import Page, PageFinder
@@ -36,6 +38,8 @@ SPLITS: Final = ("train", "validation")
 
 _SAMPLED_DOCUMENTS: Final = 1000
 _HASHED_BYTES: Final = 1 << 20
+_tokenizers: WeakValueDictionary[str, Tokenizer] = WeakValueDictionary()
+"""Those of the open stores by the SHA-256 of their file: the splits of a corpus share one."""
 _MOST_BYTES: Final = 1 << 62
 """More than any file system holds, and few enough that sums of two do not wrap around."""
 
@@ -154,7 +158,7 @@ class TokenStore:
     def tokenizer(self) -> Tokenizer | None:
         """Return the tokenizer of the store; None if unknown. Raises DataError if its file is damaged.
 
-        Loaded on the first call and then kept, since parsing a large one takes a second.
+        Loaded on the first call and then kept, since parsing a large one takes a second; open stores share it.
         """
         return self._tokenizer
 
@@ -162,11 +166,13 @@ class TokenStore:
     def _tokenizer(self) -> Tokenizer | None:
         if not self.manifest:
             return None
-        tokenizer = Tokenizer.load(self.path / "tokenizer.json")
+        path = self.path / "tokenizer.json"
+        content = sha256_file(path)
+        tokenizer = _tokenizers.get(content)
+        if tokenizer is None:
+            tokenizer = _tokenizers[content] = Tokenizer.load(path)
         if tokenizer.digest != self.manifest.tokenizer:
-            raise DataError(
-                f"{self.path / 'tokenizer.json'} is not the tokenizer that the store was built with; restore the file"
-            )
+            raise DataError(f"{path} is not the tokenizer that the store was built with; restore the file")
         return tokenizer
 
     def document(self, number: int) -> Integers:
