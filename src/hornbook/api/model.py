@@ -301,23 +301,11 @@ class Model:
 
     @overload
     def predict(
-        self,
-        texts: str,
-        second_texts: str | None = None,
-        *,
-        top_k: int | None = None,
-        batch_size: int = 32,
-        window: int | None = None,
+        self, texts: str, second_texts: str | None = None, **options: Unpack[passes.PredictOptions]
     ) -> Classified | FoundAnswer: ...
     @overload
     def predict(
-        self,
-        texts: list[str],
-        second_texts: list[str] | None = None,
-        *,
-        top_k: int | None = None,
-        batch_size: int = 32,
-        window: int | None = None,
+        self, texts: list[str], second_texts: list[str] | None = None, **options: Unpack[passes.PredictOptions]
     ) -> list[Classified] | list[FoundAnswer]: ...
     def predict(
         self,

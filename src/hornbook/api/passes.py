@@ -48,6 +48,14 @@ class EmbedOptions(TypedDict, total=False):
     window: int | None
 
 
+class PredictOptions(TypedDict, total=False):
+    """The options of `hornbook.Model.predict`; see there."""
+
+    top_k: int | None
+    batch_size: int
+    window: int | None
+
+
 def encode(loaded: LoadedModel, text: str) -> list[int]:
     """Return the ids of a text, encoded as in training; see `hornbook.Model.encode`.
 

@@ -65,7 +65,7 @@ def test_the_texts_of_a_wet_file_with_their_offsets(tmp_path, packed):
     found = list(read_documents([path], ReadOptions(), tally))
     offsets = [len(first), len(first) + len(texts[0]) + len(texts[1])]
     assert found == [
-        Document(text, str(path), offset, len(text.encode()))
+        Document(text, str(path), offset, len(text.encode()), "rus,eng")
         for text, offset in zip((TEXT, "Other."), offsets, strict=True)
     ]
     assert tally.empty == 1 and tally.skipped == {}

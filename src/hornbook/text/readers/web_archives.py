@@ -34,6 +34,7 @@ from hornbook.text.reading import (
 WARC_SUFFIXES: Final = (".warc", ".wet", ".wat")
 WARC_LIMITS: Final = Limits(num_members=1 << 26)
 """Each record is a member of the compressed file."""
+_LANGUAGES: Final = "warc-identified-content-language"
 _TYPES: Final = ("conversion", "response", "resource")
 _HTML: Final = ("text/html", "application/xhtml+xml")
 _NO_TEXT: Final = Skipped("records without text")
@@ -60,7 +61,10 @@ def read_web_archive(stream: BinaryIO, source: Source, options: ReadOptions) -> 
         where = f"{source}, the record at byte {record.offset}"
         try:
             text = _text_of(record, where, limit)
-            yield _NO_TEXT if text is None else Document(text, source.name, record.offset, len(text.encode()))
+            languages = record.headers.get(_LANGUAGES)
+            yield (
+                _NO_TEXT if text is None else Document(text, source.name, record.offset, len(text.encode()), languages)
+            )
         except DataError as error:
             yield error
 
@@ -97,7 +101,7 @@ class PageFinder:
         except (HornbookError, OSError, ValueError):  # moved or changed since, or a name that no file can have
             self.close()
             return None
-        return Page(headers.get("warc-target-uri"), headers.get("warc-identified-content-language"))
+        return Page(headers.get("warc-target-uri"), headers.get(_LANGUAGES))
 
     def close(self) -> None:
         """Close the last file."""
