@@ -20,8 +20,9 @@ def test_nothing_is_asked_for_by_default():
 
 def test_every_option_arrives():
     words = "--min-characters 10 --min-words 3 --keep-matching a --keep-matching b --drop-matching c --language en"
-    more = "--language de --language-probability 0.9 --language-from record --drop-duplicates --drop-near-duplicates 0.7 --decontaminate a.txt"
+    more = "--language de --language-probability 0.9 --drop-duplicates --drop-near-duplicates 0.7 --decontaminate a.txt"
     rest = "--decontaminate b.txt --decontaminate-field f --decontaminate-words 9 --decontaminate-overlap 2"
+    rest += " --language-from record"
     assert quality_options(parse(*f"{words} {more} {rest}".split())) == QualityOptions(
         min_characters=10,
         min_words=3,
