@@ -25,11 +25,11 @@ import argparse
 import json
 import os
 import resource
-import shutil
 import statistics
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -219,33 +219,36 @@ class Experiment:
     def train(self, model: Model, steps: int, learning_rate: float, seed: int) -> dict[str, float]:
         """Return ``loss`` and ``seconds`` of a run, made now or before; seconds of a core, not of a clock."""
         name = f"{model.name.replace(' ', '-')}-{steps}-{learning_rate:g}-{seed}"
-        file, folder = self.root / "results" / f"{name}.json", self.root / "runs" / name
+        file, runs = self.root / "results" / f"{name}.json", self.root / "runs"
         if not file.exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            options = [
-                *self._options(model),
-                f"--data.train={self.corpus}",
-                f"--training.steps={steps}",
-                f"--training.seed={seed}",
-                f"--optimizer.learning-rate={learning_rate}",
-                f"--schedule.warmup-steps={max(1, steps // 20)}",
-                f"--checkpoint.every-steps={steps}",
-                f"--evaluation.every-steps={steps}",
-                "--evaluation.max-windows=256",
-                "--tracking.sample-every-steps=none",
-            ]
-            start, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-            found = hornbook("train", model.recipe, *options, "--output", str(folder), "--threads", "1")
-            elapsed, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-            share = min(1.0, (after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime) / elapsed)
-            result = {"loss": found["validation_loss"], "seconds": found["seconds"] * share}
+            runs.mkdir(exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=runs) as folder:
+                result = self._measure(model, steps, learning_rate, seed, Path(folder) / "run")
             partial = file.with_suffix(".partial")
             partial.write_text(json.dumps(result))
             partial.rename(file)
-            shutil.rmtree(folder)
             print(f"{name}: loss {result['loss']:.4f}, {result['seconds']:.1f} s", file=sys.stderr, flush=True)
         kept: dict[str, float] = json.loads(file.read_text())
         return kept
+
+    def _measure(self, model: Model, steps: int, learning_rate: float, seed: int, run: Path) -> dict[str, float]:
+        options = [
+            *self._options(model),
+            f"--data.train={self.corpus}",
+            f"--training.steps={steps}",
+            f"--training.seed={seed}",
+            f"--optimizer.learning-rate={learning_rate}",
+            f"--schedule.warmup-steps={max(1, steps // 20)}",
+            f"--checkpoint.every-steps={steps}",
+            f"--evaluation.every-steps={steps}",
+            "--evaluation.max-windows=256",
+            "--tracking.sample-every-steps=none",
+        ]
+        start, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        found = hornbook("train", model.recipe, *options, "--output", str(run), "--threads", "1")
+        elapsed, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+        share = min(1.0, (after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime) / elapsed)
+        return {"loss": found["validation_loss"], "seconds": found["seconds"] * share}
 
 
 def hornbook(*words: str) -> dict[str, float]:

@@ -292,13 +292,20 @@ def lines_of(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_predicted_classes_are_those_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predicted_classes_are_those_of_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     objective = ClassificationConfig(labels=("emma", "moby", "pride"))
     model = fine_tuned(tmp_path, objective, head="classification", num_labels=3)
     texts = ["the whale", "a ship and its captain hunt the whale " * 20, "a ball"]
     file = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
     found = model.predict(texts, batch_size=2)
+    (record,) = caplog.records
+    assert "1 of 3 texts is longer" in record.message and "classified without the end" in record.message
     assert [each.as_json() for each in found] == lines_of(capsys, str(model.path), file)
+    short = model.predict(texts, window=3)
+    assert [each.as_json() for each in short] == lines_of(capsys, str(model.path), file, "--window", "3")
+    assert "3 of 3 texts are longer than 3 tokens" in caplog.records[1].message
     alone = model.predict(texts[0], top_k=1)
     assert alone.probabilities == pytest.approx({found[0].label: found[0].probability})
     assert refuses(UserError, "1 texts have 1 second texts", call=lambda: model.predict("a", "b"))

@@ -80,6 +80,27 @@ def test_an_experiment_of_another_scale_is_refused(tmp_path: Path) -> None:
         learning.Experiment(tmp_path, learning.Scale()).prepare()
 
 
+def test_only_folders_of_its_own_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = []
+
+    def trained(*words: str) -> dict[str, float]:
+        output = Path(words[words.index("--output") + 1])
+        output.mkdir()
+        outputs.append(output)
+        return {"validation_loss": 1.0, "seconds": 2.0}
+
+    monkeypatch.setattr(learning, "hornbook", trained)
+    (tmp_path / "results").mkdir()
+    notes = tmp_path / "runs" / "dense-256-7-0.003-0" / "notes.txt"
+    notes.parent.mkdir(parents=True)
+    notes.write_text("mine")
+    experiment = learning.Experiment(tmp_path, learning.SHRUNK)
+    model = learning.models(learning.Scale())[0]
+    assert experiment.train(model, 7, 3e-3, 0)["loss"] == 1.0
+    assert notes.read_text() == "mine" and len(outputs) == 1 and not outputs[0].exists()
+    assert [*notes.parent.parent.iterdir()] == [notes.parent]
+
+
 @pytest.mark.slow
 def test_a_second_call_makes_only_the_runs_that_are_missing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -168,3 +168,19 @@ def test_masks_in_the_middle_of_an_unmasked_file(made, tmp_path, capsys):
     words = (f"--data.tokenizer={made}/tokenizer", "--training.global-batch-size=64", "--training.steps=2")
     assert train(tmp_path / "mixed", tmp_path / "run", *words) == 2
     assert "is masked, the first ones are not" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_segments_that_the_model_does_not_have(made, tmp_path, capsys):
+    def marked():
+        for instance in read_arrow(made / "arrow"):
+            yield instance._replace(segments=instance.segments * 3)
+
+    content = read_arrow(made / "arrow")
+    forged = Instances(files=content.files, read=marked, sequence_length=content.sequence_length)
+    write_arrow(tmp_path / "forged", forged)
+    assert train(tmp_path / "forged", tmp_path / "run") == 2
+    told = capsys.readouterr().err
+    assert "the data contain segment 3, but model.num_segments 2 allows only 0 to 1" in told and "Error:" not in told
+    assert train(made / "arrow", tmp_path / "held", f"--data.validation={tmp_path}/forged") == 2
+    assert "the data contain segment 3" in capsys.readouterr().err
+    assert train(tmp_path / "forged", tmp_path / "more", "--model.num-segments=4", "--training.steps=1") == 0

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from written_runs import save_run
 
 from hornbook.__main__ import main
 from hornbook.checkpoint import save
+from hornbook.checkpoint.manifest import MANIFEST, Entry, read_manifest
 from hornbook.cli.evaluate_command import _print_table
 from hornbook.config import ClassificationConfig, SpanConfig
+from hornbook.storage.files import sha256_file
 
 CLASSES = ("emma", "moby", "pride")
 
@@ -108,6 +111,55 @@ def test_no_answer_where_it_is_allowed(capsys):
     found = predict(capsys, "spans", "squad.json", "--num-best", "500", "--unanswerable")
     none = [[best for best in each["n_best"] if best["start"] is None] for each in found]
     assert [len(each) for each in none] == [1, 1, 1] and all(each[0]["answer"] == "" for each in none)
+
+
+@pytest.mark.parametrize(
+    ("run", "rows", "what"),
+    [
+        ("classes", [{"text": "the whale " * 30}, {"text": "a ship"}], "1 of 2 texts is longer than 8 tokens"),
+        ("pairs", [{"text": "the whale " * 9, "b": "a ship"}] * 3, "3 of 3 pairs are longer than 8 tokens"),
+    ],
+)
+def test_truncated_texts_are_told_and_counted(capsys, run, rows, what):
+    write_jsonl(Path("long.jsonl"), rows)
+    assert main(["predict", run, "long.jsonl", "--window", "8", "--json", "--threads", "1"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["truncated"] == int(what[0])
+    assert f"{what}, special tokens included: classified without the end" in " ".join(printed.err.split())
+    write_jsonl(Path("short.jsonl"), [{"text": "a", "b": "b"}])
+    assert main(["predict", run, "short.jsonl", "--json", "--threads", "1"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["truncated"] == 0 and "longer than" not in printed.err
+
+
+@pytest.mark.parametrize(
+    ("labels", "count", "what"),
+    [
+        (("a", "emma", "moby", "pride"), 3, "has 3 classes but the names a, emma, moby, pride"),
+        (("emma", "moby"), 3, "has 3 classes but the names emma, moby"),
+        (CLASSES, None, "model.num_labels is missing; restore the file"),
+    ],
+)
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_labels_that_do_not_fit_the_head(tmp_path, capsys, command, labels, count, what):
+    path = save(
+        tmp_path / "checkpoints",
+        encoder_contents(
+            "bert", word_pieces(), ClassificationConfig(labels=CLASSES), head="classification", num_labels=3
+        ),
+    )
+    recipe = json.loads((path / "recipe.json").read_text())
+    recipe["objective"]["labels"], recipe["model"]["num_labels"] = labels, count
+    (path / "recipe.json").write_text(json.dumps(recipe))
+    manifest = read_manifest(path)
+    size, sha256 = (path / "recipe.json").stat().st_size, sha256_file(path / "recipe.json")
+    entry = Entry(kind=manifest.files["recipe.json"].kind, size=size, sha256=sha256)
+    (path / MANIFEST).write_bytes(replace(manifest, files={**manifest.files, "recipe.json": entry}).to_bytes())
+    write_jsonl(tmp_path / "texts.jsonl", [{"text": "the whale", "label": label} for label in ("moby", "emma")])
+    data = ["--data"] if command == "evaluate" else []
+    assert main([command, str(tmp_path), *data, str(tmp_path / "texts.jsonl"), "--threads", "1"]) == 2
+    told = capsys.readouterr().err
+    assert what in told and "Error:" not in told and len(told.splitlines()) == 1
 
 
 def test_predictions_are_those_that_evaluate_scores(capsys):

@@ -22,6 +22,7 @@ def test_every_option_arrives():
     words = "--min-characters 10 --min-words 3 --keep-matching a --keep-matching b --drop-matching c --language en"
     more = "--language de --language-probability 0.9 --drop-duplicates --drop-near-duplicates 0.7 --decontaminate a.txt"
     rest = "--decontaminate b.txt --decontaminate-field f --decontaminate-words 9 --decontaminate-overlap 2"
+    rest += " --language-from record"
     assert quality_options(parse(*f"{words} {more} {rest}".split())) == QualityOptions(
         min_characters=10,
         min_words=3,
@@ -29,6 +30,7 @@ def test_every_option_arrives():
         drop_matching=("c",),
         languages=("en", "de"),
         language_probability=0.9,
+        language_from="record",
         exact_duplicates=True,
         near_duplicates=0.7,
         decontaminate=("a.txt", "b.txt"),
@@ -49,6 +51,7 @@ def test_every_option_arrives():
         ("--max-dropped 2", ["--max-dropped", "2"]),
         ("--allow empty-fil", ["empty-fil", 'did you mean "empty-file"?']),
         ("--language-probability 0.9", ["--language-probability has no effect without --language"]),
+        ("--language-from record", ["--language-from has no effect without --language"]),
         ("--decontaminate-words 9", ["--decontaminate-words has no effect without --decontaminate;"]),
     ],
 )

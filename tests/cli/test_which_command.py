@@ -1,10 +1,13 @@
+import gzip
 import json
 import re
+from itertools import pairwise
 
 import pytest
 from tiny_lines import build_lines
 from tiny_text import build_tiny
 
+import hornbook
 from hornbook.__main__ import main
 from hornbook.corpora.store import open_store
 
@@ -55,6 +58,36 @@ def test_rows_of_a_table(tmp_path, capsys):
     _, lines, _ = which(capsys, tmp_path / "run", "--step", 1)
     places = [line for line in lines if line.startswith("  document ")]
     assert places and all(re.search(r"document (\d), .*t\.parquet at row \1$", line) for line in places)
+
+
+def test_pages_of_a_web_archive(tmp_path, capsys):
+    def page(number):
+        content = f"the cat number {number}, ".encode() * 5
+        heads = f"WARC/1.0\r\nWARC-Type: conversion\r\nWARC-Target-URI: https://example.org/{number}\x1b[1m\r\n"
+        heads += f"WARC-Identified-Content-Language: eng\r\nContent-Length: {len(content)}\r\n"
+        return gzip.compress(f"{heads}Content-Type: text/plain\r\n\r\n".encode() + content + b"\r\n\r\n")
+
+    archive = tmp_path / "crawl.warc.wet.gz"
+    archive.write_bytes(b"".join(map(page, range(9))))
+    build_tiny(tmp_path / "corpus", inputs=[archive], validation=0.0)
+    words = f"train demo --data.train {tmp_path}/corpus --model.vocab-size none --output {tmp_path}/run --threads 1 "
+    words += "--model.num-layers 1 --model.hidden-size 16 --model.num-heads 2 --data.sequence-length 16 "
+    words += "--training.steps 1 --training.global-batch-size 2 --training.micro-batch-size 2 --schedule.warmup-steps 0"
+    assert main(words.split()) == 0
+    _, lines, _ = which(capsys, tmp_path / "run", "--step", 1)
+    found = pairwise(lines)
+    numbers = [re.search(r"document (\d)", line)[1] for line in lines if line.startswith("  document ")]
+    pages = [after for before, after in found if before.startswith("  document ")]
+    assert numbers and pages == [f"  page https://example.org/{number}\\x1b[1m (eng)" for number in numbers]
+    _, lines, _ = which(capsys, tmp_path / "run", "--step", 1, "--json")
+    pieces = [piece for sample in json.loads(lines[-1])["samples"] for piece in sample["pieces"]]
+    assert [piece["url"] for piece in pieces] == [f"https://example.org/{number}\x1b[1m" for number in numbers]
+    corpus = hornbook.corpus(tmp_path / "corpus")
+    assert corpus.page(-1) == ("https://example.org/8\x1b[1m", "eng") and corpus.page(0).languages == "eng"
+    archive.unlink()
+    code, lines, _ = which(capsys, tmp_path / "run", "--step", 1, "--json")
+    pieces = [piece for sample in json.loads(lines[-1])["samples"] for piece in sample["pieces"]]
+    assert code == 0 and {piece["url"] for piece in pieces} == {None} and corpus.page(1) is None
 
 
 def test_a_sequence_of_a_pair_with_its_masks(tmp_path, capsys):

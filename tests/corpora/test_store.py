@@ -210,6 +210,18 @@ def test_rows_with_mutated_bytes_are_refused_in_one_line_or_read(corpus):
     assert refused > 200
 
 
+def test_open_stores_of_one_tokenizer_load_it_once(built, tmp_path, monkeypatch):
+    loads, load = [], Tokenizer.load
+    monkeypatch.setattr(Tokenizer, "load", lambda path: loads.append(path) or load(path))
+    stores = [open_store(built, split) for split in ("train", "validation", "train")]
+    assert len({id(store.tokenizer()) for store in stores}) == len(loads) == 1
+    corpus = shutil.copytree(built, tmp_path / "corpus")
+    other = corpus / "train" / "tokenizer.json"
+    other.write_text(Tokenizer.train(TEXTS[:50], 300).to_json().ljust(other.stat().st_size)[: other.stat().st_size])
+    with pytest.raises(DataError, match="is not the tokenizer that the store"):
+        open_store(corpus).tokenizer()
+
+
 def test_a_tokenizer_of_another_store(corpus):
     path = corpus / "train" / "tokenizer.json"
     other = Tokenizer.train(TEXTS[:50], 300).to_json().encode()

@@ -1,6 +1,7 @@
 import json
 import random
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,9 +9,11 @@ from tiny_text import build_tiny, one_line
 
 from hornbook.__main__ import main
 from hornbook.corpora.megatron import IndexedWriter
-from hornbook.corpora.store_manifest import STORE_FILES, read_record
+from hornbook.corpora.store_manifest import STORE_FILES, Manifest, read_record
 from hornbook.corpora.verify import verify_store
 from hornbook.errors import DataError
+from hornbook.formats.npy import npy_bytes
+from hornbook.storage import Written, sha256_file
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +49,64 @@ def test_a_flipped_bit_anywhere(built, tmp_path, name):
 
 def rewrite(corpus, change):
     """Change tokens and let the manifest agree, as a program with a slip would."""
-    from dataclasses import replace
-
-    from hornbook.corpora.store_manifest import Manifest
-    from hornbook.storage import Written, sha256_file
-
     path = corpus / "train" / "tokens.bin"
     tokens = np.fromfile(path, dtype="uint16")
     change(tokens)
     tokens.tofile(path)
-    manifest = Manifest.read(path.parent)
-    files = dict(manifest.files) | {path.name: Written(size=tokens.nbytes, sha256=sha256_file(path))}
-    (path.parent / "manifest.json").write_bytes(replace(manifest, files=files).to_bytes())
+    seal(path.parent)
+
+
+def seal(store, **changes):
+    """Let the manifest agree with the files, but for ``changes``."""
+    manifest = Manifest.read(store)
+    files = {
+        name: Written(size=(store / name).stat().st_size, sha256=sha256_file(store / name)) for name in STORE_FILES
+    }
+    (store / "manifest.json").write_bytes(replace(manifest, files=files, **changes).to_bytes())
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("source", [-1]),
+        ("source", [2**31 - 1]),
+        ("offset", [-1]),
+        ("offset", [2**63 - 1]),
+        ("num_bytes", [-1]),
+        ("num_bytes", [2**63 - 1]),
+        ("num_bytes", [2**62] * 4),  # which adds nothing in 64 bits
+    ],
+)
+def test_rows_that_no_build_writes(built, tmp_path, column, values):
+    store = shutil.copytree(built, tmp_path / "corpus") / "train"
+    path = store / "documents.npy"
+    rows = np.load(path)
+    for row, value in enumerate(values):
+        rows[column][row] = value if len(values) == 1 else rows[column][row] + value
+    path.write_bytes(npy_bytes(rows))
+    seal(store)
+    with pytest.raises(DataError) as caught:
+        verify_store(store)
+    assert one_line(caught.value, str(path), "build the store again")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 301}, "the vocabulary has 301 ids, but that of the tokenizer 300"),
+        ({"vocab_size": 10**30}, "expected vocab_size to be an integer from 0 to 2147483648"),
+        ({"end_of_text_id": 65535}, "expected end_of_text_id to be an integer from 0 to 299"),
+        ({"end_of_text_id": 10**30}, "expected end_of_text_id to be an integer from 0 to 299"),
+        ({"end_of_text": "inserted", "end_of_text_id": 300}, "expected end_of_text_id to be an integer from 0 to 299"),
+        ({"end_of_text": "inserted", "end_of_text_id": 7}, "the end-of-text token is 7, but that of the tokenizer 299"),
+    ],
+)
+def test_a_manifest_that_does_not_fit_its_tokenizer(built, tmp_path, changes, message):
+    store = shutil.copytree(built, tmp_path / "corpus") / "train"
+    seal(store, **changes)
+    with pytest.raises(DataError) as caught:
+        verify_store(store)
+    assert one_line(caught.value, str(store / "manifest.json"), message)
 
 
 def test_ids_that_the_tokenizer_does_not_have(built, tmp_path):
@@ -98,6 +147,11 @@ def test_stores_of_others(tmp_path):
     with pytest.raises(DataError) as caught:
         verify_store(tmp_path / "x")
     assert one_line(caught.value, "x.bin", "token 2 is -3")
+    with IndexedWriter(tmp_path / "y", "int64") as writer:
+        writer.add_document([1, 2**31])
+    with pytest.raises(DataError) as caught:
+        verify_store(tmp_path / "y")
+    assert one_line(caught.value, "y.bin", "token 1 is 2147483648; expected 0 to 2147483647")
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"format": "hornbook corpus", "format_version": 1, "request": 1}'])

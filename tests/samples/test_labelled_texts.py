@@ -116,7 +116,8 @@ def test_of_a_pair_the_longer_text_is_cut(tmp_path):
     tokenizer = word_pieces()
     row = {"a": "the whale the whale the whale", "b": "sea sea", "c": 0}
     examples = read_examples(write_jsonl(tmp_path / "x.jsonl", [row]), PAIRS)
-    (whole,), (cut,) = (encode_examples(examples, tokenizer, length) for length in (11, 9))
+    ((whole,), none), ((cut,), one) = (encode_examples(examples, tokenizer, length) for length in (11, 9))
+    assert (none, one) == (0, 1)
     assert tokenizer.decode(whole.tokens) == "[CLS] the whale the whale the whale [SEP] sea sea [SEP]"
     assert tokenizer.decode(cut.tokens) == "[CLS] the whale the whale [SEP] sea sea [SEP]"
     assert cut.segments.tolist() == [0] * 6 + [1] * 3
@@ -124,15 +125,25 @@ def test_of_a_pair_the_longer_text_is_cut(tmp_path):
         encode_examples(examples, tokenizer, 4)
 
 
+def test_truncated_texts_are_counted(tmp_path):
+    tokenizer, columns = word_pieces(), ClassificationConfig()
+    rows = [{"text": text} for text in ("the whale the whale", "sea", "the whale the")]
+    examples = read_examples(write_jsonl(tmp_path / "x.jsonl", rows), columns, labelled=False)
+    for is_causal, special in ((False, 2), (True, 0)):
+        found = [encode_examples(examples, tokenizer, room + special, is_causal=is_causal) for room in (4, 3, 2)]
+        assert [each.num_truncated for each in found] == [0, 1, 2]
+        assert [len(sequence.tokens) - special for sequence in found[1].sequences] == [3, 1, 3]
+
+
 def test_a_decoder_reads_the_texts_and_one_token_between_them(tmp_path):
     tokenizer = Tokenizer.train(["the whale and the sea"] * 9, 270, kind="byte-bpe")
     row = {"a": "the whale and the whale", "b": "the sea", "c": 0}
     examples = read_examples(write_jsonl(tmp_path / "x.jsonl", [row]), PAIRS)
-    (whole,) = encode_examples(examples, tokenizer, 64, is_causal=True)
+    (whole,), _ = encode_examples(examples, tokenizer, 64, is_causal=True)
     assert tokenizer.decode(whole.tokens) == f"the whale and the whale{tokenizer.end_of_text}the sea"
-    (cut,) = encode_examples(examples, tokenizer, len(whole.tokens) - 1, is_causal=True)
+    (cut,), num_truncated = encode_examples(examples, tokenizer, len(whole.tokens) - 1, is_causal=True)
     end = whole.tokens.tolist().index(tokenizer.end_of_text_id)
-    assert cut.tokens.tolist() == [*whole.tokens[: end - 1], *whole.tokens[end:]]
+    assert cut.tokens.tolist() == [*whole.tokens[: end - 1], *whole.tokens[end:]] and num_truncated == 1
     with pytest.raises(UserError, match="too short for a text"):
         encode_examples(examples, tokenizer, 2, is_causal=True)
     with pytest.raises(UserError, match="no end-of-text token"):

@@ -29,6 +29,7 @@ from hornbook.errors import UserError
 from hornbook.samples.windows import Windows
 from hornbook.storage.system import usable_cores
 from hornbook.text.quality.policy import Tolerance
+from hornbook.text.readers.web_archives import Page
 from hornbook.text.reading import DEFAULT_FIELD, Format, ReadOptions
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.tokenizer_training import Kind
@@ -201,6 +202,17 @@ class Corpus(Dataset[dict[str, Tensor]]):
             )
         ids = self._store.document(self._number(index, self.num_documents))
         return tokenizer.decode(ids[:-1] if self._store.end_of_text == "stored" else ids)
+
+    def page(self, index: int) -> Page | None:
+        """Return ``url`` and ``languages`` of document ``index`` of a web archive, even if items are samples.
+
+        Both are read from the source file, compressed files up to the record; None if the document is from another
+        kind of file, or the file is gone or changed. ``languages`` has ISO 639-3 codes, as in ``"rus,eng"``.
+
+        Raises:
+            IndexError: the index is out of range.
+        """
+        return self._store.page(self._number(index, self.num_documents))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Reopen the corpus in a worker process instead of pickling its tokens."""

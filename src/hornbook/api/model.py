@@ -303,16 +303,11 @@ class Model:
 
     @overload
     def predict(
-        self, texts: str, second_texts: str | None = None, *, top_k: int | None = None, batch_size: int = 32
+        self, texts: str, second_texts: str | None = None, **options: Unpack[passes.PredictOptions]
     ) -> Classified | FoundAnswer: ...
     @overload
     def predict(
-        self,
-        texts: list[str],
-        second_texts: list[str] | None = None,
-        *,
-        top_k: int | None = None,
-        batch_size: int = 32,
+        self, texts: list[str], second_texts: list[str] | None = None, **options: Unpack[passes.PredictOptions]
     ) -> list[Classified] | list[FoundAnswer]: ...
     def predict(
         self,
@@ -321,15 +316,18 @@ class Model:
         *,
         top_k: int | None = None,
         batch_size: int = 32,
+        window: int | None = None,
     ) -> Any:
         """Classify texts, or answer questions about texts, as ``hornbook predict`` does.
 
         Args:
-            texts: a text, or a list of texts; for question answering, the questions. Texts longer than in training are
-                truncated.
+            texts: a text, or a list of texts; for question answering, the questions. A warning counts the texts or
+                pairs that are truncated.
             second_texts: the second text of each pair; for question answering, the contexts.
             top_k: return only the ``top_k`` most likely classes; None: all.
             batch_size: sequences per batch.
+            window: truncate texts to this number of tokens at their end, or split contexts into windows of this
+                length; None: as in training.
 
         Returns:
             From a classifier, ``Classified``: ``label``, ``probability``, and ``probabilities`` by class, best first.
@@ -341,10 +339,10 @@ class Model:
                 a classifier of single texts.
             CheckpointError: the model has no tokenizer or no names of classes.
         """
-        refuse_below_one(top_k=top_k, batch_size=batch_size)
+        refuse_below_one(top_k=top_k, batch_size=batch_size, window=window)
         firsts = [texts] if isinstance(texts, str) else list(texts)
         seconds = [second_texts] if isinstance(second_texts, str) else list(second_texts or [])
-        found = passes.predict(self._loaded, firsts, seconds, top_k=top_k, batch_size=batch_size)
+        found = passes.predict(self._loaded, firsts, seconds, top_k=top_k, batch_size=batch_size, window=window)
         return found[0] if isinstance(texts, str) else found
 
     def to_transformers(self) -> Any:

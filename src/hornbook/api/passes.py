@@ -21,14 +21,14 @@ from hornbook.evaluate import TaskInput
 from hornbook.exchange.restore import LoadedModel
 from hornbook.generate.answers import FoundAnswer, by_question, find_answers
 from hornbook.generate.classes import Classified, class_logits, class_names, most_likely, refuse_without_labels
-from hornbook.generate.embeddings import ids_of_texts, truncation_warning
+from hornbook.generate.embeddings import ids_of_texts
 from hornbook.generate.sequence_outputs import by_sequence, outputs_of, refuse_ids
 from hornbook.model import LanguageModel
 from hornbook.model.encoder_head import EncoderHead
 from hornbook.model.label_heads import ClassificationHead, SpanHead
 from hornbook.samples.batches import Batch, HeldOut
 from hornbook.samples.given import GivenMasked, GivenTokens
-from hornbook.samples.labelled_texts import Example, encode_examples
+from hornbook.samples.labelled_texts import Example, encode_examples, truncation_warning
 from hornbook.samples.masked_copies import MaskedCopies
 from hornbook.samples.sequences import TokenSequence, framed
 from hornbook.samples.squad import Question, make_windows
@@ -44,6 +44,14 @@ class EmbedOptions(TypedDict, total=False):
     """The options of `hornbook.Model.embed`; see there."""
 
     normalize: bool
+    batch_size: int
+    window: int | None
+
+
+class PredictOptions(TypedDict, total=False):
+    """The options of `hornbook.Model.predict`; see there."""
+
+    top_k: int | None
     batch_size: int
     window: int | None
 
@@ -106,7 +114,7 @@ def ids_to_embed(loaded: LoadedModel, given: Given, window: int | None) -> list[
         ids, num_truncated = ids_of_texts(loaded.model, task.require_tokenizer(), texts, length)
         encoded = iter(ids)
         if num_truncated:
-            _logger.warning(truncation_warning(num_truncated, len(texts), length))
+            _logger.warning(truncation_warning(num_truncated, len(texts), length, done="embedded"))
     return _checked(loaded.model, [next(encoded) if isinstance(item, str) else item for item in given.items])
 
 
@@ -133,10 +141,16 @@ def logits(head: Any, x_BTD: Tensor, batch: Batch) -> Tensor:
 
 
 def predict(
-    loaded: LoadedModel, texts: list[str], second_texts: list[str], *, top_k: int | None, batch_size: int
+    loaded: LoadedModel,
+    texts: list[str],
+    second_texts: list[str],
+    *,
+    top_k: int | None,
+    batch_size: int,
+    window: int | None,
 ) -> list[Classified] | list[FoundAnswer]:
     """Return the classes of texts or pairs, or the answers to questions; see `hornbook.Model.predict`."""
-    given, objective = TaskInput(loaded=loaded), loaded.recipe.objective
+    given, objective = TaskInput(loaded=loaded, window=window), loaded.recipe.objective
     if not isinstance(objective, ClassificationConfig | SpanConfig):
         refuse_without_labels(loaded)
     needs_pairs = isinstance(objective, SpanConfig) or objective.second_text is not None
@@ -153,7 +167,10 @@ def predict(
     if isinstance(objective, ClassificationConfig):
         names = class_names(loaded, objective)
         examples = [Example(text=a, second_text=b, label="", place="") for a, b in zip(texts, seconds, strict=True)]
-        sequences = encode_examples(examples, tokenizer, length, is_causal=loaded.model.is_causal)
+        sequences, num_truncated = encode_examples(examples, tokenizer, length, is_causal=loaded.model.is_causal)
+        if num_truncated:
+            noun = "pair" if second_texts else "text"
+            _logger.warning(truncation_warning(num_truncated, len(texts), length, done="classified", noun=noun))
         return most_likely(class_logits(loaded.model, sequences, batch_size=batch_size), names, top_k)
     if top_k is not None:
         raise UserError(f"top_k applies only to classifiers, and {loaded.path} answers questions; remove it")

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _NEEDS: Final = {
     "language_probability": "--language",
+    "language_from": "--language",
     "decontaminate_field": "--decontaminate",
     "decontaminate_words": "--decontaminate",
     "decontaminate_overlap": "--decontaminate",
@@ -161,6 +162,11 @@ def add_quality_arguments(parser: argparse.ArgumentParser) -> None:
         type=fraction,
         metavar="P",
         help=f"minimum probability of the languages (default: {DEFAULT_LANGUAGE_PROBABILITY:g})",
+    )
+    group.add_argument(
+        "--language-from",
+        choices=("text", "record"),
+        help="record: by the first language in a web archive's record (WET), if any; text: by the text (default)",
     )
     _add_comparing_filters(group)
     outcome = parser.add_argument_group("checks of the result", "a suspicious corpus is an error")

@@ -52,6 +52,9 @@ def _lines(sample: "TracedSample", full: bool) -> Iterator[str]:
         place = f", {one_line(piece.file)} at {piece.unit} {piece.offset:,}" if piece.file is not None else ""
         tokens = f"tokens {piece.start:,} to {piece.start + piece.num_tokens - 1:,}"
         yield f"  document {piece.document:,}, {tokens}{place}"
+        if piece.url is not None:
+            languages = f" ({one_line(piece.languages)})" if piece.languages else ""
+            yield f"  page {one_line(piece.url)}{languages}"
         yield from _text(piece.text, piece.tokens, full)
     if sequence:
         counts = f"{len(sequence.tokens):,} tokens, {len(sequence.positions):,} to predict"

@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write the vectors and return their number, their dimension, and how many texts were truncated."""
     from hornbook.config import ClassificationConfig
-    from hornbook.generate.embeddings import embed_ids, ids_of_texts, refuse_pooling, truncation_warning
-    from hornbook.samples.labelled_texts import read_examples
+    from hornbook.generate.embeddings import embed_ids, ids_of_texts, refuse_pooling
+    from hornbook.samples.labelled_texts import read_examples, truncation_warning
     from hornbook.track.console import Console
 
     given = load(arguments)
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     length = given.window_length
     ids, num_truncated = ids_of_texts(given.loaded.model, given.require_tokenizer(), texts, length)
     if num_truncated:
-        Console().warn(truncation_warning(num_truncated, len(ids), length))
+        Console().warn(truncation_warning(num_truncated, len(ids), length, done="embedded"))
     options = {"pooling": arguments.pooling, "normalize": arguments.normalize, "batch_size": arguments.batch_size}
     groups = in_groups(ids, arguments.batch_size)
     vectors = (embed_ids(given.loaded.model, group, **options) for group in groups)  # float32 [n, D]

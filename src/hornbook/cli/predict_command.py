@@ -52,22 +52,20 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
     given = load(arguments)
     objective = given.loaded.recipe.objective
-    records: Iterator[Record]
     if isinstance(objective, ClassificationConfig):
         _refuse_options(arguments, _OF_SPANS, "squad", given.loaded.path, "classifies texts")
-        records = _classify(arguments, given, objective)
-    elif isinstance(objective, SpanConfig):
-        _refuse_options(arguments, _OF_CLASSES, "csv tsv text", given.loaded.path, "answers questions")
-        records = _answer(arguments, given, objective)
-    else:
+        return _classify(arguments, given, objective)
+    if not isinstance(objective, SpanConfig):
         refuse_without_labels(given.loaded)
-    return {"checkpoint": given.loaded.path, **write_records(records, arguments)}
+    _refuse_options(arguments, _OF_CLASSES, "csv tsv text", given.loaded.path, "answers questions")
+    return {"checkpoint": given.loaded.path, **write_records(_answer(arguments, given, objective), arguments)}
 
 
-def _classify(arguments: argparse.Namespace, given: "TaskInput", columns: "ClassificationConfig") -> "Iterator[Record]":
-    """Read and encode all texts, so that errors precede any result; return an iterator over their classes."""
+def _classify(arguments: argparse.Namespace, given: "TaskInput", columns: "ClassificationConfig") -> dict[str, Any]:
+    """Read and encode all texts, so that errors precede any result; write their classes and count truncated texts."""
     from hornbook.generate.classes import class_logits, class_names, most_likely
-    from hornbook.samples.labelled_texts import encode_examples, read_examples
+    from hornbook.samples.labelled_texts import encode_examples, read_examples, truncation_warning
+    from hornbook.track.console import Console
 
     labels = class_names(given.loaded, columns)
     columns = replace(
@@ -78,12 +76,16 @@ def _classify(arguments: argparse.Namespace, given: "TaskInput", columns: "Class
     examples = read_examples(arguments.file, columns, labelled=False, format=arguments.format)
     model, size = given.loaded.model, given.micro_batch_size
     tokenizer, length = given.require_tokenizer(), given.window_length
-    sequences = encode_examples(examples, tokenizer, length, is_causal=model.is_causal)
-    return (
+    sequences, num_truncated = encode_examples(examples, tokenizer, length, is_causal=model.is_causal)
+    if num_truncated:
+        noun = "pair" if columns.second_text else "text"
+        Console().warn(truncation_warning(num_truncated, len(examples), length, done="classified", noun=noun))
+    records = (
         record
         for group in in_groups(sequences, size)
         for record in most_likely(class_logits(model, group, batch_size=size), labels, arguments.top_k)
     )
+    return {"checkpoint": given.loaded.path, "truncated": num_truncated, **write_records(records, arguments)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,14 +28,20 @@ from hornbook.corpora.megatron import IndexedFile, index_paths
 from hornbook.corpora.store_manifest import MANIFEST, Manifest, read_rows, recorded_splits
 from hornbook.errors import DataError, UserError
 from hornbook.plugs import plugged
+from hornbook.storage import sha256_file
 from hornbook.storage.system import open_regular, storage_errors
-from hornbook.text.documents import offset_unit
+from hornbook.text.documents import offset_unit, recorded_format
+from hornbook.text.readers.web_archives import Page, PageFinder
 from hornbook.text.tokenizer import Tokenizer
 
 SPLITS: Final = ("train", "validation")
 
 _SAMPLED_DOCUMENTS: Final = 1000
 _HASHED_BYTES: Final = 1 << 20
+_tokenizers: WeakValueDictionary[str, Tokenizer] = WeakValueDictionary()
+"""Those of the open stores by the SHA-256 of their file: the splits of a corpus share one."""
+_MOST_BYTES: Final = 1 << 62
+"""More than any file system holds, and few enough that sums of two do not wrap around."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -111,14 +118,20 @@ class TokenStore:
             return None
         path = self.path / "documents.npy"
         rows = read_rows(path, self.manifest.num_documents)
-        sources, lengths = rows["source"], rows["num_bytes"]
+        sources, offsets, lengths = rows["source"], rows["offset"], rows["num_bytes"]
         if len(rows) and not 0 <= sources.min() <= sources.max() < len(self.manifest.sources):
             raise DataError(
                 f"{path}: a document is from a source that the manifest does not list; build the store again"
             )
-        if len(rows) and (lengths.min() < 0 or int(lengths.sum()) != self.manifest.num_bytes):
+        has_wrapped = lengths.sum(dtype=np.float64) > _MOST_BYTES  # then the sum may be right by chance
+        if len(rows) and (lengths.min() < 0 or has_wrapped or int(lengths.sum()) != self.manifest.num_bytes):
             raise DataError(
                 f"{path}: the bytes do not sum to the manifest's {self.manifest.num_bytes}; build the store again"
+            )
+        if len(rows) and not 0 <= offsets.min() <= offsets.max() <= _MOST_BYTES:
+            number = int(np.argmax((offsets < 0) | (offsets > _MOST_BYTES)))
+            raise DataError(
+                f"{path}: document {number} has the offset {int(offsets[number])} in its source; build the store again"
             )
         return rows
 
@@ -145,7 +158,7 @@ class TokenStore:
     def tokenizer(self) -> Tokenizer | None:
         """Return the tokenizer of the store; None if unknown. Raises DataError if its file is damaged.
 
-        Loaded on the first call and then kept, since parsing a large one takes a second.
+        Loaded on the first call and then kept, since parsing a large one takes a second; open stores share it.
         """
         return self._tokenizer
 
@@ -153,11 +166,13 @@ class TokenStore:
     def _tokenizer(self) -> Tokenizer | None:
         if not self.manifest:
             return None
-        tokenizer = Tokenizer.load(self.path / "tokenizer.json")
+        path = self.path / "tokenizer.json"
+        content = sha256_file(path)
+        tokenizer = _tokenizers.get(content)
+        if tokenizer is None:
+            tokenizer = _tokenizers[content] = Tokenizer.load(path)
         if tokenizer.digest != self.manifest.tokenizer:
-            raise DataError(
-                f"{self.path / 'tokenizer.json'} is not the tokenizer that the store was built with; restore the file"
-            )
+            raise DataError(f"{path} is not the tokenizer that the store was built with; restore the file")
         return tokenizer
 
     def document(self, number: int) -> Integers:
@@ -178,10 +193,30 @@ class TokenStore:
 
     def offset_unit(self, document: int) -> Literal["byte", "row"]:
         """Return the unit of a document's offset: rows of a table, or bytes of the uncompressed file."""
-        source, options = self.source(document), self.manifest.options if self.manifest else {}
-        reading = options.get("reading")
+        source = self.source(document)
+        return "byte" if source is None else offset_unit(source[0], self._format)
+
+    def page(self, document: int) -> Page | None:
+        """Return URL and languages of a document from a web archive, read from its source.
+
+        None if it is from another source, or the source is gone or has no record there. Compressed sources are read up
+        to the record, once for documents in ascending order.
+        """
+        source = self.source(document)
+        if source is None or recorded_format(source[0], self._format) != "warc":
+            return None
+        return self._pages.find(*source)
+
+    @cached_property
+    def _pages(self) -> PageFinder:
+        return PageFinder()
+
+    @property
+    def _format(self) -> str | None:
+        """The format option of the build."""
+        reading = self.manifest.options.get("reading") if self.manifest else None
         given = reading.get("format") if isinstance(reading, dict) else None
-        return "byte" if source is None else offset_unit(source[0], given)
+        return given if isinstance(given, str) else None
 
 
 def open_store(path: str | Path, split: str = "train") -> TokenStore:

@@ -37,6 +37,8 @@ DOCUMENT_ROW: Final = np.dtype([("source", "<i4"), ("offset", "<i8"), ("num_byte
 """Index of the source in the manifest's list, offset (see `hornbook.text.reading.Document`), bytes of text in UTF-8."""
 BUILD: Final = "build.json"
 RECORD_FORMAT: Final = {"format": "hornbook corpus", "format_version": 1}
+MOST_IDS: Final = 1 << 31
+"""The most ids of a vocabulary: tokens are at most int32."""
 
 _MAX_BYTES: Final = 1 << 30
 _NUMBERS: Final = ("num_documents", "num_tokens", "num_bytes", "vocab_size")
@@ -103,12 +105,15 @@ class Manifest:
         for name, kind in _KINDS.items():
             if type(values.get(name)) is not kind or (kind is int and values[name] < 0):
                 raise DataError(f"{path}: expected {name} to be {_NAMES[kind]}; restore the file")
+        if (size := values["vocab_size"]) > MOST_IDS:
+            raise DataError(f"{path}: expected vocab_size to be an integer from 0 to {MOST_IDS}; restore the file")
         end_of_text, number = values["end_of_text"], values.get("end_of_text_id")
         if end_of_text not in ("stored", "inserted", "absent"):
             raise DataError(f"{path}: expected end_of_text to be stored, inserted or absent; restore the file")
-        if number is not None if end_of_text == "absent" else type(number) is not int or number < 0:
+        if number is not None if end_of_text == "absent" else type(number) is not int or not 0 <= number < size:
             raise DataError(
-                f"{path}: expected end_of_text_id to be an integer from 0, or null if absent; restore the file"
+                f"{path}: expected end_of_text_id to be an integer from 0 to {size - 1}, or null if absent; restore "
+                "the file"
             )
         sequences = values.get("sequences", "documents")
         if sequences not in ("documents", "sentences"):

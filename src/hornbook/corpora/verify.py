@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from hornbook.corpora.store import TokenStore, locate_store, open_store
-from hornbook.corpora.store_manifest import MANIFEST, Manifest
+from hornbook.corpora.store_manifest import MANIFEST, MOST_IDS, Manifest
 from hornbook.errors import DataError
 from hornbook.storage import sha256_file
 
@@ -43,7 +43,7 @@ def verify_store(path: str | Path, split: str = "train") -> Verified:
     files = verify_hashes(path, split)
     store = open_store(path, split)
     tokens, bin_path = store.indexed.tokens, store.indexed.paths[0]
-    end = store.vocab_size or np.iinfo(tokens.dtype).max + 1
+    end = store.vocab_size or min(np.iinfo(tokens.dtype).max + 1, MOST_IDS)
     for start in range(0, len(tokens), _CHECKED_TOKENS):
         some = tokens[start : start + _CHECKED_TOKENS]
         if wrong := np.flatnonzero((some < 0) | (some >= end))[:1].tolist():
@@ -53,7 +53,8 @@ def verify_store(path: str | Path, split: str = "train") -> Verified:
             )
     if store.manifest and store.end_of_text != "absent" and store.indexed.is_contiguous:
         _verify_ends(store)
-    _ = store.rows, store.tokenizer()  # reading them checks them
+    _ = store.rows  # reading them checks them
+    _verify_tokenizer(store)
     return Verified(
         store=store.path,
         files=files,
@@ -78,6 +79,22 @@ def verify_hashes(path: str | Path, split: str = "train") -> tuple[str, ...]:
                 "manifest; build the store again"
             )
     return tuple(manifest.files)
+
+
+def _verify_tokenizer(store: TokenStore) -> None:
+    """Raise DataError if the tokenizer is damaged, or its vocabulary or end-of-text token is not the manifest's."""
+    tokenizer = store.tokenizer()
+    if tokenizer is None:
+        return
+    for name, found, expected in (
+        ("the vocabulary has {} ids", store.vocab_size, tokenizer.vocab_size),
+        ("the end-of-text token is {}", store.end_of_text_id, tokenizer.end_of_text_id),
+    ):
+        if found is not None and found != expected:
+            raise DataError(
+                f"{store.path / MANIFEST}: {name.format(found)}, but that of the tokenizer {expected}; build the store "
+                "again"
+            )
 
 
 def _verify_ends(store: TokenStore) -> None:

@@ -109,6 +109,7 @@ def build_loader(
         world_size=world.data.size,
         start_sample=start_sample,
         vocab_size=vocab_size,
+        num_segments=getattr(recipe.model, "num_segments", 1),
         pin_memory=world.device.type == "cuda",
         prefetch=prefetch,
     )

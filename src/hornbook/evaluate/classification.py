@@ -15,7 +15,7 @@ from torch.nn import functional
 from hornbook.arrays import Int64s
 from hornbook.config import ClassificationConfig
 from hornbook.evaluate.tasks import Row, Table, TaskInput
-from hornbook.generate.classes import class_logits
+from hornbook.generate.classes import class_logits, class_names
 from hornbook.samples.batches import spread_evenly
 from hornbook.samples.labelled_texts import encode_examples, label_numbers, read_examples
 from hornbook.samples.sequences import TokenSequence
@@ -37,15 +37,17 @@ def read(given: TaskInput) -> Answered:
 
     Raises:
         UserError, DataError: the model is not a classifier, no file is named or known, or it is malformed.
+        CheckpointError: the names of the classes are not those of the head.
     """
     objective = given.require_objective(ClassificationConfig, "cannot classify texts")
     path = given.labelled_data()
+    classes = class_names(given.loaded, objective)
     everything = read_examples(path, objective)
     examples = [everything[number] for number in spread_evenly(len(everything), given.max_sequences).tolist()]
-    labels = label_numbers(examples, objective.labels)
+    labels = label_numbers(examples, classes)
     is_causal = given.loaded.model.is_causal
-    sequences = encode_examples(examples, given.require_tokenizer(), given.window_length, is_causal=is_causal)
-    return Answered(sequences=sequences, labels=labels, classes=objective.labels, path=path)
+    sequences, _ = encode_examples(examples, given.require_tokenizer(), given.window_length, is_causal=is_causal)
+    return Answered(sequences=sequences, labels=labels, classes=classes, path=path)
 
 
 def classification(given: TaskInput) -> list[Row]:

@@ -40,6 +40,8 @@ def stored_recipe(document: object, path: str) -> Recipe:
         raise CheckpointError(f"{error}; restore {path}") from error
     if recipe.model.vocab_size is None:
         raise CheckpointError(f"{path}: model.vocab_size is missing; restore the file")
+    if getattr(recipe.model, "head", None) == "classification" and getattr(recipe.model, "num_labels", 0) is None:
+        raise CheckpointError(f"{path}: model.num_labels is missing; restore the file")
     return recipe
 
 

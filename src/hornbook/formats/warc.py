@@ -75,6 +75,25 @@ def read_records(
         yield Record(offset, headers, content, size)
 
 
+def read_headers_at(stream: BinaryIO, name: str, position: int, offset: int) -> tuple[dict[str, str], int]:
+    """Skip to a record and return its headers and the position after them; memory holds only the headers.
+
+    Args:
+        stream: an uncompressed stream at ``position``.
+        name: its name in errors.
+        position: bytes before the stream's position, at most ``offset``.
+        offset: of the record, see ``Record``.
+
+    Raises:
+        DataError: there is no record, or its headers are malformed or truncated.
+    """
+    reader = _Lines(stream, name, position)
+    reader.take(offset - position, offset, keep=False)
+    if reader.skip_blank_lines() != offset:
+        raise DataError(f"{name}: there is no WARC record at byte {offset}; restore the file")
+    return reader.headers(offset), reader.offset
+
+
 def parse_response(content: bytes) -> Response | None:
     """Return an HTTP response; None if it is none."""
     head, _, body = content.partition(b"\r\n\r\n")
@@ -127,9 +146,8 @@ def _inflated(body: bytes, limit: int) -> bytes:
 class _Lines:
     """The lines and blocks of a stream, with their offset."""
 
-    def __init__(self, stream: BinaryIO, name: str) -> None:
-        self._stream, self._name, self._offset = stream, name, 0
-        self._first = b""
+    def __init__(self, stream: BinaryIO, name: str, offset: int = 0) -> None:
+        self._stream, self._name, self.offset = stream, name, offset
 
     def skip_blank_lines(self) -> int | None:
         """Read up to the first line of a record, and return the offset of the record; None at the end."""
@@ -137,7 +155,7 @@ class _Lines:
             pass
         if not line:
             return None
-        offset = self._offset - len(line)
+        offset = self.offset - len(line)
         if not line.startswith(MAGIC):
             raise DataError(
                 f"{self._name}: expected a WARC record at byte {offset}, found {line[:20]!r}; the file is damaged, or "
@@ -171,12 +189,12 @@ class _Lines:
             left -= len(part)
             if keep:
                 parts.append(part)
-        self._offset += size
+        self.offset += size
         return b"".join(parts) if keep else None
 
     def _line(self) -> bytes:
         line = self._stream.readline(_MAX_LINE)
-        self._offset += len(line)
+        self.offset += len(line)
         return line
 
     def _truncated(self, offset: int) -> DataError:

@@ -25,7 +25,6 @@ from hornbook.samples.batches import Batch
 from hornbook.samples.labelled_texts import num_special
 from hornbook.samples.sequences import TokenSequence, framed
 from hornbook.text.tokenizer import Tokenizer
-from hornbook.wording import counted
 
 Pooling: TypeAlias = Literal["mean", "cls", "max", "last"]
 
@@ -97,15 +96,6 @@ def ids_of_texts(model: LanguageModel, tokenizer: Tokenizer, texts: Sequence[str
     if room < 1:
         raise UserError(f"{length} tokens are too few for [CLS], a text and [SEP]; allow at least 3")
     return TextIds([framed(text[:room], special).tokens for text in ids], sum(len(text) > room for text in ids))
-
-
-def truncation_warning(num_truncated: int, num_texts: int, length: int) -> str:
-    """Return the line about truncated texts."""
-    verb = "is" if num_truncated == 1 else "are"
-    return (
-        f"{num_truncated:,} of {counted(num_texts, 'text')} {verb} longer than {counted(length, 'token')}, special "
-        "tokens included: embedded without the end; to embed more, raise the window or split the texts"
-    )
 
 
 def refuse_pooling(model: LanguageModel, pooling: Pooling) -> None:

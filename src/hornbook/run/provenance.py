@@ -44,6 +44,7 @@ class TracedPiece:
         document: number in the store.
         file, offset: source file of its text, and the offset in it; None if unknown.
         unit: unit of the offset, ``"byte"`` or ``"row"``.
+        url, languages: of a page of a web archive, see `hornbook.text.readers.web_archives.Page`; None if unknown.
         tokens: token ids.
         text: text of these tokens; None without a tokenizer.
     """
@@ -54,6 +55,8 @@ class TracedPiece:
     file: str | None
     offset: int | None
     unit: Literal["byte", "row"]
+    url: str | None
+    languages: str | None
     tokens: list[int]
     text: str | None
 
@@ -182,11 +185,14 @@ def _places(provenance: Provenance, recipe: Recipe, sources: Sources) -> dict[st
 def _traced(piece: Piece, store: TokenStore, tokenizer: Tokenizer | None) -> TracedPiece:
     ids: list[int] = np.asarray(store.read(*piece)).tolist()
     file, offset = store.source(piece.document) or (None, None)
+    url, languages = store.page(piece.document) or (None, None)
     return TracedPiece(
         **piece._asdict(),
         file=file,
         offset=offset,
         unit=store.offset_unit(piece.document),
+        url=url,
+        languages=languages,
         tokens=ids,
         text=tokenizer.decode(ids) if tokenizer else None,
     )

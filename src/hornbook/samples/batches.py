@@ -206,6 +206,19 @@ def refuse_unknown_tokens(batch: Batch, vocab_size: int) -> None:
             )
 
 
+def refuse_unknown_segments(batch: Batch, num_segments: int) -> None:
+    """Raise DataError if ``batch`` has a segment outside the table of a model; a table of one row ignores segments."""
+    segments = batch.get("segments")
+    if segments is None or num_segments <= 1:
+        return
+    unknown = segments[(segments < 0) | (segments >= num_segments)]
+    if unknown.numel():
+        raise DataError(
+            f"the data contain segment {int(unknown[0])}, but model.num_segments {num_segments} allows only 0 to "
+            f"{num_segments - 1}: raise model.num_segments, or rebuild the data"
+        )
+
+
 def micro_batch_offsets(*, global_batch_size: int, micro_batch_size: int, rank: int, world_size: int) -> Int64s:
     """Return this rank's samples of a step, relative to its first: int64[num_micro_batches, micro_batch_size].
 
@@ -270,6 +283,7 @@ class Loader:
         world_size: number of data-parallel ranks.
         start_sample: first sample: 0 for a new run, `next_sample` of an earlier loader to resume.
         vocab_size: the model's, to reject tokens outside it; None to skip the check.
+        num_segments: the model's, to reject segments outside it; 1 if it ignores them.
         pin_memory: copy tensors to page-locked memory, from which copies to a GPU overlap with its computation.
         prefetch: number of steps to prepare ahead.
 
@@ -290,6 +304,7 @@ class Loader:
         world_size: int,
         start_sample: int,
         vocab_size: int | None = None,
+        num_segments: int = 1,
         pin_memory: bool = False,
         prefetch: int = 2,
     ) -> None:
@@ -298,7 +313,8 @@ class Loader:
         self._offsets = micro_batch_offsets(
             global_batch_size=global_batch_size, micro_batch_size=micro_batch_size, rank=rank, world_size=world_size
         )
-        self._vocab_size, self._pin_memory, self._prefetch = vocab_size, pin_memory, prefetch
+        self._vocab_size, self._num_segments = vocab_size, num_segments
+        self._pin_memory, self._prefetch = pin_memory, prefetch
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hornbook-loader")
         self._pending: deque[Future[list[Batch]]] = deque()
         self._closed = False
@@ -337,9 +353,10 @@ class Loader:
 
     def _step(self, first_sample: int) -> list[Batch]:
         batches = self._maker.batches(first_sample + self._offsets)
-        if self._vocab_size is not None:
-            for batch in batches:
+        for batch in batches:
+            if self._vocab_size is not None:
                 refuse_unknown_tokens(batch, self._vocab_size)
+            refuse_unknown_segments(batch, self._num_segments)
         if self._pin_memory:
             batches = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in batches]
         return batches

@@ -146,7 +146,8 @@ def _read(recipe: Recipe, paths: Sequence[str], tokenizer: Tokenizer) -> Labelle
     objective, length = recipe.objective, recipe.sequence_length
     if isinstance(objective, ClassificationConfig):
         examples = [example for path in paths for example in read_examples(path, objective)]
-        sequences = encode_examples(examples, tokenizer, length, is_causal=not isinstance(recipe.model, EncoderConfig))
+        is_causal = not isinstance(recipe.model, EncoderConfig)
+        sequences, _ = encode_examples(examples, tokenizer, length, is_causal=is_causal)
         labels = label_numbers(examples, objective.labels)
     else:
         assert isinstance(objective, SpanConfig), "custom objectives with labels bring their own samples"

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from hornbook.text.readers.csv_tables import TABLES, next_of_any_size
 from hornbook.text.readers.jsonl import line_text, read_objects, utf8_of
 from hornbook.text.reading import BYTE_ORDER_MARK, STANDARD_INPUT, Source, open_stream, read_lines
 from hornbook.text.tokenizer import Tokenizer
+from hornbook.wording import counted
 
 LARGEST_FILE: Final = 1 << 30
 TextFormat: TypeAlias = Literal["auto", "jsonl", "csv", "tsv", "text"]
@@ -162,9 +163,16 @@ def label_numbers(examples: Sequence[Example], labels: Sequence[str]) -> Int64s:
     return np.array([known[example.label] for example in examples], dtype=np.int64)
 
 
+class EncodedExamples(NamedTuple):
+    """The sequences of examples, and how many of the examples were truncated."""
+
+    sequences: list[TokenSequence]
+    num_truncated: int
+
+
 def encode_examples(
     examples: Sequence[Example], tokenizer: Tokenizer, sequence_length: int, *, is_causal: bool = False
-) -> list[TokenSequence]:
+) -> EncodedExamples:
     """Return the sequences of examples, truncated at the end; in a pair, always the longer text.
 
     Args:
@@ -182,11 +190,25 @@ def encode_examples(
     make = joined if is_causal else frame
     first = tokenizer.encode_batch([example.text for example in examples])
     if not pair:
-        return [make(tokenizer, text[:room]) for text in first]
+        return EncodedExamples(
+            [make(tokenizer, text[:room]) for text in first], sum(len(text) > room for text in first)
+        )
     second = tokenizer.encode_batch([example.second_text or "" for example in examples])
     a_lengths, b_lengths = (np.array([len(text) for text in texts], dtype=np.int64) for texts in (first, second))
     kept = zip(*(lengths.tolist() for lengths in truncated_lengths(a_lengths, b_lengths, room)), strict=True)
-    return [make(tokenizer, a[:a_kept], b[:b_kept]) for a, b, (a_kept, b_kept) in zip(first, second, kept, strict=True)]
+    return EncodedExamples(
+        [make(tokenizer, a[:a_kept], b[:b_kept]) for a, b, (a_kept, b_kept) in zip(first, second, kept, strict=True)],
+        int(np.count_nonzero(a_lengths + b_lengths > room)),
+    )
+
+
+def truncation_warning(num_truncated: int, num_texts: int, length: int, *, done: str, noun: str = "text") -> str:
+    """Return the line about truncated texts: ``done`` is what became of them, "embedded" or "classified"."""
+    verb = "is" if num_truncated == 1 else "are"
+    return (
+        f"{num_truncated:,} of {counted(num_texts, noun)} {verb} longer than {counted(length, 'token')}, special "
+        f"tokens included: {done} without the end; to use more of them, raise `window` or split the texts"
+    )
 
 
 def joined(tokenizer: Tokenizer, first: Integers, second: Integers | None = None) -> TokenSequence:

@@ -25,13 +25,13 @@ from hornbook.errors import DataError, UserError
 from hornbook.formats.arrow import is_dataset, list_dataset_files
 from hornbook.formats.foreign import name_foreign
 from hornbook.plugs import plugged
-from hornbook.storage.decompress import InputMeter, Limits
+from hornbook.storage.decompress import InputMeter
 from hornbook.text import hub_datasets as hub
 from hornbook.text.readers.columns import read_columns
 from hornbook.text.readers.csv_tables import read_table
 from hornbook.text.readers.jsonl import JSONL_SUFFIXES, read_jsonl
 from hornbook.text.readers.plain import read_between_blank_lines, read_each_line, read_whole
-from hornbook.text.readers.web_archives import WARC_SUFFIXES, read_web_archive
+from hornbook.text.readers.web_archives import WARC_LIMITS, WARC_SUFFIXES, read_web_archive
 from hornbook.text.readers.wikitext import read_wikitext
 from hornbook.text.reading import (
     DEFAULT_FIELD,
@@ -76,8 +76,8 @@ _BY_SUFFIX: Final = {
     **dict.fromkeys(WARC_SUFFIXES, "warc"),
     **{f".{name}": name for name in ("csv", "tsv", "parquet", "arrow")},
 }
-_LIMITS: Final = {"warc": Limits(num_members=1 << 26)}
-"""Where those for a compressed file are not the default; in a web archive, each record is a member."""
+_LIMITS: Final = {"warc": WARC_LIMITS}
+"""Where those for a compressed file are not the default."""
 _WITH_FIELDS: Final = ("jsonl", "csv", "tsv", "parquet", "arrow")
 _SUFFIXES: Final = {"parquet": (".parquet",), "arrow": (".arrow",)}
 """Suffixes of the formats that only such files can have: other files in a folder are skipped. Offsets count rows."""
@@ -254,10 +254,14 @@ def read_sources(
                 tally.empty += 1
 
 
+def recorded_format(source: str, format_name: str | None = None) -> str | None:
+    """Return the format that a source was read in; None or ``"auto"`` infers it from the name, None if it is text."""
+    return _BY_SUFFIX.get(content_suffix(source)) if format_name in (None, "auto") else format_name
+
+
 def offset_unit(source: str, format_name: str | None = None) -> Literal["byte", "row"]:
-    """Return the unit of ``Document.offset`` for a source read in a format; None infers the format from the name."""
-    known = _BY_SUFFIX.get(content_suffix(source)) if format_name in (None, "auto") else format_name
-    return "row" if known in _SUFFIXES else "byte"
+    """Return the unit of ``Document.offset`` for a source read in a format, see ``recorded_format``."""
+    return "row" if recorded_format(source, format_name) in _SUFFIXES else "byte"
 
 
 def format_of(source: str, options: ReadOptions) -> str:

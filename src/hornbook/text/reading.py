@@ -49,12 +49,15 @@ class Document:
         offset: bytes in the uncompressed file before the text, or before the line (JSONL), row (CSV, TSV), page
             (Wikipedia) or record (WARC) that has it; for Parquet and Arrow, the number of rows before it.
         num_bytes: length of the text in UTF-8.
+        languages: those that a record of a web archive states: ISO 639-3, most frequent first, as in ``"rus,eng"``;
+            None if unknown.
     """
 
     text: str
     source: str
     offset: int
     num_bytes: int
+    languages: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

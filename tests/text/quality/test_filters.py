@@ -7,6 +7,8 @@ from tiny_text import one_line
 
 from hornbook.errors import UserError
 from hornbook.text.quality.filters import SAMPLED_CHARACTERS, Language, Length, Pattern, middle
+from hornbook.text.quality.language_codes import record_code
+from hornbook.text.reading import Document
 
 ENGLISH = "The ship sailed at noon, and nobody on the quay could say where she was bound for."
 GERMAN = "Das Schiff lief am Mittag aus, und niemand am Kai konnte sagen, wohin die Reise ging."
@@ -63,6 +65,30 @@ def test_languages():
     assert kept(Language(["de", "fr"], 0.5), texts) == [GERMAN, FRENCH]
     assert kept(Language(["en"], 0.5), ["", "12 34"]) == []
     assert kept(Language(["en"], 0.0), texts) == texts
+
+
+def test_languages_of_records_come_first_if_asked_for():
+    pages = [
+        Document(text, "a.wet", 0, 0, languages)
+        for text in (ENGLISH, GERMAN)
+        for languages in ("eng", "deu,eng", None, "pcm")
+    ]
+
+    def found(*languages, source):
+        chosen = Language(languages, 0.5, source)
+        return [page.languages for page in pages if chosen.keeps(page)]
+
+    assert found("de", source="text") == ["eng", "deu,eng", None, "pcm"]
+    assert found("de", source="record") == ["deu,eng", "deu,eng", None], "without a record, by the text"
+    assert found("en", "pcm", source="record") == ["eng", None, "pcm", "eng", "pcm"]
+    assert found("zh", source="record") == []
+
+
+def test_each_code_of_the_library_has_one_of_records():
+    labels = Language(["en"], 0.5)._identifier.labels
+    assert all(len(record_code(label)) == 3 for label in labels)
+    assert len({record_code(label) for label in labels}) == len(labels)
+    assert [record_code(label) for label in ("de", "zh", "el", "pcm")] == ["deu", "zho", "ell", "pcm"]
 
 
 def test_the_language_is_that_of_the_middle():

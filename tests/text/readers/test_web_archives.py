@@ -11,6 +11,7 @@ from tiny_text import one_line
 
 from hornbook.errors import DataError, UserError
 from hornbook.text.documents import Document, Position, ReadOptions, Tally, read_documents, read_sources
+from hornbook.text.readers.web_archives import Page, PageFinder
 
 WARC_INFO = b"software: a crawler\r\nformat: WARC File Format 1.0\r\n"
 TEXT = "Привет, world.\nSecond line"
@@ -64,12 +65,40 @@ def test_the_texts_of_a_wet_file_with_their_offsets(tmp_path, packed):
     found = list(read_documents([path], ReadOptions(), tally))
     offsets = [len(first), len(first) + len(texts[0]) + len(texts[1])]
     assert found == [
-        Document(text, str(path), offset, len(text.encode()))
+        Document(text, str(path), offset, len(text.encode()), "rus,eng")
         for text, offset in zip((TEXT, "Other."), offsets, strict=True)
     ]
     assert tally.empty == 1 and tally.skipped == {}
     rest = read_sources([str(path)], ReadOptions(), Tally(), skip=Position(0, 2))
     assert [document.text for document in rest] == ["Other."]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_pages_are_found_by_the_offsets_of_their_records(tmp_path, packed):
+    urls = [f"https://example.org/{number}" for number in range(5)]
+    records = [record("conversion", TEXT.encode() * number, WARC_Target_URI=url) for number, url in enumerate(urls)]
+    bare = b"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Length: 1\r\n\r\nx\r\n\r\n"
+    path = str(write(tmp_path / ("a.wet.gz" if packed else "a.wet"), *records, bare, packed=packed))
+    offsets = [sum(map(len, records[:number])) for number in range(6)]
+    finder = PageFinder()
+    for number in (0, 1, 4, 2, 2, 3):
+        assert finder.find(path, offsets[number]) == Page(urls[number], "rus,eng")
+    assert finder.find(path, offsets[5]) == Page(None, None)
+    for offset in (1, offsets[2] + 1, offsets[5] + len(bare), 1 << 62, -1):
+        assert finder.find(path, offset) is None
+        assert finder.find(path, offsets[1]) == Page(urls[1], "rus,eng")
+    (tmp_path / "text").write_text("no archive")
+    for other in (str(tmp_path / "text"), str(tmp_path / "gone"), str(tmp_path), "-", "hf:a/b@c/d.wet", "a\0b"):
+        assert finder.find(other, 0) is None
+
+
+def test_a_damaged_archive_has_no_pages(tmp_path):
+    path = write(tmp_path / "a.wet.gz", *(record("conversion", b"text") for _ in range(3)))
+    path.write_bytes(path.read_bytes()[:-40])
+    size = len(record("conversion", b"text"))
+    finder = PageFinder()
+    assert finder.find(str(path), size) is not None and finder.find(str(path), 2 * size) is None
+    finder.close()
 
 
 def test_a_file_may_have_more_members_than_other_files(tmp_path, monkeypatch):

@@ -112,6 +112,8 @@ def plan_build(sources: list[str], tokenizer: Tokenizer, output: Path, options: 
     for name in ("tolerance", "encoder", "threads"):
         del shaping[name]
     del shaping["reading"]["processes"]
+    if options.quality.language_from == "text":  # not in the requests of earlier versions
+        del shaping["quality"]["language_from"]
     shaping["end_of_text"] = "absent" if tokenizer.end_of_text_id is None else end_of_text
     return BuildJob(
         sources=sources,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hornbook.config.suggest import did_you_mean
 from hornbook.errors import UserError
 from hornbook.extras import require
+from hornbook.text.quality.language_codes import record_code
 from hornbook.text.reading import Document
 
 SAMPLED_CHARACTERS: Final = 4000
@@ -118,6 +119,7 @@ class Language(StatelessFilter):
     Args:
         languages: ISO 639 codes that py3langid knows.
         min_probability: minimum probability that a document is in one of them, in [0, 1].
+        source: ``"text"``, or ``"record"``: where the record of a web archive states languages, its first one decides.
 
     Raises:
         UserError: a language is unknown, the probability is out of range, or py3langid is not installed.
@@ -125,7 +127,9 @@ class Language(StatelessFilter):
 
     name = "in other languages"
 
-    def __init__(self, languages: Sequence[str], min_probability: float) -> None:
+    def __init__(
+        self, languages: Sequence[str], min_probability: float, source: Literal["text", "record"] = "text"
+    ) -> None:
         if not 0 <= min_probability <= 1:
             raise UserError(f"the probability of a language is {min_probability:g}; expected 0 to 1")
         langid = require("py3langid.langid", extra="language", purpose="filtering by language")
@@ -138,9 +142,12 @@ class Language(StatelessFilter):
                     f"of its {len(known)} codes, such as de, en or zh"
                 )
         self._languages, self._min_probability = frozenset(languages), min_probability
+        self._in_records = frozenset(map(record_code, languages)) if source == "record" else None
 
     def keeps(self, document: Document) -> bool:
         """Return whether a document is in one of the languages."""
+        if self._in_records is not None and document.languages:
+            return document.languages.partition(",")[0].strip().lower() in self._in_records
         probabilities = self._identifier.rank(middle(document.text))
         probability = sum(share for language, share in probabilities if language in self._languages)
         return bool(probability >= self._min_probability)

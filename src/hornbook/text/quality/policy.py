@@ -21,7 +21,7 @@ Imports only the standard library, since the help of a command shows the default
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from hornbook.wording import counted, counted_kind
 
@@ -53,6 +53,8 @@ class QualityOptions:
         drop_matching: RE2 regular expressions; a document with a match of any is dropped.
         languages: ISO 639 codes such as ``"en"``; documents in other languages, as detected by py3langid, are dropped.
         language_probability: minimum probability, in [0, 1], that a document is in one of the languages.
+        language_from: ``"text"``, or ``"record"``: where the record of a web archive states languages, its first one
+            decides; other documents are detected by their text.
         exact_duplicates: drop documents that equal an earlier one except for white space.
         near_duplicates: drop documents whose estimated Jaccard similarity, over 5-word sequences, with a kept document
             is at least this value, in [0.3, 1]; None keeps them.
@@ -69,6 +71,7 @@ class QualityOptions:
     drop_matching: tuple[str, ...] = ()
     languages: tuple[str, ...] = ()
     language_probability: float = DEFAULT_LANGUAGE_PROBABILITY
+    language_from: Literal["text", "record"] = "text"
     exact_duplicates: bool = False
     near_duplicates: float | None = None
     decontaminate: tuple[str, ...] = ()
@@ -110,7 +113,7 @@ def build_filters(options: QualityOptions) -> list["Filter"]:
     if options.languages:
         from hornbook.text.quality.filters import Language
 
-        thorough.append(Language(options.languages, options.language_probability))
+        thorough.append(Language(options.languages, options.language_probability, options.language_from))
     if options.near_duplicates is not None:
         from hornbook.text.quality.near import NearDuplicates
 

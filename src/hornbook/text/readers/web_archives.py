@@ -12,15 +12,29 @@ counted.
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import BinaryIO, Final
+from pathlib import Path
+from typing import BinaryIO, Final, NamedTuple
 
-from hornbook.errors import DataError
+from hornbook.errors import DataError, HornbookError
 from hornbook.extras import require
-from hornbook.formats.warc import Record, decode_body, parse_response, read_records
+from hornbook.formats.warc import Record, decode_body, parse_response, read_headers_at, read_records
+from hornbook.storage import Limits
 from hornbook.storage.system import format_bytes
-from hornbook.text.reading import Document, Outcome, ReadOptions, Skipped, Source, plain_text
+from hornbook.text.reading import (
+    STANDARD_INPUT,
+    Document,
+    Outcome,
+    ReadOptions,
+    Skipped,
+    Source,
+    open_stream,
+    plain_text,
+)
 
 WARC_SUFFIXES: Final = (".warc", ".wet", ".wat")
+WARC_LIMITS: Final = Limits(num_members=1 << 26)
+"""Each record is a member of the compressed file."""
+_LANGUAGES: Final = "warc-identified-content-language"
 _TYPES: Final = ("conversion", "response", "resource")
 _HTML: Final = ("text/html", "application/xhtml+xml")
 _NO_TEXT: Final = Skipped("records without text")
@@ -47,9 +61,57 @@ def read_web_archive(stream: BinaryIO, source: Source, options: ReadOptions) -> 
         where = f"{source}, the record at byte {record.offset}"
         try:
             text = _text_of(record, where, limit)
-            yield _NO_TEXT if text is None else Document(text, source.name, record.offset, len(text.encode()))
+            languages = record.headers.get(_LANGUAGES)
+            yield (
+                _NO_TEXT if text is None else Document(text, source.name, record.offset, len(text.encode()), languages)
+            )
         except DataError as error:
             yield error
+
+
+class Page(NamedTuple):
+    """What the headers of a record say of a page.
+
+    Attributes:
+        url: ``WARC-Target-URI``; None if the record has none.
+        languages: ``WARC-Identified-Content-Language``, ISO 639-3, the most frequent first, as in ``"rus,eng"``; None
+            if the record has none, as in WARC files of Common Crawl, unlike its WET files.
+    """
+
+    url: str | None
+    languages: str | None
+
+
+class PageFinder:
+    """Finds records by source and offset; the last file remains open, so ascending offsets read it once."""
+
+    def __init__(self) -> None:
+        self._source, self._position = "", 0
+        self._stream: BinaryIO | None = None
+
+    def find(self, source: str, offset: int) -> Page | None:
+        """Return the page of a record; None if the source is gone or has no record there."""
+        try:
+            if offset < 0 or source == STANDARD_INPUT or not Path(source).is_file():
+                return None
+            if self._stream is None or source != self._source or offset < self._position:
+                self._open(source)
+            assert self._stream is not None, "just opened"
+            headers, self._position = read_headers_at(self._stream, source, self._position, offset)
+        except (HornbookError, OSError, ValueError):  # moved or changed since, or a name that no file can have
+            self.close()
+            return None
+        return Page(headers.get("warc-target-uri"), headers.get(_LANGUAGES))
+
+    def close(self) -> None:
+        """Close the last file."""
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = None
+
+    def _open(self, source: str) -> None:
+        self.close()
+        self._stream, self._source, self._position = open_stream(Source(source, Path(source)), WARC_LIMITS), source, 0
 
 
 def _may_have_text(headers: Mapping[str, str]) -> bool:
