@@ -109,7 +109,7 @@ def test_micro_batches_and_a_resume_do_not_change_the_losses(example, tmp_path: 
     assert train(tmp_path / "resumed", *constant) == straight, "the momentum is saved and restored"
 
 
-def test_weights_serve_another_run_without_the_script(
+def test_weights_can_be_used_by_another_run_without_the_script(
     example, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example("muon")

@@ -62,7 +62,7 @@ def test_what_went_in_comes_out(tmp_path, num_shards, per_block):
     ]
 
 
-def test_nothing_is_read_of_what_nobody_asks_for(tmp_path):
+def test_only_what_is_requested_is_read(tmp_path):
     index = write_bundle(tmp_path / "x", TENSORS, num_shards=2)
     bundle = open_bundle(index)
     (tmp_path / "x.data-00001-of-00002").unlink()

@@ -50,7 +50,7 @@ def test_the_facts_of_a_real_file():
 
 
 @needs_file
-def test_a_real_file_written_anew_has_the_same_values(tmp_path):
+def test_a_real_file_written_again_has_the_same_values(tmp_path):
     """Values, not bytes: the order of a protocol buffer's map is the writer's, and TensorFlow's changes."""
     write_plain(tmp_path / "x.tfrecord", read_plain(BERT_TFRECORD))
     for old, new in zip(read_records([BERT_TFRECORD]), read_records([tmp_path / "x.tfrecord"]), strict=True):
