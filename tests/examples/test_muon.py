@@ -109,7 +109,7 @@ def test_micro_batches_and_a_resume_do_not_change_the_losses(example, tmp_path: 
     assert train(tmp_path / "resumed", *constant) == straight, "the momentum is saved and restored"
 
 
-def test_weights_can_be_used_by_another_run_without_the_script(
+def test_weights_serve_another_run_without_the_script(
     example, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example("muon")
@@ -119,5 +119,5 @@ def test_weights_can_be_used_by_another_run_without_the_script(
     assert extend.main([*start, "--output", str(tmp_path / "next")]) == 0
     capsys.readouterr()
     assert extend.main([*start, "--init-optimizer", "keep", "--output", str(tmp_path / "kept")]) == 2
-    message = capsys.readouterr().err
-    assert 'made with the optimizer "muon", which hornbook does not have' in message and "examples/muon.py" in message
+    told = capsys.readouterr().err
+    assert 'made with the optimizer "muon", which hornbook does not have' in told and "examples/muon.py" in told
