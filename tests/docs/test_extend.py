@@ -99,9 +99,9 @@ def test_a_model_of_ones_own(shell: Shell, capsys: pytest.CaptureFixture[str]) -
     assert main(["generate", str(run), "--prompt", "a"]) == 2
     assert main(["train", "demo", "--data.synthetic", "--model.vocab-size", "512", "--output", str(run)]) == 2
     lines = capsys.readouterr().err.splitlines()
-    told = f'{run} has a model of the family "conv", which hornbook does not have: run this command with the script'
+    message = f'{run} has a model of the family "conv", which hornbook does not have: run this command with the script'
     script = f"python {shell.folder / 'conv_model.py'} instead of hornbook"
-    assert [told in line and script in line for line in lines if "warning" not in line] == [True, True]
+    assert [message in line and script in line for line in lines if "warning" not in line] == [True, True]
 
 
 @pytest.mark.slow
@@ -149,8 +149,8 @@ def test_muon_and_a_run_without_its_optimizer_and_objective(shell: Shell, capsys
         warned = 'trained with the objective "regularized", which is not registered here' in caplog.text
         assert warned == ("generate" in command or "evaluate" in command), command
     assert main(["train", "demo", "--data.train", "corpora/mine", "--output", "runs/muon"]) == 2
-    told = 'runs/muon has a model made with the objective "regularized", which hornbook does not have'
-    assert told in capsys.readouterr().err
+    message = 'runs/muon has a model made with the objective "regularized", which hornbook does not have'
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -125,9 +125,9 @@ def test_two_ranks_train_as_one(example, tmp_path: Path) -> None:
     assert losses_of(tmp_path / "both") == pytest.approx(alone, rel=1e-6)
 
 
-def test_sizes_that_do_not_divide_are_told(example, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sizes_that_do_not_divide_are_reported(example, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     example("llama")
     words = [*TRAINING.split(), "--model.num-heads", "3", "--output", str(tmp_path / "run")]
     assert extend.main(["train", str(SCRIPT.with_suffix(".toml")), *words]) == 2
-    told = capsys.readouterr().err
-    assert "the size of a head must be even" in told and "num_heads must be divisible by num_kv_heads" in told
+    message = capsys.readouterr().err
+    assert "the size of a head must be even" in message and "num_heads must be divisible by num_kv_heads" in message

@@ -119,5 +119,5 @@ def test_weights_serve_another_run_without_the_script(
     assert extend.main([*start, "--output", str(tmp_path / "next")]) == 0
     capsys.readouterr()
     assert extend.main([*start, "--init-optimizer", "keep", "--output", str(tmp_path / "kept")]) == 2
-    told = capsys.readouterr().err
-    assert 'made with the optimizer "muon", which hornbook does not have' in told and "examples/muon.py" in told
+    message = capsys.readouterr().err
+    assert 'made with the optimizer "muon", which hornbook does not have' in message and "examples/muon.py" in message
