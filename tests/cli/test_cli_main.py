@@ -164,7 +164,7 @@ def test_a_recipe_error_is_a_line_for_each_problem(command, capsys):
     assert json.loads(out) == {"error": "first; sec ond", "exit_code": 2}
 
 
-def test_what_nobody_foresaw_is_one_line_too(command, capsys):
+def test_unexpected_errors_are_one_line_too(command, capsys):
     command(fail_with(KeyError("lost")))
     assert main(["fake"]) == 1
     assert capsys.readouterr().err == "hornbook: error: KeyError: 'lost'; run again with --debug for the traceback\n"
@@ -266,7 +266,7 @@ def test_version_and_help(capsys):
 
 
 @pytest.mark.parametrize("words", [["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
-def test_help_is_quick_and_imports_nothing_heavy(words):
+def test_help_is_fast_and_imports_nothing_large(words):
     script = f"""
 import sys
 from hornbook.__main__ import main

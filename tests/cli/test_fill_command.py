@@ -214,7 +214,7 @@ def test_mistakes_are_one_line_and_exit_code_2(run, capsys, tmp_path, monkeypatc
         (Tokenizer.train(TEXTS, 200, kind="wordpiece"), {"vocab_size": 50}, "tokens, but the model 50; use"),
     ],
 )
-def test_a_tokenizer_that_does_not_serve(tmp_path, capsys, tokenizer, changes, message):
+def test_an_unsuitable_tokenizer(tmp_path, capsys, tokenizer, changes, message):
     run = save_encoder(tmp_path, encoder_contents("bert", tokenizer, **changes))
     assert main(["generate", str(run), "--prompt", "[MASK]", *ALWAYS]) == 2
     err = capsys.readouterr().err

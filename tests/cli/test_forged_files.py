@@ -235,7 +235,7 @@ ODD_SESSIONS = {
 
 
 @pytest.mark.parametrize("kind", ODD_SESSIONS)
-def test_an_odd_value_in_the_environment_stops_no_run(
+def test_an_unusual_value_in_the_environment_stops_no_run(
     home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
 ) -> None:
     shutil.copytree(home / "run", tmp_path / "run")
@@ -255,7 +255,7 @@ def test_an_odd_value_in_the_environment_stops_no_run(
         ("run.json", b'{"format": 1, "data": {}}', "run.json: expected a table of sections"),
     ],
 )
-def test_a_resume_names_the_file_that_is_odd(
+def test_a_resume_names_the_malformed_file(
     home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, data: bytes | None, message: str
 ) -> None:
     shutil.copytree(home / "run", tmp_path / "run")
@@ -273,7 +273,7 @@ def test_a_resume_names_the_file_that_is_odd(
         (f"{STEP}/model-00000.safetensors", None, "has no weights: it has no tensors in the group model"),
     ],
 )
-def test_an_evaluation_names_the_file_that_is_odd(
+def test_an_evaluation_names_the_malformed_file(
     home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, data: bytes | None, message: str
 ) -> None:
     shutil.copytree(home / "run", tmp_path / "run")

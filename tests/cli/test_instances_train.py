@@ -95,7 +95,7 @@ def test_held_out_instances_are_scored(made, tmp_path):
     assert 4 < row["loss"] < 7 and 0 <= row["nsp_accuracy"] <= 1
 
 
-def test_unmasked_instances_are_masked_anew_in_each_epoch(made, tmp_path):
+def test_unmasked_instances_are_masked_differently_in_each_epoch(made, tmp_path):
     words = (f"--data.tokenizer={made}/tokenizer", "--objective.whole-words=true", "--objective.max-predictions=none")
     assert train(made / "unmasked", tmp_path / "run", *words, vocab="--model.vocab-size=none") == 0
     assert (tmp_path / "run" / "checkpoints" / "step-00000004" / "tokenizer.json").exists()

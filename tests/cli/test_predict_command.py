@@ -195,7 +195,7 @@ def test_the_table_of_evaluate(capsys):
     assert all(word in out for word in ("precision", "recall", "support", *CLASSES))
 
 
-def test_a_matrix_that_nobody_reads_is_not_printed(capsys):
+def test_an_unused_matrix_is_not_printed(capsys):
     for count in (24, 25):
         names = [f"class-{number}" for number in range(count)]
         rows = [(name, *range(count)) for name in names]

@@ -39,7 +39,7 @@ def test_a_result_that_cannot_be_written_is_one_line_and_the_run_is_saved(tmp_pa
 
 
 @pytest.mark.slow
-def test_two_quick_ctrl_c_leave_no_traceback(tmp_path):
+def test_two_fast_ctrl_c_leave_no_traceback(tmp_path):
     process = start(tmp_path, "", "--training.steps=100000", "--checkpoint.every-steps=100000")
     for _ in range(6000):
         if (tmp_path / "run" / "metrics.jsonl").exists() and (tmp_path / "run" / "metrics.jsonl").stat().st_size:

@@ -269,7 +269,7 @@ def test_a_file_of_many_keys_is_refused_as_a_whole(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["x" * 100_000, "a\\nb", " ", "\\u202e"])
-def test_odd_keys_stay_on_one_short_line(tmp_path, key):
+def test_unusual_keys_stay_on_one_short_line(tmp_path, key):
     (problem,) = problems(write(tmp_path, f'"{key}" = 1\n' + RECIPE))
     assert problem.isprintable()
     assert len(problem) < 300

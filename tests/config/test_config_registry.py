@@ -92,7 +92,7 @@ def test_without_registration_the_family_is_unknown(recipe):
     ("section", "tag", "what"),
     [("model", "family", "of the family"), ("objective", "name", "made with the objective")],
 )
-def test_a_stored_recipe_with_a_part_that_nobody_registered(section, tag, what):
+def test_a_stored_recipe_with_an_unregistered_part(section, tag, what):
     document = {section: {tag: "mine", "num_experts": 8}}
     with pytest.raises(RecipeError) as caught:
         refuse_unknown_parts(document, "runs/mine")
@@ -175,7 +175,7 @@ class Positionless:
         (Positionless, "expected the fields max_positions, which every model has"),
     ],
 )
-def test_classes_that_cannot_serve(cls, message):
+def test_unsuitable_classes_are_errors(cls, message):
     with pytest.raises(UserError, match=message):
         register("model", "mine2", cls)
     assert "mine2" not in choices("model")

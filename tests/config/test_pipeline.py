@@ -17,7 +17,7 @@ V_SHAPED = "--parallel.pipeline-schedule=v-shaped"
 @pytest.mark.parametrize("num_layers", [2, 3, 5, 8])
 @pytest.mark.parametrize("num_stages", [2, 3, 4])
 @pytest.mark.parametrize("head_cost", [0.0, 0.3, 1.0, 5.4])
-def test_no_other_split_has_a_quicker_slowest_stage(num_layers, num_stages, head_cost):
+def test_no_other_split_has_a_faster_slowest_stage(num_layers, num_stages, head_cost):
     possible = [
         max(*split[:-1], split[-1] + head_cost)
         for split in product(range(num_layers + 1), repeat=num_stages)

@@ -56,7 +56,7 @@ def test_a_real_store_reads_as_it_should():
 
 
 @needs_megatron
-def test_a_real_store_written_anew_has_the_same_bytes(tmp_path):
+def test_a_real_store_written_again_has_the_same_bytes(tmp_path):
     indexed = IndexedFile.open(MEGATRON)
     with IndexedWriter(tmp_path / "copy", np.uint16) as writer:
         for number in range(indexed.num_documents):
@@ -130,7 +130,7 @@ def test_large_documents_are_written_as_they_come(tmp_path):
     assert all(np.array_equal(indexed.sequence(number), document) for number, document in enumerate(documents))
 
 
-def test_a_token_that_does_not_fit_is_our_slip(tmp_path):
+def test_a_token_that_does_not_fit_is_a_programming_error(tmp_path):
     with pytest.raises(AssertionError, match="does not fit uint16"), IndexedWriter(tmp_path / "x", "uint16") as writer:
         writer.add_document([1, 70_000])
     assert list(tmp_path.iterdir()) == []

@@ -91,7 +91,7 @@ def test_a_loaded_state_continues_like_the_saved_one():
     "odd", [5, [], {"causal_lm": "5"}, {"causal_lm": True}, {"causal_lm": None}, {"causal_lm": {}}, None], ids=str
 )
 @pytest.mark.parametrize("key", ["unlogged_sums", "unlogged_counts"])
-def test_odd_sums_in_a_checkpoint_are_refused(key: str, odd: object) -> None:
+def test_malformed_sums_in_a_checkpoint_are_errors(key: str, odd: object) -> None:
     with pytest.raises(CheckpointError, match=rf"state\.json: {key} is "):
         Progress.from_json({"step": 5, key: odd}, "state.json")
 

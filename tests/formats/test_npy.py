@@ -39,6 +39,6 @@ def test_another_size_or_type_is_refused(tmp_path, size):
     assert one_line(caught.value, "x.npy")
 
 
-def test_a_file_that_is_gone(tmp_path):
+def test_a_missing_file(tmp_path):
     with pytest.raises(StorageError):
         read_header(tmp_path / "x.npy")

@@ -97,7 +97,7 @@ def test_gradients_are_named_where_they_are_the_peak(training) -> None:
     assert held["temporary", "update: zeros"] >= EXTRA or held["temporary", "update: empty"] >= EXTRA
 
 
-def test_hooks_are_gone_afterwards(training) -> None:
+def test_hooks_are_removed_afterwards(training) -> None:
     held_at_peak(training)
     assert not any(module._forward_pre_hooks for module in training[0].model.modules())
 

@@ -91,7 +91,7 @@ def test_every_parameter_gets_a_value():
         assert torch.isfinite(parameter).all(), name
 
 
-def test_a_parameter_that_nobody_draws_is_refused():
+def test_a_parameter_that_is_never_drawn_is_an_error():
     """Left alone it would start from the global random state, or from whatever the memory held."""
     model = tiny_model()
     model.blocks[1].extra = torch.nn.Linear(2, 2)
@@ -121,7 +121,7 @@ def test_draw_fills_buffers_too():
 
 
 @pytest.mark.parametrize("forgotten", ["scale", "pattern", "mask"])
-def test_a_buffer_that_nobody_fills_is_refused(forgotten):
+def test_a_buffer_that_is_never_filled_is_an_error(forgotten):
     """What its constructor put there is lost, since models are built without memory."""
     filled = [name for name in ("scale", "pattern", "mask") if name != forgotten]
     with pytest.raises(TypeError, match=rf"no draw method initializes 0\.{forgotten}: "):

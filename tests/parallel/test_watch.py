@@ -187,7 +187,7 @@ def two_machines(port):
     ("starts", "how", "lost"),
     [(by_hand, "host", "rank 0 of 4"), (two_machines, "node", "the launcher")],
 )
-def test_ranks_whose_store_is_gone_leave_with_one_line(tmp_path, starts, how, lost):
+def test_ranks_without_a_store_exit_with_one_line(tmp_path, starts, how, lost):
     """It is gone with the rank or with the machine that held it."""
     words = prepare(tmp_path, "'RANK' in os.environ")
     with socket.socket() as free:

@@ -50,7 +50,7 @@ def test_what_counts_as_an_improvement(values, options, counts):
     assert stale_after(values, **options) == counts
 
 
-def test_another_measure_begins_anew():
+def test_another_measure_starts_over():
     progress = Progress(stopping_by="lambada/accuracy", stopping_value=0.9, stale_measurements=5)
     assert stale_after([2.0, 2.0], progress=progress) == [0, 1]
     assert (progress.stopping_by, progress.stopping_value) == ("validation", 2.0)

@@ -148,7 +148,7 @@ def test_tasks_of_encoders_are_refused_by_a_decoder(tmp_path):
         ("bert", "decoders", r"the tokenizer has no token \[CLS\] or <s>.*\[MASK\] or <mask>"),
     ],
 )
-def test_a_corpus_that_does_not_serve_is_refused(tmp_path, family, corpus_of, message):
+def test_an_unsuitable_corpus_is_an_error(tmp_path, family, corpus_of, message):
     if corpus_of == "documents":
         corpus = build_sentences(tmp_path / "corpus", sequences="documents")
     else:

@@ -69,7 +69,7 @@ def test_a_step_that_is_saved_already_is_left_as_it_is(tmp_path: Path, monkeypat
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000003"]
 
 
-def test_gradients_of_a_dropped_step_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_a_dropped_step_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dropped: list[bool] = []
     drop = InMemory.drop_gradients
 

@@ -91,7 +91,7 @@ def test_a_damaged_identity(tmp_path, content):
     assert one_line(caught.value, "run.json")
 
 
-def test_stores_that_are_gone_or_others(trained, tmp_path):
+def test_missing_or_different_stores(trained, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     identity = json.loads((trained[0] / "run.json").read_text())

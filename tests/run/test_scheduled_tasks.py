@@ -190,7 +190,7 @@ def test_mistakes_are_found_before_the_training(
     run(folder)  # the folder is not spoilt: the same run without the mistake
 
 
-def test_data_that_are_gone_do_not_end_the_training(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_missing_data_do_not_end_training(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     validate = tiny_runs.TrainingRun.validate
 
     def remove_and_validate(run: tiny_runs.TrainingRun) -> None:

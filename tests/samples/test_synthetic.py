@@ -72,7 +72,7 @@ def test_a_vocabulary_that_is_too_small_is_an_error():
         SyntheticTokens(vocab_size=1, seed=0)
 
 
-def test_a_read_past_the_end_is_our_own_slip():
+def test_a_read_past_the_end_is_a_programming_error():
     source = SyntheticTokens(vocab_size=50, seed=1, num_documents=3, document_length=20)
     with pytest.raises(AssertionError):
         source.read(1, 0, int(source.document_lengths[1]) + 1)

@@ -88,7 +88,7 @@ def test_a_lasting_error_strikes_from_the_nth_operation_on(tmp_path):
     write_file(tmp_path / "x", b"a")
 
 
-def test_a_short_write_is_gone_on_with(tmp_path):
+def test_a_short_write_is_continued(tmp_path):
     with inject("write", 1, "short-write"), count_operations() as operations:
         write_file(tmp_path / "x", b"12345678")
     assert (tmp_path / "x").read_bytes() == b"12345678"

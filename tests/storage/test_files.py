@@ -206,7 +206,7 @@ def test_lines_are_appended_whole(tmp_path):
 
 @pytest.mark.parametrize("torn", ["x", "x" * 200_000, ""])
 @pytest.mark.parametrize("before", ["", "one\n", "one\ntwo\n"])
-def test_a_torn_last_line_is_cut_off_when_a_log_is_opened(tmp_path, before, torn):
+def test_a_truncated_last_line_is_removed_when_a_log_is_opened(tmp_path, before, torn):
     (tmp_path / "log").write_text(before + torn)
     with Appender(tmp_path / "log") as appender:
         appender.append("next")
@@ -246,7 +246,7 @@ def test_a_log_that_leads_elsewhere_is_refused(tmp_path, make):
     assert (tmp_path / "mine").read_bytes() == b"mine, without a line end"
 
 
-def test_a_log_that_is_begun_anew_is_written_to_what_its_path_leads_to(tmp_path):
+def test_a_restarted_log_is_written_to_the_target_of_its_path(tmp_path):
     (tmp_path / "file").write_bytes(b"old")
     (tmp_path / "link").symlink_to("file")
     with Appender(tmp_path / "link", truncate=True) as log:

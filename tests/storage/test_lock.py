@@ -115,7 +115,7 @@ def test_a_lock_is_of_the_file_that_others_meet(tmp_path, monkeypatch):
         assert len(calls) == 3 and holds(tmp_path / "work")
 
 
-def test_a_folder_that_goes_before_its_lock_is_opened_is_made_anew(tmp_path, monkeypatch):
+def test_a_folder_that_is_removed_before_its_lock_is_opened_is_created_again(tmp_path, monkeypatch):
     original = module.make_directory
 
     def make_directory(folder):
@@ -203,7 +203,7 @@ def test_a_lock_can_be_asked_for_without_a_trace(tmp_path):
     assert not is_locked(folder)
 
 
-def test_who_asks_keeps_nobody_out(tmp_path):
+def test_a_shared_lock_delays_a_start_but_does_not_fail_it(tmp_path):
     """A shared lock, as `is_locked` takes for a moment, makes a start wait and not fail."""
     folder = tmp_path / "run"
     with lock_folder(folder):

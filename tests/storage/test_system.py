@@ -59,7 +59,7 @@ def test_only_a_regular_file_is_opened_and_nothing_is_waited_for(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_processes_are_alive_or_gone():
+def test_processes_are_alive_or_ended():
     child = os.fork()
     if child == 0:
         os._exit(0)
@@ -70,11 +70,11 @@ def test_processes_are_alive_or_gone():
 
 
 @pytest.mark.parametrize("pid", [0, -1, 2**31, 10**12])
-def test_numbers_that_no_process_has_are_gone(pid):
+def test_impossible_process_ids_are_not_alive(pid):
     assert not process_is_alive(pid)
 
 
-def test_ones_own_number_counts_as_gone():
+def test_the_own_process_id_counts_as_ended():
     assert not process_is_alive(os.getpid())
 
 

@@ -46,7 +46,7 @@ def test_the_ids_are_the_same(trained, texts):
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_odd_and_many_texts(trained, threads, monkeypatch):
+def test_unusual_and_many_texts(trained, threads, monkeypatch):
     monkeypatch.setattr(accelerate, "_JOB_CHARACTERS", 1000)
     encode = accelerated(trained, threads)
     assert_same(encode, trained, [*ODD, *TEXTS, *ODD])

@@ -2,6 +2,7 @@ import json
 
 import pytest
 import tokenizers
+from damage import mutated, survive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_libraries import KINDS, library, library_json
@@ -12,7 +13,6 @@ from hornbook.errors import DataError, UserError
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.tokenizer_json import PATTERNS, byte_symbols
 from hornbook.text.tokenizer_json import parse as parse_json
-from mutations import mutated, survive
 
 DIGESTS = {
     "gpt2": "0053e043174aa0269cc5aa894192b59da7bb9e5b3d8e9ed654696af7fb9b67b4",

@@ -1,13 +1,13 @@
 import json
 
 import pytest
+from damage import mutated, survive
 from tiny_text import SHARED, TEXTS, one_line, tiny_tokenizer
 
 from hornbook.errors import DataError
 from hornbook.text.special_tokens import BERT_TOKENS, ROBERTA_TOKENS
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.tokenizer_json import parse, read_settings
-from mutations import mutated, survive
 
 GPT2, BERT = SHARED / "tokenizers" / "gpt2", SHARED / "tokenizers" / "bert-base-uncased"
 needs_files = pytest.mark.skipif(not GPT2.exists(), reason="../shared/data/tokenizers is not there")

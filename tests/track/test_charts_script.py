@@ -71,7 +71,7 @@ def test_a_line_starts_and_ends_where_its_values_are_and_breaks_at_a_gap(tmp_pat
     assert 'aria-label="Loss over step. loss: first 4, last 3, least 1."' in source
 
 
-def test_odd_values_and_hostile_labels_are_drawn(tmp_path: Path) -> None:
+def test_unusual_values_and_hostile_labels_are_drawn(tmp_path: Path) -> None:
     odd = [[3.0], [0.0], [-1.0, -1.0], [1e100, 1e-300], [5e-324, 1.0], [1e100, -1e100], [2e-320, 1e-320]]
     hostile = "<img src=x onerror=alert(1)>"
     charts = [{"lines": [line([[at, value] for at, value in enumerate(values)])]} for values in odd]

@@ -34,7 +34,7 @@ def test_a_time_has_a_suitable_unit(tmp_path: Path, seconds: float, label: str, 
     assert chart.curves[1].points[-1][0] == last
 
 
-def test_sessions_that_count_anew_follow_each_other(tmp_path: Path) -> None:
+def test_sessions_that_count_from_zero_follow_each_other(tmp_path: Path) -> None:
     rows = [train_row(10, seconds=5.0), train_row(20, seconds=8.0), train_row(30, seconds=2.0)]
     chart = charts_of([read_run(make_run(tmp_path / "run", rows=rows))], "time")[0]
     assert [place for place, _ in chart.curves[0].points] == [5.0, 8.0, 10.0]

@@ -211,7 +211,7 @@ def test_a_bare_capture_is_one_session(tmp_path: Path) -> None:
     assert environment.sessions(path) == [{"cpu": "x"}]
 
 
-def test_odd_content_is_no_session_and_no_json_is_an_error(tmp_path: Path) -> None:
+def test_malformed_content_is_no_session_and_invalid_json_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "environment.json"
     for odd in ("[1]", "3", '{"sessions": 5}', '{"sessions": [7]}'):
         path.write_text(odd)

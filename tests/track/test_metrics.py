@@ -79,7 +79,7 @@ def test_no_log_yet_means_no_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 24))
-def test_a_torn_last_line_is_passed_over_wherever_it_tore(tmp_path: Path, cut: int) -> None:
+def test_a_truncated_last_line_is_skipped_wherever_it_ends(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "m.jsonl"
     path.write_bytes(b'{"step": 1}\n' + '{"step": 2, "x": "é"}'.encode()[:cut])
     assert [row["step"] for row in read(path)] in ([1], [1, 2])
@@ -127,7 +127,7 @@ def test_nan_in_a_foreign_log_is_read_as_null(tmp_path: Path) -> None:
     assert read(tmp_path / "m.jsonl") == [{"step": 1, "loss": None}]
 
 
-def test_cut_back_drops_later_steps_and_the_torn_line_and_keeps_the_rest_to_the_byte(tmp_path: Path) -> None:
+def test_cut_back_drops_later_steps_and_the_truncated_line_and_keeps_the_other_bytes(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     kept = b'{"step":1,   "loss": 1.50}\n{"kind":"validation","step":2}\n'
     path.write_bytes(kept + b'{"step": 3}\n{"step": 4, "lo')

@@ -203,7 +203,7 @@ def test_a_huge_log_makes_a_small_page_in_little_time(tmp_path: Path) -> None:
     assert len(source) < 400_000
 
 
-def test_a_torn_log_is_reported_and_a_malformed_one_is_named(tmp_path: Path) -> None:
+def test_a_truncated_log_is_reported_and_a_malformed_one_is_named(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')

@@ -151,7 +151,7 @@ def test_the_last_step_is_that_of_the_last_start(tmp_path: Path) -> None:
         assert summarize(run).total_steps == expected
 
 
-def test_training_seconds_add_up_over_sessions_that_count_anew() -> None:
+def test_training_seconds_add_up_over_sessions_that_count_from_zero() -> None:
     assert training_seconds([]) is None
     assert training_seconds([{"seconds": 5.0}, {"seconds": 9.0}]) == 9.0
     assert training_seconds([{"seconds": 5.0}, {"seconds": 9.0}, {}, {"seconds": 2.0}, {"seconds": 4.0}]) == 13.0

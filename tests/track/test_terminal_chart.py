@@ -50,6 +50,6 @@ def test_letters_replace_dots_where_braille_cannot_be_written() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-300, 1e100, -5.0])
-def test_odd_values_are_drawn(value: float) -> None:
+def test_unusual_values_are_drawn(value: float) -> None:
     assert sum(map(dots, lines([(0.0, value)]))) == 1
     assert sum(map(dots, lines([(0.0, value), (1.0, 1.0)]))) > 1

@@ -65,7 +65,7 @@ def test_standard_input(monkeypatch):
     assert b"".join(read_blocks("-", 2)) == DATA
 
 
-def test_nobody_waits_for_a_reader_that_went_away(tmp_path, small_sections):
+def test_a_reader_that_disconnected_delays_nothing(tmp_path, small_sections):
     path = tmp_path / "dump.xml.bz2"
     path.write_bytes(streams(DATA, 1000))
     reading = read_blocks(str(path), 3)

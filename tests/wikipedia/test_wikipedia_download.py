@@ -160,7 +160,7 @@ def test_mistakes(tmp_path, arguments, part):
     assert one_line(caught.value, part)
 
 
-def test_nobody_answers(tmp_path):
+def test_an_unreachable_server(tmp_path):
     with serve(DUMP) as gone:
         pass
     fails(gone, tmp_path, HornbookError, "cannot be reached", "check the network")

@@ -3,6 +3,7 @@ import sys
 
 import numpy as np
 import pytest
+from damage import mutated, survive
 from tiny_formats import BERT_TFRECORD, instance, instances, same
 from tiny_text import one_line
 
@@ -10,7 +11,6 @@ from hornbook.errors import DataError, StorageError, UserError
 from hornbook.interop.convert.bert_arrow import read_arrow, write_arrow
 from hornbook.interop.convert.bert_tfrecord import read_plain
 from hornbook.storage.faults import inject
-from mutations import mutated, survive
 
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, the extra 'arrow', is not installed")
 pytest.importorskip("pyarrow.ipc")

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from damage import mutated, survive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_formats import BERT_TFRECORD, instance, instances, same
@@ -21,7 +22,6 @@ from hornbook.interop.convert.bert_tfrecord import (
 )
 from hornbook.interop.formats.example import decode_example, encode_example
 from hornbook.interop.formats.tfrecord import frame, read_records
-from mutations import mutated, survive
 
 needs_file = pytest.mark.skipif(not BERT_TFRECORD.exists(), reason="../shared/data/tfrecord is not there")
 WORDS = (b"\x0a", b"\x12", b"\x1a", b"input_ids", b"\xff" * 10, b"\x01", b"\x00")
@@ -50,7 +50,7 @@ def test_the_facts_of_a_real_file():
 
 
 @needs_file
-def test_a_real_file_written_anew_has_the_same_values(tmp_path):
+def test_a_real_file_written_again_has_the_same_values(tmp_path):
     """Values, not bytes: the order of a protocol buffer's map is the writer's, and TensorFlow's changes."""
     write_plain(tmp_path / "x.tfrecord", read_plain(BERT_TFRECORD))
     for old, new in zip(read_records([BERT_TFRECORD]), read_records([tmp_path / "x.tfrecord"]), strict=True):

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from damage import mutated, survive
 from tiny_formats import BERT_TFRECORD, documents, lists
 from tiny_text import one_line
 
@@ -9,7 +10,6 @@ from hornbook.errors import DataError, UserError
 from hornbook.interop.convert.gpt2_tfrecord import read_gpt2_tfrecords, write_gpt2_tfrecords
 from hornbook.interop.formats.example import encode_example
 from hornbook.interop.formats.tfrecord import frame
-from mutations import mutated, survive
 
 LISTS = [[5, 300, 50_256], [], [2**31 - 1] * 5, list(range(300))]
 

@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
+from damage import mutated, survive
 from tiny_formats import documents, lists
 from tiny_text import one_line
 
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.interop.convert.npy_tokens import read_npy, write_npy
 from hornbook.storage.faults import inject
-from mutations import mutated, survive
 
 ROWS = [[1, 2, 3], [40_000, 5, 6], [7, 8, 2**31 - 1], [9, 9, 9]]
 WORDS = (b"'|O'", b"'<i8'", b"True", b"(", b")", b"99999999999999", b"-1", b"{" * 60, b"'shape'", b"\n", b"1e9")

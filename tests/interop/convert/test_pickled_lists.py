@@ -5,13 +5,13 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from damage import mutated, survive
 from tiny_formats import documents, lists
 from tiny_text import one_line
 
 from hornbook.errors import DataError, StorageError
 from hornbook.interop.convert.pickled_lists import read_pickle, write_pickle
 from hornbook.storage.faults import inject
-from mutations import mutated, survive
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 EXAMPLE = [list(range(0, 3000, 7)), [5], [], [70_000, 1]]

@@ -32,7 +32,7 @@ def facts():
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="../shared/data/megatron is not there")
-def test_a_real_data_set_written_anew_has_the_same_bytes(tmp_path):
+def test_a_real_data_set_written_again_has_the_same_bytes(tmp_path):
     some = read_store(MEGATRON)
     assert (some.end_of_text, some.end_of_text_id, some.dtype) == ("stored", 4999, np.uint16)
     write_megatron(tmp_path / "copy.bin", some)

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from damage import mutated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -9,7 +10,6 @@ from hornbook.errors import DataError
 from hornbook.interop.formats.example import decode_example, decode_varints, encode_example, encode_varints, integers
 from hornbook.interop.formats.protobuf import Malformed
 from hornbook.interop.formats.tfrecord import read_records
-from mutations import mutated
 
 needs_files = pytest.mark.skipif(not EXAMPLE_TFRECORD.exists(), reason="../shared/data/tfrecord is not there")
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -1,9 +1,9 @@
 import random
 
 import pytest
+from damage import mutated
 
 from hornbook.interop.formats.protobuf import DELIMITED, FIXED32, FIXED64, VARINT, Malformed, read_fields, read_varint
-from mutations import mutated
 
 MESSAGE = b"\x08\x96\x01" + b"\x12\x02hi" + b"\x35\x01\x02\x03\x04" + b"\x39" + bytes(8) + b"\xfa\x01\x00"
 

@@ -1,6 +1,7 @@
 import struct
 
 import pytest
+from damage import mutated, survive
 from tiny_formats import BERT_TFRECORD, EXAMPLE_TFRECORD
 from tiny_text import one_line
 
@@ -8,7 +9,6 @@ from hornbook.errors import DataError, StorageError, UserError
 from hornbook.interop.formats.tfrecord import find_tfrecords, frame, read_records, write_records
 from hornbook.storage.faults import inject
 from hornbook.storage.new_files import numeric_key
-from mutations import mutated, survive
 
 needs_files = pytest.mark.skipif(not EXAMPLE_TFRECORD.exists(), reason="../shared/data/tfrecord is not there")
 RECORDS = [b"", b"a", b"hello" * 500, bytes(range(256))]

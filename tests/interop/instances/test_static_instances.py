@@ -2,6 +2,7 @@ import shutil
 
 import numpy as np
 import pytest
+from damage import mutated, survive
 from tiny_formats import BERT_TFRECORD, instance, instances
 from tiny_text import one_line
 
@@ -10,7 +11,6 @@ from hornbook.interop.convert.bert_arrow import write_arrow
 from hornbook.interop.convert.bert_instances import Instance
 from hornbook.interop.convert.bert_tfrecord import read_plain, write_plain, write_remasked
 from hornbook.interop.instances.static_instances import StaticInstances
-from mutations import mutated, survive
 
 WRITERS = {
     "plain": write_plain,

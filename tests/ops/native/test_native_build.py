@@ -30,7 +30,7 @@ def tiny_sources(tmp_path, monkeypatch):
     return use_tiny_sources(tmp_path, monkeypatch)
 
 
-def test_a_build_is_found_again_and_made_anew_after_a_change(tiny_sources, tmp_path, monkeypatch, caplog):
+def test_a_build_is_reused_and_repeated_after_a_change(tiny_sources, tmp_path, monkeypatch, caplog):
     cache = tmp_path / "cache"
     first = library(cache)
     assert library(cache) == first

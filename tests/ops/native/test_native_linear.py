@@ -278,7 +278,7 @@ def test_hooks_see_every_gradient():
     assert [int(grad[0, 0]) for grad in seen] == [2, 4, 6]
 
 
-def test_a_changed_weight_is_packed_anew():
+def test_a_changed_weight_is_packed_again():
     weight, x, isa = torch.nn.Parameter(torch.ones(4, 3)), torch.ones(2, 3), instruction_sets()[0]
     for value in (1.0, 2.0, 3.0):
         with torch.no_grad():

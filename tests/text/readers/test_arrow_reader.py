@@ -4,13 +4,13 @@ import json
 import sys
 
 import pytest
+from damage import mutated, survive
 from tiny_text import one_line
 
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.text.documents import Document, Position, ReadOptions, Tally, list_sources, read_documents, read_sources
 from hornbook.text.readers.columns import outcomes
 from hornbook.text.reading import Source
-from mutations import mutated, survive
 
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, the extra 'arrow', is not installed")
 pytest.importorskip("pyarrow.ipc")

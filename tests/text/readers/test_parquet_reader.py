@@ -245,7 +245,7 @@ FUZZ = """
 import json, sys
 from pathlib import Path
 from hornbook.text.documents import ReadOptions, read_documents
-from mutations import mutated, survive
+from damage import mutated, survive
 
 folder, count, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 outcomes = {}
