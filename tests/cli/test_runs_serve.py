@@ -55,7 +55,7 @@ def test_without_a_token_everyone_on_the_machine_can_read_and_it_says_so(tmp_pat
     ("words", "expected"),
     [
         (["rnus"], 'no folder rnus here; did you mean "runs"?'),
-        (["--port", "70000"], '"70000": expected a port, 0 to 65535'),
+        (["--port", "70000"], '"70000": must be at least 0 and at most 65535'),
         (["--host", "no.such.host.invalid"], "choose another --host or --port"),
     ],
 )

@@ -1,6 +1,5 @@
 """What the pages say of the program is so: links, commands, options and their defaults, exit codes, make targets."""
 
-import importlib
 import re
 import shlex
 from pathlib import Path
@@ -10,7 +9,6 @@ from pages import PAGES, ROOT, commands_of, prose_of
 
 from hornbook import errors
 from hornbook.__main__ import main
-from hornbook.cli.main import COMMANDS
 from hornbook.config import bundled_recipes, load_recipe
 from hornbook.config.options import TAGS, show
 from hornbook.config.recipe import SECTIONS, specs
@@ -38,9 +36,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_commands_are_understood(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every ``hornbook`` line of a block of commands gets past the parser, and its recipe past the validator."""
     understood = []
-    for command in COMMANDS:
-        module = importlib.import_module(f"hornbook.cli.{command}_command")
-        monkeypatch.setattr(module, "run", understood.append)
+    monkeypatch.setattr("hornbook.cli.main.handler_of", lambda *_: understood.append)
     calls = [words for command in commands_of(page, "sh", "shell") for words in words_of(command)]
     assert [words for words in calls if main(words) != 0] == []
     assert len(understood) == len(calls)

@@ -67,6 +67,10 @@ def test_tick(value: float, expected: str) -> None:
     assert units.tick(value) == expected
 
 
+def test_short_times_have_three_digits() -> None:
+    assert [units.short_time(value) for value in (1.25, 0.0123, 0.0)] == ["1.25 s", "12.3 ms", "0 s"]
+
+
 def test_size_counts_in_binary_units() -> None:
     assert [units.size(value) for value in (500, 2048, 5 << 20, 3 << 30, 2 << 40)] == [
         "500 B",

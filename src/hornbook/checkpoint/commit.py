@@ -298,14 +298,11 @@ def _is_all_ours(folder: Path) -> bool:
 
 def _remove_leftovers(folder: Path) -> None:
     """Remove temporary folders of processes that have ended; ignore those that cannot be removed."""
-    with suppress(StorageError):
-        for path in _leftovers(folder, process_is_alive):
-            storage.remove_tree(path)
-
-
-def _leftovers(folder: Path, is_alive: Callable[[int], bool]) -> list[Path]:
     if not folder.is_dir():
-        return []
-    with storage_errors("read the folder", folder):
-        matches = [(path, _TEMPORARY.fullmatch(path.name)) for path in sorted(folder.iterdir())]
-    return [path for path, match in matches if match and not is_alive(int(match[1])) and has_only_files(path)]
+        return
+    with suppress(StorageError):
+        with storage_errors("read the folder", folder):
+            matches = [(path, _TEMPORARY.fullmatch(path.name)) for path in sorted(folder.iterdir())]
+        for path, match in matches:
+            if match and not process_is_alive(int(match[1])) and has_only_files(path):
+                storage.remove_tree(path)

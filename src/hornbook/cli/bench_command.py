@@ -17,12 +17,14 @@ from hornbook.cli.arguments import (
     COMPUTE,
     TOKENIZER_HELP,
     CommandParser,
+    Number,
     add_device_arguments,
     add_recipe_arguments,
     positive_integer,
     prepared_device,
 )
 from hornbook.cli.bench_step import PEERS, recipe_of
+from hornbook.config.options import Bounds, Spec
 from hornbook.errors import UserError
 
 
@@ -52,7 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompt-length", type=positive_integer, default=64, metavar="N", help="tokens per prompt (default: 64)"
     )
     generate.add_argument(
-        "--output-length", type=_two_or_more, default=64, metavar="N", help="new tokens per text (default: 64)"
+        "--output-length",
+        type=Number(Spec(type=int, bounds=Bounds(minimum=2))),
+        default=64,
+        metavar="N",
+        help="new tokens per text, the first timed separately (default: 64)",
     )
     generate.add_argument(
         "--compute",
@@ -192,10 +198,3 @@ def _ratios(rows: list[dict[str, Any]], peer: str) -> list[dict[str, Any]]:
             ratios.append({"batch_size": batch_size, "compute": compute, "ratio": ratio})
             print(f"batch of {batch_size} in {compute}: {ratio:.2f} times the speed per token of {peer}")
     return ratios
-
-
-def _two_or_more(text: str) -> int:
-    number: int = positive_integer(text)
-    if number < 2:
-        raise argparse.ArgumentTypeError(f"{number}: must be at least 2, since the first token is timed separately")
-    return number

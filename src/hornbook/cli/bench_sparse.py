@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_args
 
-from hornbook.cli.arguments import add_device_arguments, positive_integer, prepared_device
+from hornbook.cli.arguments import Number, add_device_arguments, positive_integer, prepared_device
 from hornbook.cli.table import print_columns
+from hornbook.config.options import Bounds, Spec
 from hornbook.config.sparsity import BLOCK_SIZES, Kernel
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     )
     sparse.add_argument(
         "--sparsity",
-        type=_sparsity,
+        type=Number(Spec(type=float, bounds=Bounds(minimum=0, below=1))),
         nargs="+",
         metavar="S",
         help="shares of missing blocks (default: 0.75 0.9 0.95; on a GPU 0.9)",
@@ -139,13 +140,3 @@ def _print_update(block_size: int, update: "PatternUpdate") -> None:
         f"{update.update_seconds * 1000.0:.1f} ms; step: {update.step_seconds * 1000.0:.1f} ms; "
         f"{update.share:.2%} of the time with an update every 100 steps"
     )
-
-
-def _sparsity(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = -1.0
-    if not 0.0 <= share < 1.0:
-        raise argparse.ArgumentTypeError(f"{text}: must be at least 0 and below 1, such as 0.9")
-    return share

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hornbook.cli import checkpoint_exchange
 from hornbook.cli.table import say
+from hornbook.storage.system import format_bytes
 
 if TYPE_CHECKING:
     from hornbook.checkpoint import Info
@@ -57,7 +58,7 @@ def list_command(folder: Path) -> dict[str, Any]:
     say(f"{'step':>10}  {'size':>10}  state" if found else f"no checkpoints in {folder}")
     for info in found:
         state = f"damaged: {'; '.join(info.problems)}" if info.problems else "sound"
-        say(f"{info.step!s:>10}  {_size(info):>10}  {state}")
+        say(f"{info.step!s:>10}  {format_bytes(info.size):>10}  {state}")
     return {"folder": str(checkpoints_of(folder)), "checkpoints": [_as_json(info) for info in found]}
 
 
@@ -70,7 +71,7 @@ def verify_command(path: Path) -> dict[str, Any]:
 
     found = _found(path)
     damaged = [f"{info.path}: {'; '.join(info.problems)}" for info in found if info.problems]
-    say(*(f"{info.path}: sound, {_size(info)}" for info in found if not info.problems))
+    say(*(f"{info.path}: sound, {format_bytes(info.size)}" for info in found if not info.problems))
     if damaged:
         raise CheckpointError(f"{len(damaged)} of {len(found)} checkpoints damaged: {' | '.join(damaged)}")
     return {"path": str(path), "checkpoints": [_as_json(info) for info in found]}
@@ -121,12 +122,6 @@ def _refuse_foreign(path: Path) -> None:
             f"{path} is a Hugging Face folder or a TensorFlow checkpoint, which has no checksums: "
             "import it with `hornbook checkpoint import`, which reads and checks every tensor"
         )
-
-
-def _size(info: "Info") -> str:
-    from hornbook.storage.system import format_bytes
-
-    return format_bytes(info.size)
 
 
 def _as_json(info: "Info") -> dict[str, Any]:

@@ -24,7 +24,8 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Literal
 
 from hornbook.cli.arguments import CommandParser
@@ -34,6 +35,7 @@ from hornbook.parallel import launched
 from hornbook.version import __version__
 from hornbook.wording import one_line
 
+Handler = Callable[[argparse.Namespace], dict[str, object] | None]
 COMMANDS = {
     "train": "train a model from a recipe, or resume an interrupted run",
     "plan": "predict memory, time and cost of a training; search layouts",
@@ -144,9 +146,13 @@ def execute(words: Sequence[str]) -> dict[str, object]:
     module.add_arguments(parsers[chosen])
     arguments = parser.parse_args(words, argparse.Namespace(words=words))
     with running(arguments.flags):
-        handler = arguments.handler if "handler" in arguments else module.run  # of a subcommand
-        result: dict[str, object] | None = handler(arguments)
-    return result or {}
+        return handler_of(module, arguments)(arguments) or {}
+
+
+def handler_of(module: ModuleType, arguments: argparse.Namespace) -> Handler:
+    """Return the function that runs a command: its subcommand's ``handler``, or its module's ``run``."""
+    found: Handler = getattr(arguments, "handler", None) or module.run
+    return found
 
 
 def build_parsers() -> tuple[CommandParser, dict[str, CommandParser]]:

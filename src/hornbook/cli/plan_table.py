@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hornbook.cli.table import print_columns
-from hornbook.track.units import duration, flop_rate, short, significant, size
+from hornbook.track.units import duration, flop_rate, short, short_time, significant, size
 from hornbook.wording import counted, spelled
 
 if TYPE_CHECKING:
@@ -86,9 +86,9 @@ def _speed(plan: "Plan") -> Iterator[tuple[str, str]]:
     speed, machine = plan.speed, plan.machine
     efficiency = machine.efficiency or EFFICIENCY[machine.device.kind]
     parts = ("products", "bubble", "communication", "update", "offload")
-    terms = [f"{name} {_seconds(getattr(speed, name))}" for name in parts if getattr(speed, name) > 0]
+    terms = [f"{name} {short_time(getattr(speed, name))}" for name in parts if getattr(speed, name) > 0]
     peak = machine.device.flops[plan.compute.dtype]
-    yield "step", f"{_seconds(speed.seconds)}: {', '.join(terms)}"
+    yield "step", f"{short_time(speed.seconds)}: {', '.join(terms)}"
     mfu = speed.mfu(peak * machine.num_ranks)
     yield "speed", f"{short(speed.tokens_per_second)} tokens/s, MFU {mfu:.1%} of {flop_rate(peak)} a device"
     again = "" if speed.hardware_flops == speed.flops else f", {_flops(speed.hardware_flops)} with recomputation"
@@ -111,10 +111,6 @@ def _cost(plan: "Plan") -> str:
 
 def _flops(number: float) -> str:
     return f"{significant(number / 1e15)} PFLOP" if number >= 1e15 else f"{significant(number / 1e12)} TFLOP"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{significant(seconds)} s" if seconds >= 1 else f"{significant(seconds * 1000)} ms" if seconds else "0 s"
 
 
 def _verdict(plan: "Plan") -> str:
@@ -146,7 +142,7 @@ def print_layouts(layouts: Sequence["Layout"]) -> None:
                 "phased" if memory.execution == "phased" else memory.recompute or "none",
                 str(plan.recipe.training.micro_batch_size),
                 size(plan.peak),
-                _seconds(plan.speed.seconds),
+                short_time(plan.speed.seconds),
                 short(plan.speed.tokens_per_second),
                 f"${significant(plan.step_price * 1000)}",
             )

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hornbook.cli.arguments import Number
+from hornbook.config.options import Bounds, Spec
 from hornbook.errors import UserError
 
 
@@ -24,7 +26,13 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
         "folders", nargs="*", default=["runs"], metavar="FOLDER", help="runs, or folders with runs (default: runs)"
     )
     served.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine)")
-    served.add_argument("--port", type=_port, default=0, metavar="N", help="port; 0: a free one (default: 0)")
+    served.add_argument(
+        "--port",
+        type=Number(Spec(type=int, bounds=Bounds(minimum=0, maximum=65535))),
+        default=0,
+        metavar="N",
+        help="port; 0: a free one (default: 0)",
+    )
     served.add_argument(
         "--no-token", action="store_true", help="let everyone who can connect read the runs, other users included"
     )
@@ -59,9 +67,3 @@ def serve_command(arguments: argparse.Namespace) -> dict[str, object]:
         except KeyboardInterrupt:
             print()
         return {"url": server.url}
-
-
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) < 1 << 16):
-        raise argparse.ArgumentTypeError(f'"{text}": expected a port, 0 to 65535')
-    return int(text)

@@ -116,26 +116,18 @@ def read_results(folder: Path) -> Results:
     return dict(results)
 
 
-def _are_results(found: object) -> bool:
+def _are_results(found: Any) -> bool:
     """Return whether a parsed file has the parts of results that are read."""
-    kinds = {"name": str, "description": str, "machine": dict, "cases": dict}
-    if not isinstance(found, dict) or not all(isinstance(found.get(key), kind) for key, kind in kinds.items()):
-        return False
-    return all(map(_is_case, found["cases"].values()))
+    return _has(found, name=str, description=str, machine=dict, cases=dict) and all(
+        _has(case, words=list, runs=list)
+        and all(isinstance(word, str) for word in case["words"])
+        and all(_has(run, repeat=int) and isinstance(run.get("values", {}), dict) for run in case["runs"])
+        for case in found["cases"].values()
+    )
 
 
-def _is_case(found: object) -> bool:
-    """Return whether a parsed object has the words and the runs of a case."""
-    if not isinstance(found, dict) or not all(isinstance(found.get(key), list) for key in ("words", "runs")):
-        return False
-    return all(isinstance(word, str) for word in found["words"]) and all(map(_is_run, found["runs"]))
-
-
-def _is_run(found: object) -> bool:
-    """Return whether a parsed object is the record of a repeat."""
-    if not isinstance(found, dict) or type(found.get("repeat")) is not int:
-        return False
-    return isinstance(found.get("values", {}), dict)
+def _has(found: Any, **kinds: type) -> bool:
+    return isinstance(found, dict) and all(type(found.get(key)) is kind for key, kind in kinds.items())
 
 
 def write_results(folder: Path, results: Results) -> None:

@@ -14,7 +14,7 @@ than within one (Kalibera and Jones, "Rigorous benchmarking in reasonable time",
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, variance
+from statistics import fmean, median, variance
 
 import numpy as np
 
@@ -49,9 +49,14 @@ class Spread:
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
         """Summarize one or more numbers; quartiles are interpolated linearly (type 7 of Hyndman and Fan)."""
-        least, lower, middle, upper, greatest = np.quantile(values, (0, 0.25, 0.5, 0.75, 1)).tolist()
+        lower, upper = np.quantile(values, (0.25, 0.75)).tolist()
         return cls(
-            num=len(values), least=least, lower_quartile=lower, median=middle, upper_quartile=upper, greatest=greatest
+            num=len(values),
+            least=min(values),
+            lower_quartile=lower,
+            median=median(values),
+            upper_quartile=upper,
+            greatest=max(values),
         )
 
 

@@ -119,7 +119,11 @@ def trace_step(run: Path, step: int, sample: int | None = None) -> Iterator[Trac
         raise UserError(f"{run} was trained on labeled files ({recipe.objective.name}); expected a run on token stores")
     sources = open_sources(replace(recipe, data=replace(recipe.data, validation=None)))
     sources = replace(sources, validation=None, held_out=())
-    _refuse_other_data(run, fingerprint, sources.fingerprints["train"])
+    if fingerprint != (now := sources.fingerprints["train"]):
+        raise DataError(
+            f"the stores are not those that {run} was trained on: their fingerprint was {str(fingerprint)[:12]} and is "
+            f"now {str(now)[:12]}; restore them"
+        )
     samples = build_samples(recipe, sources, on_cpu=True)
     if step > (last := num_steps(recipe, samples)):
         raise UserError(f"{run} has {counted(last, 'step')}: expected a step from 1 to {last}, not {step}")
@@ -221,11 +225,3 @@ def _read_identity(run: Path) -> tuple[Recipe, str | None]:
     identity = read_identity(path)
     refuse_unknown_parts(identity["recipe"], str(run), ("model", "objective"))  # they determine the samples
     return stored_recipe(identity["recipe"], str(path)), identity["data"].get("train")
-
-
-def _refuse_other_data(run: Path, before: str | None, now: str | None) -> None:
-    if before != now:
-        raise DataError(
-            f"the stores are not those that {run} was trained on: their fingerprint was {str(before)[:12]} and is now "
-            f"{str(now)[:12]}; restore them"
-        )

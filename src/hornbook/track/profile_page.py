@@ -45,7 +45,7 @@ def headline(profile: Profile) -> list[tuple[str, str, str]]:
     rows = [
         (
             "Step",
-            _ms(profile.step_seconds),
+            units.short_time(profile.step_seconds),
             f"median, of the slowest of {ranks}" if len(profile.ranks) > 1 else "median",
         ),
         ("Speed", units.short(profile.tokens_per_second), "tokens per second"),
@@ -87,10 +87,10 @@ def _phases(profile: Profile) -> Html:
     rows = [
         (
             number,
-            _ms(rank.data),
-            _ms(rank.compute),
-            _ms(rank.update),
-            f"{_ms(rank.waiting)} ({rank.waiting / profile.step_seconds:.1%})",
+            units.short_time(rank.data),
+            units.short_time(rank.compute),
+            units.short_time(rank.update),
+            f"{units.short_time(rank.waiting)} ({rank.waiting / profile.step_seconds:.1%})",
             "" if rank.idle is None else f"{rank.idle:.1%}",
         )
         for number, rank in enumerate(profile.ranks)
@@ -122,8 +122,8 @@ def _modules(profile: Profile) -> Iterator[Html]:
     yield tag("details", tag("summary", "Part by part"), folded)
     yield tag(
         "p",
-        f"A module's time is its own, without its submodules. Modules take {_ms(total)} of a profiled step of "
-        f"{_ms(profile.profiled_seconds)}{on_each}.",
+        f"A module's time is its own, without its submodules. Modules take {units.short_time(total)} of a profiled "
+        f"step of {units.short_time(profile.profiled_seconds)}{on_each}.",
         class_="note small",
     )
 
@@ -150,7 +150,8 @@ def _operators(profile: Profile) -> Iterator[Html]:
     hidden = len(profile.operators) - len(shown)
     if hidden > 0:
         left = total - sum(operator.seconds for operator in shown)
-        yield tag("p", f"{counted(hidden, 'other operator')} take {_ms(left)} together.", class_="note small")
+        others = f"{counted(hidden, 'other operator')} take {units.short_time(left)} together."
+        yield tag("p", others, class_="note small")
 
 
 def _memory(profile: Profile) -> Iterator[Html]:
@@ -225,7 +226,7 @@ def _bars(
     rows: Iterable[tuple[str, Mapping[str, float], float]],
     *,
     of: float | None = None,
-    show: Callable[[float], str] = lambda seconds: _ms(seconds),
+    show: Callable[[float], str] = units.short_time,
 ) -> Html:
     """Return names with segmented bars, values and shares."""
     rows = list(rows)
@@ -245,8 +246,3 @@ def _bars(
             tag("dd", f"{value / (total or 1.0):.1%}", class_="num share"),
         ]
     return tag("dl", *cells, class_="bars") if cells else Html()
-
-
-def _ms(seconds: float) -> str:
-    """Format seconds: 12.3 ms, 1.25 s."""
-    return f"{units.significant(seconds)} s" if seconds >= 1 else f"{units.significant(1e3 * seconds)} ms"

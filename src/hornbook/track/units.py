@@ -91,6 +91,11 @@ def duration(seconds: float | None) -> str:
     return f"{whole} s"
 
 
+def short_time(seconds: float) -> str:
+    """Format seconds with three significant digits: ``1.25 s``, ``12.3 ms``."""
+    return f"{significant(seconds)} s" if seconds >= 1 else f"{significant(1e3 * seconds)} ms" if seconds else "0 s"
+
+
 def size(num_bytes: float | None) -> str:
     """Format bytes in binary units."""
     return MISSING if num_bytes is None else format_bytes(num_bytes)
