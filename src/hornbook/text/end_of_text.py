@@ -73,3 +73,11 @@ def record_end_of_text(settings: dict[str, Any], named: str | int | None) -> dic
         "added_tokens": sorted([*others, special], key=lambda token: int(token["id"])),
         "model": model | {END_OF_TEXT: name},
     }
+
+
+def without_end_of_text(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON without the recorded name of the end-of-text token."""
+    model = settings["model"]
+    if END_OF_TEXT not in model:
+        return settings
+    return settings | {"model": {key: value for key, value in model.items() if key != END_OF_TEXT}}

@@ -28,7 +28,7 @@ from hornbook.errors import DataError
 from hornbook.formats.foreign import refuse_foreign_tokenizer
 from hornbook.storage.json_files import parse_json, read_bytes, read_json
 from hornbook.text import tokenizer_names
-from hornbook.text.end_of_text import END_OF_TEXT, read_end_of_text, record_end_of_text
+from hornbook.text.end_of_text import END_OF_TEXT, read_end_of_text, record_end_of_text, without_end_of_text
 from hornbook.text.special_tokens import BERT_TOKENS, END_OF_TEXT_NAMES, ROBERTA_TOKENS, ROLE_NAMES
 from hornbook.text.start_token import without_start
 
@@ -188,14 +188,6 @@ def parse(data: bytes, name: str) -> Settings:
     if (known := _known(settings)) and END_OF_TEXT in model:
         known["model"][END_OF_TEXT] = model[END_OF_TEXT]
     return known or settings | {"truncation": None, "padding": None}
-
-
-def without_end_of_text(settings: Settings) -> Settings:
-    """Return the JSON without the recorded name of the end-of-text token."""
-    model = settings["model"]
-    if END_OF_TEXT not in model:
-        return settings
-    return settings | {"model": {key: value for key, value in model.items() if key != END_OF_TEXT}}
 
 
 def form_of(settings: Settings) -> Form | None:
