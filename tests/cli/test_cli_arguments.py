@@ -108,6 +108,8 @@ def test_help_lists_every_recipe_option_with_type_default_and_help():
         in text
     )
     assert "as a fraction of the peak (default: 0.0; only for linear, cosine, warmup_stable_decay, polynomial)" in text
-    assert "peak learning rate (default: 0.0006; adam: 0.001; lamb: 0.006; sgd: 0.1; momentum: 0.01)" in text
+    assert (
+        "peak learning rate (default: 0.0006; adam: 0.001; lamb: 0.006; sgd: 0.1; momentum: 0.01; muon: 0.02)" in text
+    )
     assert "--data.synthetic [true|false]" in text
     assert "--precision.compute {auto,fp32,bf16,fp16}" in text

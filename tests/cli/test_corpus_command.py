@@ -110,7 +110,7 @@ def test_skipped_documents_are_reported(texts, capsys):
         (["nothing"], "nothing: no such file or folder"),
         (["void"], "void: no file to read"),
         (["texts", "--suffix", ".py"], "(suffix .py)"),
-        (["texts", "--exclude", "*"], "--exclude * excludes every input"),
+        (["texts", "--exclude", "*"], "--exclude '*' excludes every input"),
         (["bad/binary"], "bad/binary: a zero byte at offset 3"),
         (["bad/latin.txt"], "bad/latin.txt: not UTF-8 at byte 3 (0xe9)"),
         (["bad/broken.jsonl"], "bad/broken.jsonl, line 2: not valid JSON"),

@@ -162,7 +162,7 @@ def test_nothing_at_a_path(home: Path, capsys: pytest.CaptureFixture[str]) -> No
     ("words", "message"),
     [
         (["--tasks", "lambda"], "there is no task 'lambda', the tasks are * did you mean \"lambada\"?"),
-        (["--tasks", "lambada"], "the task needs LAMBADA's passages, such as lambada_test.jsonl: pass `--data FILE`"),
+        (["--tasks", "lambada"], "the task needs LAMBADA's passages, such as lambada_test.jsonl: pass --data FILE"),
         (["--tasks", "wikitext103"], "the task needs WikiText's test file"),
         (["--tasks", "lambada", "--data", "none.jsonl"], "cannot read none.jsonl: No such file"),
         (["--tasks", "lambada", "--data", "lambda=x"], "--data names 'lambda', which is not among the tasks"),

@@ -251,7 +251,7 @@ def test_an_unusual_value_in_the_environment_stops_no_run(
         (f"{STEP}/state.json", b'{"step": 2, "samples": "8"}', "state.json: samples is '8'"),
         (f"{STEP}/state.json", b'{"step": 1}', "state.json has step 1"),
         ("run.json", b"[]", "run.json: expected the identity of a run"),
-        ("run.json", b'{"format": 1, "data": {}, "init_from": {}}', "run.json: expected under `init_from`"),
+        ("run.json", b'{"format": 1, "data": {}, "init_from": {}}', "run.json: expected under --init-from"),
         ("run.json", b'{"format": 1, "data": {}}', "run.json: expected a table of sections"),
     ],
 )

@@ -157,7 +157,7 @@ def test_two_lengths_on_the_command_line(recipe):
         ("--model.=3", 'model. (command line): unknown key; did you mean "model.head"?'),
         ("--model.num-layers=x", "model.num_layers = x (command line): expected an integer, got a string"),
         ("--model.num-layers", "model.num_layers (command line): expected an integer after the option"),
-        ("--model.num-layers=0", "model.num_layers = 0 (command line): must be at least 1"),
+        ("--model.num-layers=0", "model.num_layers = 0 (command line): must be at least 1 and at most 10000"),
         ("--optimizer.learning-rate=-1", "optimizer.learning_rate = -1 (command line): must be above 0"),
         ("--data.document-mask=1", "data.document_mask = 1 (command line): expected true or false, got a string"),
         (
@@ -335,7 +335,7 @@ def test_recipes_made_in_python_can_be_checked():
     with pytest.raises(RecipeError) as caught:
         recipe_from_dict(recipe_to_dict(replace(sound, model=GPTConfig(num_layers=0, num_heads=7))))
     assert len(caught.value.problems) == 2
-    assert caught.value.problems[0] == "model.num_layers = 0 (recipe): must be at least 1"
+    assert caught.value.problems[0] == "model.num_layers = 0 (recipe): must be at least 1 and at most 10000"
 
 
 def test_stores_and_their_weights(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ def values_of(spec):
     if spec.choices:
         values = st.sampled_from(spec.choices)
     elif spec.type is int:
-        values = st.integers(int(bounds.minimum), 2**63 - 1)
+        values = st.integers(int(bounds.minimum), 2**63 - 1 if bounds.maximum is None else int(bounds.maximum))
     elif spec.type is float:
         low, high = bounds.above if bounds.above is not None else bounds.minimum, bounds.below or bounds.maximum
         exclude = {"exclude_min": bounds.above is not None, "exclude_max": bounds.below is not None}
@@ -57,6 +57,8 @@ def mended(recipe, draw):
     """Make what must fit together fit."""
     nested = recipe_to_dict(recipe)
     heads, micro = draw(st.integers(1, 64)), draw(st.integers(1, 64))
+    sizes = {key: value for key, value in nested["model"].items() if type(value) is int}
+    nested["model"] |= {key: min(value, 10_000) for key, value in sizes.items()}  # at most 1e15 parameters
     nested["model"] |= {"num_heads": heads, "hidden_size": heads * draw(st.integers(1, 64))}
     if nested["model"]["family"] == "groupbert":
         kernel = 2 * draw(st.integers(0, 9)) + 1
@@ -98,7 +100,7 @@ def mended(recipe, draw):
         nested["parallel"]["data_parallel"] = "shard"
     nested["parallel"] |= {"tensor_parallel": 1, "sequence_parallel": False}
     sparse = nested["sparsity"] | {"linears": ("blocks.*",), "block_size": 1, "density": 1.0, "kernel": "torch"}
-    fits = nested["parallel"]["data_parallel"] == "replicate"
+    fits = nested["parallel"]["data_parallel"] == "replicate" and nested["optimizer"]["name"] != "muon"
     fits = fits and nested["model"]["num_layers"] <= 64  # each sparse map is listed
     nested["sparsity"] = draw(st.sampled_from([recipe_to_dict(Recipe())["sparsity"], *([sparse] if fits else [])]))
     plain = {"pipeline_parallel": 1, "layers_per_stage": (), "pipeline_schedule": "1f1b"}

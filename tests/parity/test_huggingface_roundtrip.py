@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from hornbook.checkpoint import save
 from hornbook.exchange.huggingface import read_folder, write_folder
+from hornbook.exchange.huggingface.model_card import MODEL_CARD
 from hornbook.exchange.restore import load_model
 from hornbook.text.tokenizer import Tokenizer
 
@@ -177,7 +178,7 @@ def test_their_tokenizer_of_our_files_gives_the_same_ids(tmp_path, left_out):
         (tmp_path / "hf" / name).unlink()
     theirs, ours = AutoTokenizer.from_pretrained(tmp_path / "hf"), tiny_tokenizer()
     for text in (*TEXTS[:8], "", " ", "\n\n a  b\t", "it's 1234 'll", "日本語 😀\x00", "x" * 500):
-        assert theirs(text)["input_ids"] == ours.encode(text)
+        assert theirs(text)["input_ids"] == [299, *ours.encode(text)], "prompts start as those of the run"
         assert theirs.decode(ours.encode(text), clean_up_tokenization_spaces=False) == text
     assert (theirs.eos_token_id, theirs.bos_token_id, len(theirs)) == (299, 299, 300)
     assert theirs.model_max_length == 24
@@ -189,8 +190,8 @@ def test_the_name_of_the_end_of_text_inside_a_text(tmp_path):
     theirs, ours = AutoTokenizer.from_pretrained(tmp_path / "hf"), tiny_tokenizer()
     text = "the cat<|endoftext|> sat"
     assert ours.end_of_text_id not in ours.encode(text)
-    assert theirs(text)["input_ids"] == [*ours.encode("the cat"), 299, *ours.encode(" sat")]
-    assert theirs(text, split_special_tokens=True)["input_ids"] == ours.encode(text)
+    assert theirs(text)["input_ids"] == [299, *ours.encode("the cat"), 299, *ours.encode(" sat")]
+    assert theirs(text, split_special_tokens=True)["input_ids"] == [299, *ours.encode(text)]
 
 
 def test_their_tokenizer_comes_in_with_the_model(tmp_path):
@@ -205,6 +206,8 @@ def test_out_and_in_and_out_again_is_the_same_byte_for_byte(tmp_path):
     write_folder(tmp_path / "first", tiny_contents())
     write_folder(tmp_path / "second", read_folder(tmp_path / "first"))
     for path in (tmp_path / "first").iterdir():
+        if path.name == MODEL_CARD:  # it names what was exported
+            continue
         assert path.read_bytes() == (tmp_path / "second" / path.name).read_bytes()
 
 

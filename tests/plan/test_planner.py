@@ -39,10 +39,10 @@ def test_what_is_advised_fits(memory, devices):
     plan = make_plan(recipe_of("gpt2-medium", "--training.micro_batch_size=32"), machine)
     assert not plan.fits
     assert plan.advice is not None
-    words = plan.advice.split()
-    if words[0] == "--devices":
-        machine, words = replace(machine, num_ranks=int(words[1])), words[2:]
-    options = [f"{key}={value}" for key, value in zip(words[::2], words[1::2], strict=True)]
+    words = [word.strip("`") for word in plan.advice.split()]
+    if words[0].startswith("devices="):
+        machine, words = replace(machine, num_ranks=int(words[0].removeprefix("devices="))), words[1:]
+    options = [f"--{word}" for word in words]
     assert make_plan(recipe_of("gpt2-medium", "--training.micro_batch_size=32", *options), machine).fits
 
 
@@ -97,8 +97,7 @@ def test_the_search_finds_what_fits_quickest_first():
     kinds = {layout.plan.recipe.parallel.sizes(4) for layout in layouts}
     assert {sizes.tensor for sizes in kinds} == {1, 2, 4}
     assert {sizes.pipeline for sizes in kinds} == {1, 2, 4}
-    words = layouts[0].words.split()
-    options = [f"{key}={value}" for key, value in zip(words[::2], words[1::2], strict=True)]
+    options = [f"--{word.strip('`')}" for word in layouts[0].words.split()]
     again = make_plan(recipe_of("gpt2-small", *options), machine)
     assert again.speed.seconds == seconds[0]
 

@@ -104,7 +104,7 @@ def test_ranks_that_need_more_memory_than_there_is_now(tmp_path: Path, monkeypat
     ((level, about, message),) = look(tmp_path, processes=2)
     assert (level, about) == ("warning", "memory")
     assert "each of 2 ranks is predicted to need up to" in message
-    assert "is available now for all of them: add --" in message
+    assert "is available now for all of them: add `" in message
 
 
 def test_activations_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_activations_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert (level, about) == ("warning", "memory")
     assert "the run is predicted to need" in message
     words = message.partition(": add ")[2].partition(", or end other programs")[0].split()
-    options = [f"{key}={value}" for key, value in zip(words[::2], words[1::2], strict=True)]
+    options = [f"--{word.strip('`')}" for word in words]
     assert options
     assert look(tmp_path, *options) == []
 

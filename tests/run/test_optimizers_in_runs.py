@@ -17,6 +17,7 @@ STATES = {
     "lamb": {"exp_avg", "exp_avg_sq"},
     "sgd": set(),
     "momentum": {"momentum"},
+    "muon": {"exp_avg", "exp_avg_sq", "momentum"},
 }
 
 

@@ -45,7 +45,7 @@ def test_tabs_part_columns_and_quotes_are_text(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "parts"),
     [
-        ("x.jsonl", '{"text": "a"}', ["line 1", "'label' is missing (columns: 'text')", "--objective.label"]),
+        ("x.jsonl", '{"text": "a"}', ["line 1", "'label' is missing (columns: 'text')", "`objective.label`"]),
         ("x.jsonl", '{"text": "a", "label": "b"}\n{"text": " ", "label": "b"}', ["line 2", "'text' has no text"]),
         ("x.jsonl", '{"text": "a", "label": 0.5}', ["'label' has no label"]),
         ("x.jsonl", '{"text": "a", "label": null}', ["'label' has no label"]),

@@ -66,7 +66,7 @@ def test_arrays_for_the_training(tmp_path):
         (question(0, " ", ("The", 0)), ["question, context or answer is not a text"]),
         (question(0, "Who \ud800?", ("The", 0)), ["'q0'", "character 4 of the text 'Who", "half a surrogate pair"]),
         (question(0, "Who?", ("The", 0), id="\udc00"), ["character 0 of the id is half a surrogate pair"]),
-        (question(0, "Who?"), ["it has no answer", "--objective.unanswerable"]),
+        (question(0, "Who?"), ["it has no answer", "`objective.unanswerable`"]),
         (question(0, "Who?", ("The", 0), is_impossible=True), ["it has no answer"]),
         ({"id": 1, "question": "Who?"}, ["not SQuAD's JSON (no 'answers')"]),
         ({"id": 1, "question": "Who?", "answers": 3}, ["not SQuAD's JSON (a value of the wrong type)"]),

@@ -7,7 +7,6 @@ read_json(path, "the manifest")         {"step": 5}, or a DataError of one line
 import hashlib
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,8 +14,6 @@ from hornbook.errors import DataError, StorageError
 from hornbook.storage.system import format_bytes, open_regular, storage_errors
 
 MAX_JSON_BYTES: Final = 64 << 20
-_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
-"""Half of a character; JSON permits halves that UTF-8 does not have."""
 
 
 def read_bytes(path: Path, what: str, *, limit: int = MAX_JSON_BYTES, follow: bool = True) -> bytes:
@@ -53,14 +50,8 @@ def parse_json(data: bytes, what: str) -> Any:
 
 
 def load_strictly(text: str) -> Any:
-    """Return the value of JSON that `dump_json` can write again: no repeated keys, NaN, Infinity or half characters.
-
-    Raises ValueError or RecursionError.
-    """
-    value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite)
-    if _SURROGATE.search(text):
-        json.dumps(value, ensure_ascii=False).encode()
-    return value
+    """Return the value of JSON without repeated keys, NaN and Infinity. Raises ValueError or RecursionError."""
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite)
 
 
 def dump_sealed(values: dict[str, Any]) -> bytes:
@@ -80,8 +71,12 @@ def _checksum(values: dict[str, Any]) -> str:
 
 
 def dump_json(value: Any) -> bytes:
-    """Return indented JSON with sorted keys: equal values give equal bytes. Raises ValueError for NaN and Infinity."""
-    return (json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    """Return indented JSON with sorted keys: equal values give equal bytes. Raises ValueError for NaN and Infinity.
+
+    Halves of characters, which JSON permits and UTF-8 does not have, are escaped.
+    """
+    text = json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
+    return f"{text}\n".encode(errors="backslashreplace")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

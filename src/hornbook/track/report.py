@@ -88,11 +88,14 @@ def _title(run: RunFiles) -> Html:
 def _shape(run: RunFiles) -> Html:
     """Return the number of parameters and the shape of the model; nothing for a recipe of another version."""
     try:
-        model = recipe_from_dict(run.recipe).model
+        recipe = recipe_from_dict(run.recipe)
     except RecipeError:
         return Html()
+    model = recipe.model
+    if not recipe.num_parameters():  # a custom model that does not describe itself
+        return Html()
     table = "" if model.vocab_size else " without the token table"
-    said = [f"{units.count(model.num_parameters())} parameters{table}", counted(model.num_layers, "layer")]
+    said = [f"{units.count(recipe.num_parameters())} parameters{table}", counted(model.num_layers, "layer")]
     said += [f"hidden size {units.count(model.hidden_size)}", counted(model.num_heads, "head")]
     said += [f"vocabulary {units.count(model.vocab_size)}"] if model.vocab_size else []
     return tag("p", " · ".join(said), class_="lead")

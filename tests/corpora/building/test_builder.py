@@ -182,7 +182,12 @@ def test_the_split_stays_when_documents_come_and_move(tmp_path):
         (b"", {}, DataError, "the corpus would have no documents (1 file, 1 empty document, 0 unreadable)"),
         (b"\xff", {}, DataError, "not UTF-8"),
         (b"\xff", {"reading": ReadOptions(on_error="skip")}, DataError, "1 unreadable, the first: "),
-        (b"text", {"validation": 1e-9}, DataError, "split would be empty: of 1 document, `validation`"),
+        (
+            b"text",
+            {"validation": 1e-9},
+            DataError,
+            "would be empty: of 1 document, `validation=1e-09` selects none",
+        ),
         (b"text", {"validation": 1 - 1e-9}, DataError, "the train split would be empty"),
         (b"text", {"validation": 1.0}, UserError, "validation is 1.0"),
         (b"text", {"validation": -0.1}, UserError, "validation is -0.1"),

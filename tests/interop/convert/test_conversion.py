@@ -182,7 +182,7 @@ def test_options_that_do_not_fit(tmp_path, pickled, given, message):
 def test_options_of_documents_do_not_fit_instances(tmp_path):
     write_plain(tmp_path / "a.tfrecord", instances())
     for name, value in (("tokenizer", tiny_tokenizer()), ("end_of_text", "stored"), ("end_of_text_id", 0)):
-        with pytest.raises(UserError, match=f"--{name.replace('_', '-')} has no effect"):
+        with pytest.raises(UserError, match=f"`{name}` has no effect"):
             convert(tmp_path / "a.tfrecord", tmp_path / "b.tfrecord", ConvertOptions(**{name: value}))
 
 
@@ -340,7 +340,7 @@ def test_a_store_of_a_tokenizer_without_end_of_text(tmp_path):
     convert(tmp_path / "theirs", tmp_path / "t", options("store", **given))
     assert lists(read_documents(tmp_path / "t", "store")) == [[5, 6, 9], [7, 8, 9]]
     for name, value in (("end_of_text", "stored"), ("end_of_text_id", 9)):
-        with pytest.raises(UserError, match=f"has no end-of-text token.*remove --{name.replace('_', '-')}"):
+        with pytest.raises(UserError, match=f"has no end-of-text token.*remove `{name}`"):
             convert(tmp_path / "few.pkl", tmp_path / "u", options("store", **(given | {name: value})))
 
 

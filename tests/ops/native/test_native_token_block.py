@@ -105,7 +105,7 @@ def test_rows_and_threads_change_no_bit():
 def test_columns_before_a_text_may_hold_anything():
     """The columns of a text that was there before, say; weights of 0 times NaN would be NaN."""
     parameters = module._drawn(torch.float32, 70, 64, 100)
-    block = module.TokenBlock(parameters, num_heads=4, head_size=16, activation="gelu", epsilon=1e-5)
+    block = module.TokenBlock(parameters, num_heads=4, head_size=16, activation="gelu", epsilons=(1e-5, 1e-5))
     x, cache = torch.randn(2, 70), torch.randn(2, 2, 4, 33, 16)
     visible = torch.zeros(2, 1, 1, 33)
     visible[0, ..., :5], visible[1, ..., :32] = -torch.inf, -torch.inf

@@ -144,7 +144,7 @@ def test_columns_that_are_not_there_or_hold_no_text(tmp_path):
 def test_every_column_that_an_error_offers_is_accepted(tmp_path):
     columns = {"id": [1], "a.b": ["dotted"], "meta": [{"n": 1, "x.y": "unreachable", "deep": {"body": "deep"}}]}
     path = write(tmp_path / "a.arrow", columns)
-    fails(path, "(columns: 'a.b', 'meta.deep.body'); set --field")
+    fails(path, "(columns: 'a.b', 'meta.deep.body'); set `field`")
     assert [texts(path, field=field) for field in ("a.b", "meta.deep.body")] == [["dotted"], ["deep"]]
 
 

@@ -108,7 +108,7 @@ def test_every_column_that_an_error_offers_is_accepted(tmp_path):
     columns |= {"meta": [{"n": 1, "deep": {"body": "deep"}}], **{f"score_{number}": [0.5] for number in range(8)}}
     parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
     expected = {"a.b": "dotted", "a": "a", long: "long", "meta.deep.body": "deep"}
-    fails(tmp_path / "a.parquet", f"(columns: {', '.join(map(repr, expected))}); set --field")
+    fails(tmp_path / "a.parquet", f"(columns: {', '.join(map(repr, expected))}); set `field`")
     for field, text in expected.items():
         assert [document.text for document in read(tmp_path / "a.parquet", field=field)] == [text]
     parquet.write_table(pyarrow.table({"id": [1]}), tmp_path / "b.parquet")

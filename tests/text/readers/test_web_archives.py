@@ -211,7 +211,7 @@ def test_a_truncated_member_is_damage(tmp_path):
 
 def test_a_web_archive_is_no_text_file(tmp_path):
     path = write(tmp_path / "a.txt", record("conversion", b"text"), packed=False)
-    fails(path, "a.txt: is a web archive; use --from warc, or --from text to read it as plain text")
+    fails(path, "a.txt: is a web archive; use `format='warc'`, or `format='text'` to read it as plain text")
     assert read(path, format="warc") == ["text"]
     assert read(path, format="text") == [path.read_bytes().decode().replace("\r\n", "\n")]
 
