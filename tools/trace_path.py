@@ -3,7 +3,7 @@
 A reader who wants to understand a command has to open these; CONTRIBUTING.md says how many there may be::
 
     python tools/trace_path.py train demo --data.train corpora/mine --training.steps 3
-    python tools/trace_path.py --until hornbook.optim.updates:adamw train demo ...       # up to the first update
+    python tools/trace_path.py --until hornbook.optim.adam:adamw train demo ...       # up to the first update
     python tools/trace_path.py --between hornbook.engine.step:train_step train demo ...  # one steady step
 
 Every Python function counts that runs in this process, in whatever thread; generated ones, such as the ``__init__`` of
