@@ -133,7 +133,9 @@ def test_lion_and_a_run_without_its_optimizer_and_objective(shell: Shell, capsys
     rate = "--optimizer.learning-rate 3e-3"  # for few steps
     main_lines = 'if __name__ == "__main__":\n    raise SystemExit(extend.main())\n'
     (shell.folder / "both.py").write_text(f"import lion, regularized\nfrom hornbook import extend\n{main_lines}")
-    shell.run(f"{train.replace('lion.py', 'both.py')} {SMALL} --objective.name regularized --schedule.warmup-steps 2 {rate}")
+    shell.run(
+        f"{train.replace('lion.py', 'both.py')} {SMALL} --objective.name regularized --schedule.warmup-steps 2 {rate}"
+    )
     losses = [row["loss"] for row in rows_of(shell.folder / "runs" / "lion", "train")]
     assert losses[-1] < losses[0] - 0.5
     monkeypatch.chdir(shell.folder)
