@@ -1,5 +1,6 @@
 import pytest
 
+from hornbook.config import MuonConfig
 from hornbook.config.optimizers import read_steps, value_at
 from hornbook.config.options import Mistake
 
@@ -26,3 +27,19 @@ def test_mistakes_are_named(entries, message):
     with pytest.raises(Mistake) as caught:
         read_steps(entries)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "problems"),
+    [
+        ({}, []),
+        ({"row_beta": 0.9, "row_moments": True, "cautious_decay": True}, []),
+        ({"row_beta": 0.9}, ["row_beta has no effect without row_moments; remove it or set row_moments = true"]),
+        (
+            {"cautious_decay": True, "weight_decay": 0.0},
+            ["cautious_decay has no effect without weight decay; remove it or set weight_decay"],
+        ),
+    ],
+)
+def test_options_of_muon_without_effect_are_named(options, problems):
+    assert [problem.message for problem in MuonConfig(**options).problems()] == problems

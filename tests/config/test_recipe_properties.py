@@ -88,6 +88,9 @@ def mended(recipe, draw):
         nested["tracking"]["histogram_every_steps"] = None
     if nested["optimizer"]["learning_rate_scale"]:
         nested["optimizer"]["learning_rate_scale"] = ("embedding.*=0.1", "head.*=0")
+    if nested["optimizer"]["name"] == "muon":
+        decays = nested["optimizer"]["cautious_decay"] and nested["optimizer"]["weight_decay"] > 0
+        nested["optimizer"] |= {"row_moments": True, "cautious_decay": decays}
     if "factors" in nested["schedule"]:
         nested["schedule"]["factors"] = ("0=1", "7=0.5")
     if nested["precision"]["compute"] == "fp32" and nested["precision"]["partials"] == "half":
@@ -107,7 +110,8 @@ def mended(recipe, draw):
     if nested["training"]["compile"] == "blocks":
         nested["parallel"]["pipeline_schedule"] = "1f1b"
     stages = {"pipeline_parallel": 2, "layers_per_stage": (0, nested["model"]["num_layers"])}
-    nested["parallel"] |= draw(st.sampled_from([plain, plain | stages]))
+    has_sparse_table = nested["sparsity"]["embedding_block_size"] is not None
+    nested["parallel"] |= draw(st.sampled_from([plain, *([] if has_sparse_table else [plain | stages])]))
     layers = {"recompute_layers": (nested["model"]["num_layers"] - 1,), "recompute_budget": None}
     kept = {"recompute": None, "recompute_layers": (), "recompute_budget": None}
     nested["memory"] |= draw(st.sampled_from([kept, layers | {"recompute": "all"}, kept | {"recompute": "attention"}]))

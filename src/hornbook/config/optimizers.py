@@ -267,6 +267,17 @@ class MuonConfig(MomentsConfig):
     head_beta2: float | None = option(None, help="beta2 of the head's matrices; none: beta2", minimum=0, below=1)
     epsilon: float = 1e-10
 
+    def problems(self) -> list[Problem]:
+        """Return options without effect and mistakes in the entries of lists."""
+        problems = super().problems()
+        if self.row_beta != MuonConfig.row_beta and not self.row_moments:
+            message = "row_beta has no effect without row_moments; remove it or set row_moments = true"
+            problems.append(Problem(("row_beta", "row_moments"), message))
+        if self.cautious_decay and not self.weight_decay:
+            message = "cautious_decay has no effect without weight decay; remove it or set weight_decay"
+            problems.append(Problem(("cautious_decay", "weight_decay"), message))
+        return problems
+
     def kind_of(self, name: str, shape: Sequence[int]) -> MuonKind:
         """Return how a parameter is updated: ``hidden`` by orthogonalized momentum, the others by AdamW."""
         place = name.partition(".")[0]
