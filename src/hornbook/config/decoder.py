@@ -146,7 +146,7 @@ class DecoderConfig(TransformerConfig):
     def _heads(self) -> Attention:
         hidden, size, bias = self.hidden_size, self.effective_head_size, self.qkv_bias
         width, kv_width = self.num_heads * size, self.effective_kv_heads * size
-        inputs = (
+        inputs: tuple[Linear, ...] = (
             Linear("attention.query", hidden, width, bias=bias, cut="outputs"),
             Linear("attention.key_value", hidden, 2 * kv_width, bias=bias, num_parts=2, cut="outputs"),
         )
