@@ -70,9 +70,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         form = _product_form(x_ND, weight_VD, chunks)
         weight = weight_VD.to(x_ND.dtype) if form is None and chunks == 1 else weight_VD
-        panels = (
-            () if form is None else [panels_of(form, weight, x_ND.dtype, for_gradient=of_x) for of_x in (False, True)]
-        )
+        panels = [panels_of(form, weight, x_ND.dtype, for_gradient=back) for back in (False, True)] if form else []
         for start in range(0, len(x_ND), HEAD_TOKENS):
             rows = slice(start, start + HEAD_TOKENS)
             x, targets, weights = x_ND[rows], targets_N[rows], None if weights_N is None else weights_N[rows]

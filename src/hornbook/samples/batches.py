@@ -201,21 +201,20 @@ def refuse_unknown_ids(batch: Batch, num_ids: int | None, num_segments: int) -> 
         num_segments: of the segments; a table of one row ignores them.
     """
     tokens, targets, segments = batch["tokens"], batch["targets"], batch.get("segments")
-    for ids in () if num_ids is None else (tokens, targets[targets != NOT_SCORED]):
-        unknown = ids[(ids < 0) | (ids >= num_ids)]
-        if unknown.numel():
+    for ids in (tokens, targets[targets != NOT_SCORED]):
+        if num_ids is not None and (unknown := ids[(ids < 0) | (ids >= num_ids)]).numel():
             raise DataError(
                 f"the data contain token {int(unknown[0])}, but model.vocab_size {num_ids} allows only 0 to "
                 f"{num_ids - 1}: set model.vocab_size to the vocabulary size of the tokenizer that made the data, "
                 "or rebuild the data"
             )
-    if segments is not None and num_segments > 1:
-        unknown = segments[(segments < 0) | (segments >= num_segments)]
-        if unknown.numel():
-            raise DataError(
-                f"the data contain segment {int(unknown[0])}, but model.num_segments {num_segments} allows only 0 to "
-                f"{num_segments - 1}: raise model.num_segments, or rebuild the data"
-            )
+    if segments is None or num_segments <= 1:
+        return
+    if (unknown := segments[(segments < 0) | (segments >= num_segments)]).numel():
+        raise DataError(
+            f"the data contain segment {int(unknown[0])}, but model.num_segments {num_segments} allows only 0 to "
+            f"{num_segments - 1}: raise model.num_segments, or rebuild the data"
+        )
 
 
 def micro_batch_offsets(*, global_batch_size: int, micro_batch_size: int, rank: int, world_size: int) -> Int64s:

@@ -192,7 +192,7 @@ def _of_parameters(
 
 
 def _has_plain_gradient(parameter: Tensor) -> bool:
-    """Return whether a gradient can be added to ``.grad`` unnoticed: from an executor's second pass on, without hooks."""
+    """Return whether a gradient can be added to ``.grad``: from an executor's second pass on, and without hooks."""
     if not isinstance(parameter, torch.nn.Parameter) or not parameter.requires_grad:
         return False
     grad = parameter.grad
