@@ -18,7 +18,7 @@ from torch import Tensor
 from hornbook.config.optimizers import ClipScope
 from hornbook.engine.executors import Executor
 from hornbook.engine.loss_scale import LossScale, Scaled
-from hornbook.engine.state import TrainState
+from hornbook.engine.state import Progress, TrainState
 from hornbook.engine.topology import Topology
 from hornbook.model.forward import Forward, forward_resident
 from hornbook.objective import Objective, weighted_loss
@@ -155,12 +155,7 @@ def train_step(
                 update.apply(clip(slots, norm, limit, scope, by_update=update.clips), learning_rate, count)
     rewired = () if skipped or topology is None else topology.rewire(home, progress.num_updates + 1, count)
     home.drop_gradients()
-    progress.step += 1
-    progress.samples += size.samples
-    progress.tokens += size.tokens
-    progress.num_updates += not skipped
-    progress.skipped_steps += skipped
-    progress.skipped_in_a_row = progress.skipped_in_a_row + (not rescaled) if skipped else 0
+    _count(progress, size, skipped=skipped, rescaled=rescaled)
     return StepResult(
         sums=sums,
         counts=counts,
@@ -172,6 +167,15 @@ def train_step(
         loss_scale=scale,
         rewired=rewired,
     )
+
+
+def _count(progress: Progress, size: Size, *, skipped: bool, rescaled: bool) -> None:
+    progress.step += 1
+    progress.samples += size.samples
+    progress.tokens += size.tokens
+    progress.num_updates += not skipped
+    progress.skipped_steps += skipped
+    progress.skipped_in_a_row = progress.skipped_in_a_row + (not rescaled) if skipped else 0
 
 
 def losses(
