@@ -1,5 +1,6 @@
 """Warnings before the first step: lengths, sizes and ends of texts that look like mistakes."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from hornbook.config import (
     Recipe,
     TrainingConfig,
 )
-from hornbook.run.preflight import differing_ends, large_batch, large_vocabulary, long_warmup
+from hornbook.run.preflight import find_mistakes, find_unused_vocabulary
 from hornbook.samples.sources import Sources
 
 
@@ -32,17 +33,23 @@ def sources(vocab_size: int | None) -> Sources:
         pass
 
     store = Store()
+    store.end_of_text = "stored"
     store.vocab_size = vocab_size
     return Sources(train=(store,), weights=(), validation=None, tokenizer=None, num_validation_bytes=None)
 
 
+def mistakes(given: Recipe, num_samples: int = 1000, stores: Sources | None = None) -> list[str]:
+    samples = SimpleNamespace(num_samples=num_samples, noun="window")
+    return [*find_mistakes(given, samples, stores or sources(300), 20)]
+
+
 def test_a_warmup_that_is_longer_than_the_run() -> None:
-    assert long_warmup(recipe(schedule=CosineConfig(warmup_steps=2000)), 20) == (
+    assert mistakes(recipe(schedule=CosineConfig(warmup_steps=2000))) == [
         "schedule.warmup_steps is 2000, but the run has 20 steps: the learning rate only reaches 6e-06 of 0.0006; "
         "lower it, or use `schedule.warmup_fraction`"
-    )
+    ]
     by_root = recipe(schedule=PolynomialConfig(warmup_steps=80, warmup_power=0.5))
-    assert "the learning rate only reaches 0.0003 of 0.0006" in (long_warmup(by_root, 20) or "")
+    assert "the learning rate only reaches 0.0003 of 0.0006" in mistakes(by_root)[0]
 
 
 @pytest.mark.parametrize(
@@ -50,14 +57,15 @@ def test_a_warmup_that_is_longer_than_the_run() -> None:
     [CosineConfig(), CosineConfig(warmup_steps=20), CosineConfig(warmup_fraction=1.0), ByStepConfig()],
 )
 def test_a_warmup_that_ends_within_the_run(schedule) -> None:
-    assert long_warmup(recipe(schedule=schedule), 20) is None
+    assert mistakes(recipe(schedule=schedule)) == []
 
 
 def test_a_batch_that_is_larger_than_the_data() -> None:
     given = Recipe(training=TrainingConfig(steps=20, global_batch_size=512, micro_batch_size=4))
     message = "a batch has 512 windows, but the data has only 120: each step repeats them 4.3 times"
-    assert message in str(large_batch(given, 120, "window"))
-    assert large_batch(given, 512, "window") is None
+    given = replace(given, schedule=CosineConfig(warmup_steps=2))
+    (found,) = mistakes(given, 120)
+    assert message in found and mistakes(given, 512) == []
 
 
 @pytest.mark.parametrize(
@@ -65,7 +73,7 @@ def test_a_batch_that_is_larger_than_the_data() -> None:
     [(50257, 4096, True), (513, 512, True), (512, 500, False), (384, 300, False), (385, 300, True), (300, None, False)],
 )
 def test_a_vocabulary_that_is_larger_than_padding_explains(own, theirs, is_reported) -> None:
-    note = large_vocabulary(recipe(model=GPTConfig(vocab_size=own)), sources(theirs))
+    note = find_unused_vocabulary(recipe(model=GPTConfig(vocab_size=own)), sources(theirs))
     assert (note is not None) is is_reported
 
 
@@ -99,5 +107,6 @@ def test_stores_that_differ_in_their_ends(ends, objective, message) -> None:
     stores = tuple(SimpleNamespace(end_of_text=end_of_text) for end_of_text in ends)
     given = Sources(train=stores, weights=(), validation=None, tokenizer=None, num_validation_bytes=None)
     model = GPTConfig() if isinstance(objective, CausalLMConfig) else BertConfig()
-    some = recipe(data=DataConfig(train=("a", "b")), model=model, objective=objective)
-    assert message in note if (note := differing_ends(some, given)) else message is None
+    some = recipe(data=DataConfig(train=("a", "b")), model=model, objective=objective, schedule=CosineConfig())
+    found = mistakes(some, stores=given)
+    assert message in found[0] if found else message is None

@@ -14,7 +14,7 @@ from hornbook.samples.batches import (
     WindowBatches,
     evaluation_batches,
     micro_batch_offsets,
-    refuse_unknown_tokens,
+    refuse_unknown_ids,
     token_keys,
 )
 from hornbook.samples.windows import NOT_SCORED, EvaluationWindows, Windows
@@ -303,12 +303,12 @@ def batch_of(tokens, targets):
 )
 def test_a_token_outside_the_vocabulary_is_refused(tokens, targets, unknown):
     with pytest.raises(DataError, match=rf"the data contain token {unknown}, but model\.vocab_size 70"):
-        refuse_unknown_tokens(batch_of(tokens, targets), 70)
+        refuse_unknown_ids(batch_of(tokens, targets), 70, 1)
 
 
 @pytest.mark.parametrize(("tokens", "targets"), [([0, 69], [69, NOT_SCORED]), ([0], []), ([], []), ([0], [NOT_SCORED])])
 def test_a_batch_of_known_tokens_is_taken_with_or_without_targets(tokens, targets):
-    refuse_unknown_tokens(batch_of(tokens, targets), 70)
+    refuse_unknown_ids(batch_of(tokens, targets), 70, 1)
 
 
 def test_a_loader_that_knows_the_vocabulary_refuses_the_step_that_has_an_unknown_token():

@@ -10,7 +10,7 @@ from hornbook.model import LanguageModel
 from hornbook.model.forward import Forward, evaluation_mode, forward_resident
 from hornbook.objective import Objective
 from hornbook.parallel.ranks import Ranks
-from hornbook.samples.batches import Batch, HeldOut, evaluation_batches, refuse_unknown_segments, refuse_unknown_tokens
+from hornbook.samples.batches import Batch, HeldOut, evaluation_batches, refuse_unknown_ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +84,7 @@ def _add_up(
     names = list(objective.weights)
     found, counts = [], [0] * len(names)
     for batch in batches:
-        refuse_unknown_tokens(batch, model.num_ids)
-        refuse_unknown_segments(batch, getattr(model.embedding, "num_segments", 1))
+        refuse_unknown_ids(batch, model.num_ids, getattr(model.embedding, "num_segments", 1))
         sums, scored = forward(model, batch, objective.sums), objective.counts(batch)
         found.append(torch.stack([sums[name] for name in names]))
         counts = [count + scored[name] for count, name in zip(counts, names, strict=True)]

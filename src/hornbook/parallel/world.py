@@ -258,8 +258,14 @@ class World:
                 dist.barrier(group=self._waiting)
 
 
-def axes_of(parallel: ParallelConfig, everyone: Ranks, device: torch.device, watch: Watch) -> Axes:
-    """Return the axes of a run; ranks are numbered in the row-major order of ``Sizes``."""
+def axes_of(parallel: ParallelConfig, everyone: Ranks, device: torch.device, watch: Watch | None) -> Axes:
+    """Return the axes of a run; ranks are numbered in the row-major order of ``Sizes``.
+
+    Without ``watch``, the ranks are only counted, not connected, and there is no mesh.
+
+    Raises:
+        UserError: the sizes of the axes do not multiply to the number of ranks.
+    """
     sizes = parallel.sizes(everyone.size)
     if everyone.size == sizes.replicate:
         return Axes(data=everyone, updaters=everyone)
@@ -272,15 +278,17 @@ def axes_of(parallel: ParallelConfig, everyone: Ranks, device: torch.device, wat
         axes |= {"pipeline": grid.flatten(1).t(), "updaters": grid.flatten(1)}
     ranks = {name: _ranks_along(groups.tolist(), everyone.rank, device, watch) for name, groups in axes.items()}
     ranks.setdefault("updaters", everyone)
-    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=Sizes._fields) if is_cut else None
+    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=Sizes._fields) if is_cut and watch else None
     if parallel.sequence_parallel:
         ranks["sequence"] = ranks["tensor"]
     return Axes(**ranks, mesh=mesh)
 
 
-def _ranks_along(groups: list[list[int]], rank: int, device: torch.device, watch: Watch) -> Ranks:
-    """Return the group that contains ``rank``; all ranks must call this together."""
+def _ranks_along(groups: list[list[int]], rank: int, device: torch.device, watch: Watch | None) -> Ranks:
+    """Return the group that contains ``rank``; all ranks must call this together, to connect."""
     (own,) = (group for group in groups if rank in group)
+    if watch is None:
+        return Ranks(own.index(rank), len(own))
     tensors = host = _own_group(groups, rank)
     if device.type == "cuda":
         host = _own_group(groups, rank, backend="gloo")

@@ -2,7 +2,7 @@
 
 ::
 
-    device -> data -> batches -> memory -> lengths -> folder -> weights -> checkpoints -> tasks
+    ranks -> data -> folder -> memory -> weights -> checkpoints -> schedule -> disk -> tasks -> warnings
                 |        a check that fails is a finding, and the next check uses what is available
                 +-> unreadable: each store is opened alone, so that each has its own finding
 
@@ -10,7 +10,7 @@ Nothing is written, and the model is built on the meta device. Costly checks are
 checkpoint, all samples except those of one micro-batch, the memory of activations.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -30,27 +30,27 @@ from hornbook.exchange.restore import LoadedModel
 from hornbook.exchange.upgrade import upgrade
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.ranks import Ranks
-from hornbook.parallel.world import Axes, World
+from hornbook.parallel.world import World, axes_of
 from hornbook.run.held_scratch import bytes_of_scratch, scratch_base
 from hornbook.run.initial_weights import InitFrom, outline
 from hornbook.run.launch import open_data, origin_of
 from hornbook.run.planning import scarce_memory
 from hornbook.run.preflight import (
+    Check,
     Finding,
-    changed_rate,
-    large_vocabulary,
-    refuse_blind_stopping,
-    refuse_large_batch,
+    checks_of_data,
+    checks_of_recipe,
+    checks_of_state,
+    find_mistakes,
+    find_unused_vocabulary,
     refuse_large_model,
-    slips,
 )
 from hornbook.run.run_folder import RunFolder
 from hornbook.run.scheduled_tasks import refuse_unknown_metric
-from hornbook.samples.batches import Loader, Samples, refuse_misfit
+from hornbook.samples.batches import Loader, Samples
 from hornbook.samples.sources import Sources
 from hornbook.storage.scratch import require_scratch
-from hornbook.storage.system import format_bytes, free_bytes, is_locked, require_space
-from hornbook.track.trackers.tracker import open_function
+from hornbook.storage.system import format_bytes, free_bytes, is_locked
 from hornbook.wording import counted
 
 P = ParamSpec("P")
@@ -71,6 +71,11 @@ class Findings:
             for problem in error.problems if isinstance(error, RecipeError) else [str(error)]:
                 self._add(Finding("error", about, problem))
             return None
+
+    def check_all(self, checks: Iterable[Check]) -> None:
+        """Make the checks in their order."""
+        for about, call in checks:
+            self.check(about, call)
 
     def warn(self, about: str, message: str | None) -> None:
         """Add a warning unless ``message`` is None."""
@@ -115,36 +120,23 @@ def examine(
         init_from: initial weights of a new run.
         allow_rate_change: see `hornbook.run.launch.train`.
     """
-    findings, folder = Findings(), RunFolder(path=output)
-    world = _world(recipe, processes, device)
-    findings.check("ranks", refuse_misfit, recipe, processes)
-    if world.size == processes:
+    findings, folder, everyone = Findings(), RunFolder(path=output), Ranks(0, processes)
+    axes = Findings().check("ranks", axes_of, recipe.parallel, everyone, device, None)
+    world = World(everyone, axes, device) if axes else World(device=device)  # the sizes are an error below
+    findings.check_all(checks_of_recipe(recipe, processes))
+    if axes:
         findings.check("ranks", refuse_layout, recipe, world)
-    for name in recipe.tracking.trackers:
-        findings.check("trackers", open_function, name)
     recipe, sources = _open(recipe, folder, init_from, findings) or (recipe, None)
-    if findings.check("memory", refuse_large_model, recipe, world):
-        findings.warn("memory", Findings().check("memory", scarce_memory, recipe, world.size, device))
     findings.check("output", _refuse_folder, folder.path)
     if needs_files(recipe, world.device):
         findings.check("scratch", require_scratch, scratch_base(recipe, output), bytes_of_scratch(recipe, world))
-    if sources is not None:
+    if sources is None:
+        findings.check("memory", refuse_large_model, recipe, world)
+    else:
         _examine_run(recipe, sources, folder, world, init_from, allow_rate_change, findings)
+    if not any(finding.about == "memory" for finding in findings.found):
+        findings.warn("memory", Findings().check("memory", scarce_memory, recipe, world.size, device))
     return findings.found
-
-
-def _world(recipe: Recipe, processes: int, device: torch.device) -> World:
-    """Return the first rank's world without connections; that of a single process if the layout is rejected."""
-    sizes = Findings().check("ranks", recipe.parallel.sizes, processes)
-    if sizes is None:
-        return World(device=device)
-    axes = Axes(
-        data=Ranks(0, sizes.replicate * sizes.shard),
-        tensor=Ranks(0, sizes.tensor),
-        pipeline=Ranks(0, sizes.pipeline),
-        holders=Ranks(0, sizes.shard * sizes.tensor),
-    )
-    return World(Ranks(0, processes), axes, device=device)
 
 
 def _open(
@@ -191,29 +183,30 @@ def _examine_run(
     if recipe.tracking.sample_every_steps is not None and sources.tokenizer is not None:
         findings.check("tokenizer", sources.tokenizer.require_end_of_text)
     samples = findings.check("data", build_samples, recipe, sources, on_cpu=world.device.type == "cpu")
+    if samples is None:
+        findings.check("memory", refuse_large_model, recipe, world)
+    else:
+        findings.check("data", _read_one, recipe, samples)
+        findings.check_all(checks_of_data(recipe, samples, world))
     findings.check("output", folder.refuse_other_run, recipe, sources.fingerprints)
     findings.check("weights", origin_of, folder, init_from, recipe, sources)
     if samples is None:
         return
-    findings.check("data", _read_one, recipe, samples)
-    findings.check("memory", refuse_large_batch, recipe, samples, world)
     steps, state = num_steps(recipe, samples), outline(recipe)
     findings.check("checkpoints", _resume, folder, state, findings)
-    if not allow_rate_change:
-        findings.check("schedule", _refuse_changed_rate, folder, recipe, samples, state)
+    before = None if allow_rate_change else findings.check("output", lambda: folder.last_recipe)
+    findings.check_all(checks_of_state(before, recipe, samples, state, folder.path))
     if state.progress.step >= steps:
         done = counted(state.progress.step, "step")
         mend = "raise training.steps, or choose another `output`"
         findings.warn("output", f"{folder.path} is finished: {done}; nothing to do; {mend}")
         return
-    findings.check("disk", require_space, folder.path, 2 * state.home.num_bytes)
     findings.warn("disk", _scarce_space(recipe, state, folder.path))
-    findings.check("evaluation", refuse_blind_stopping, recipe, samples)
     findings.check("evaluation", _check_tasks, recipe, sources, state, folder)
-    for slip in slips(recipe, samples, sources, steps):
-        findings.warn("recipe", slip)
+    for mistake in find_mistakes(recipe, samples, sources, steps):
+        findings.warn("recipe", mistake)
     if state.progress.step == 0 and init_from is None:
-        findings.warn("vocabulary", large_vocabulary(recipe, sources))
+        findings.warn("vocabulary", find_unused_vocabulary(recipe, sources))
 
 
 def _read_one(recipe: Recipe, samples: Samples) -> None:
@@ -262,12 +255,6 @@ def _resume(folder: RunFolder, state: TrainState, findings: Findings) -> None:
             f"{folder.checkpoints} has {counted(len(steps), 'checkpoint')}, but none can be read: "
             "restore one to resume; to start over, remove that folder or choose another `output`"
         )
-
-
-def _refuse_changed_rate(folder: RunFolder, recipe: Recipe, samples: Samples, state: TrainState) -> None:
-    before = folder.last_recipe
-    if before is not None and (problem := changed_rate(before, recipe, samples, state.progress)):
-        raise UserError(problem)
 
 
 def _scarce_space(recipe: Recipe, state: TrainState, output: Path) -> str | None:

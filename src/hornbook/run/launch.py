@@ -22,30 +22,27 @@ from hornbook.run.held_scratch import folder_for_scratch
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect
 from hornbook.run.loop import train_until_done
 from hornbook.run.preflight import (
-    changed_rate,
-    large_vocabulary,
-    refuse_blind_stopping,
-    refuse_large_batch,
-    refuse_large_model,
-    slips,
+    checks_of_data,
+    checks_of_recipe,
+    checks_of_state,
+    find_mistakes,
+    find_unused_vocabulary,
 )
 from hornbook.run.resume import find_tokenizer, restore
 from hornbook.run.run_folder import RunFolder
 from hornbook.run.scheduled_tasks import check_tasks_of
 from hornbook.run.training_run import TrainingRun
 from hornbook.run.utilization import measure_utilization
-from hornbook.samples.batches import refuse_misfit
 from hornbook.samples.labelled_samples import open_labelled
 from hornbook.samples.sources import Sources, complete, open_sources
 from hornbook.storage import lock_folder
-from hornbook.storage.system import require_space
 from hornbook.track.console import Console
 from hornbook.track.environment import record_end, record_session
 from hornbook.track.metrics import MetricsLog, cut_back
 from hornbook.track.report import write_report
 from hornbook.track.runs import summarize
 from hornbook.track.trackers.delivery import Trackers
-from hornbook.track.trackers.tracker import TrackedRun, open_function
+from hornbook.track.trackers.tracker import TrackedRun
 from hornbook.track.units import flop_rate
 from hornbook.wording import counted
 
@@ -80,9 +77,8 @@ def train(
     with report_once():
         chosen = choose_device(device)
         prepare(chosen, threads)
-        refuse_misfit(resolved.recipe, num_ranks())
-        for name in resolved.recipe.tracking.trackers:
-            open_function(name)
+        for _, check in checks_of_recipe(resolved.recipe, num_ranks()):
+            check()
         world = World.join(chosen, resolved.recipe.parallel, recipe_to_dict(resolved.recipe))
     opened = open_run(resolved.recipe, folder, world, init_from, allow_rate_change=allow_rate_change)
     with world.session(), opened as run:
@@ -121,8 +117,8 @@ def open_run(
     recipe, sources = open_data(recipe, folder, init_from)
     world.refuse_difference("the data", str(sorted(sources.fingerprints.items())))
     samples = build_samples(recipe, sources, on_cpu=world.device.type == "cpu")
-    refuse_large_model(recipe, world)
-    refuse_large_batch(recipe, samples, world)
+    for _, check in checks_of_data(recipe, samples, world):
+        check()
     first = world.is_first
     with ExitStack() as stack:
         console = stack.enter_context(Console() if first else Console(quiet=True, stream=io.StringIO()))
@@ -136,11 +132,15 @@ def open_run(
         state, step_config = build_training(recipe, steps, world, folder.forms, scratch)
         if world.from_first(first and folder.has_begun) or folder.origin:
             restore(state, recipe, folder, world, console)
-        problem = None if before is None or allow_rate_change else changed_rate(before, recipe, samples, state.progress)
-        if world.any(problem is not None):  # the first rank alone knows
-            raise UserError(problem or "rank 0 rejected this start; see its error")
-        if first and state.progress.step < steps:
-            require_space(output, 2 * state.home.num_bytes)
+        refused = None
+        try:
+            before = None if allow_rate_change else before
+            for _, check in checks_of_state(before, recipe, samples, state, output if first else None):
+                check()
+        except HornbookError as error:
+            refused = error
+        if world.any(refused is not None):  # the first rank alone knows the earlier recipe and the space
+            raise refused or UserError("rank 0 rejected this start; see its error")
         run = TrainingRun(
             recipe=recipe,
             num_steps=steps,
@@ -156,7 +156,6 @@ def open_run(
         )
         if not run.is_finished:
             _measure(run)
-            refuse_blind_stopping(recipe, samples)
             if recipe.evaluation.tasks:
                 check_tasks_of(run)
         accepted.pop_all()
@@ -200,22 +199,18 @@ def _open_logs(run: TrainingRun, stack: ExitStack) -> None:
             cut_back(path, step, measured)
     metrics, samples = MetricsLog(folder.metrics, run.console.warn), MetricsLog(folder.samples, run.console.warn)
     if run.recipe.tracking.trackers and not run.is_finished:
-        run.trackers = stack.enter_context(_opened_trackers(run))
+        config = {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(run.recipe).items()}
+        tracked = TrackedRun(
+            name=run.recipe.name,
+            project=run.recipe.tracking.project,
+            folder=folder.path,
+            config=config,
+            step=progress.step,
+            run_id=None,
+        )
+        run.trackers = stack.enter_context(Trackers(run.recipe.tracking.trackers, tracked, run.console.warn))
         metrics.also, samples.also = run.trackers.row, run.trackers.sample
     run.metrics, run.samples_log = stack.enter_context(metrics), stack.enter_context(samples)
-
-
-def _opened_trackers(run: TrainingRun) -> Trackers:
-    tracking = run.recipe.tracking
-    tracked = TrackedRun(
-        name=run.recipe.name,
-        project=tracking.project,
-        folder=run.folder.path,
-        config={key: list(value) if isinstance(value, tuple) else value for key, value in flatten(run.recipe).items()},
-        step=run.state.progress.step,
-        run_id=None,
-    )
-    return Trackers(tracking.trackers, tracked, run.console.warn)
 
 
 def _announce(run: TrainingRun, sources: Sources) -> None:
@@ -223,10 +218,10 @@ def _announce(run: TrainingRun, sources: Sources) -> None:
     run.console.start(run.recipe.name, facts(run))
     if run.is_finished:
         return
-    for slip in slips(run.recipe, run.samples, sources, run.num_steps):
-        run.console.warn(slip)
+    for mistake in find_mistakes(run.recipe, run.samples, sources, run.num_steps):
+        run.console.warn(mistake)
     is_new = run.state.progress.step == 0 and run.folder.origin is None  # with --init-from, the vocabulary is given
-    if is_new and (note := large_vocabulary(run.recipe, sources)):
+    if is_new and (note := find_unused_vocabulary(run.recipe, sources)):
         run.console.note(note)
 
 
@@ -235,13 +230,18 @@ def facts(run: TrainingRun) -> dict[str, str]:
     recipe, model, origin = run.recipe, run.state.model, run.folder.origin
     batch, noun = recipe.training.global_batch_size, run.samples.noun
     tokens = batch * run.samples.tokens_per_sample
+    if run.device.type == "cuda":
+        device = f"{run.world.size} × {torch.cuda.get_device_name(run.device)}"
+    else:
+        ranks = f"{run.world.size} ranks, " if run.world.size > 1 else ""
+        device = f"{run.device.type}, {ranks}{counted(torch.get_num_threads(), 'thread')}"
     return {
         "model": f"{recipe.model.family}, {model.num_parameters:,} parameters, vocabulary {model.vocab_size:,}",
         **({"blocks": describe_blocks(model)} if recipe.sparsity.is_sparse else {}),
         "data": f"{counted(run.samples.num_samples, noun)} of {recipe.sequence_length} tokens",
         "step": f"{counted(batch, noun)}, {tokens:,.0f} tokens; {counted(run.num_steps, 'step')}",
         **run.samples.facts,
-        "device": f"{_device(run)}, {dtype_name(model.compute_dtype)} on {recipe.precision.weights} weights",
+        "device": f"{device}, {dtype_name(model.compute_dtype)} on {recipe.precision.weights} weights",
         "kernels": str(in_use()),
         **({"peak": run.utilization.describe()} if run.utilization else {}),
         "output": str(run.folder.path),
@@ -278,13 +278,6 @@ def origin_of(folder: RunFolder, asked: InitFrom | None, recipe: Recipe, sources
     return inspect(asked, recipe, sources.tokenizer) if asked else None
 
 
-def _device(run: TrainingRun) -> str:
-    if run.device.type == "cuda":
-        return f"{run.world.size} × {torch.cuda.get_device_name(run.device)}"
-    ranks = f"{run.world.size} ranks, " if run.world.size > 1 else ""
-    return f"{run.device.type}, {ranks}{counted(torch.get_num_threads(), 'thread')}"
-
-
 def _finish(run: TrainingRun) -> dict[str, Any]:
     synchronize(run.device)
     progress = run.state.progress
@@ -303,25 +296,16 @@ def _finish(run: TrainingRun) -> dict[str, Any]:
         run.console.note(run.why_stopped)
     if run.world.is_first:
         try:
-            summary |= _losses(run)
+            found = summarize(run.folder.path)
+            summary |= {
+                "loss": found.loss,
+                "validation_loss": found.validation_loss,
+                "best_validation_loss": found.best_validation_loss,
+                "best_validation_step": found.best_step,
+            }  # the last and the best in the log, None if not measured
             summary["report"] = str(write_report(run.folder.path))
         except HornbookError as error:
             run.console.warn(f"cannot write the report: {error}")
         else:
             run.console.finish({"report": summary["report"]})
     return summary
-
-
-def _losses(run: TrainingRun) -> dict[str, Any]:
-    """Return the last and the best losses in the log, None if not measured.
-
-    Raises:
-        HornbookError: the log, or another file of the run, is malformed or cannot be read.
-    """
-    found = summarize(run.folder.path)
-    return {
-        "loss": found.loss,
-        "validation_loss": found.validation_loss,
-        "best_validation_loss": found.best_validation_loss,
-        "best_validation_step": found.best_step,
-    }

@@ -1,5 +1,8 @@
 """Checks before the first step: errors for recipes that cannot run, warnings about likely mistakes.
 
+`hornbook.run.launch` and `hornbook.run.examine` make the same checks in the same order; the former stops at the first
+error. Some of them also build what the next ones need, so they stand there.
+
     train gpt2-small --data.train corpora/mine --training.steps 20
         -> schedule.warmup_steps is 2000, the run has 20 steps: the rate only reaches 6e-06 of 0.0006; ...
         -> a batch has 512 windows, the data 120: each step repeats them 4.3 times; ...
@@ -11,8 +14,10 @@ worked, but one that passes may still be too large.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -22,14 +27,15 @@ from hornbook.config.description import description_of
 from hornbook.config.optimizers import ScheduleConfig
 from hornbook.config.sections import DTYPE_BYTES
 from hornbook.engine.build_training import num_steps
-from hornbook.engine.state import Progress
+from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import UserError
 from hornbook.optim.schedules import build_schedule, warmup_steps_of
 from hornbook.parallel.world import World
-from hornbook.samples.batches import Samples
+from hornbook.samples.batches import Samples, refuse_misfit
 from hornbook.samples.sources import Sources
-from hornbook.storage.system import format_bytes
+from hornbook.storage.system import format_bytes, require_space
 from hornbook.track.environment import memory_bytes
+from hornbook.track.trackers.tracker import open_function
 from hornbook.wording import counted
 
 _BYTES_OF_ID = 8
@@ -52,8 +58,46 @@ class Finding:
     message: str
 
 
-def refuse_large_model(recipe: Recipe, world: World) -> Literal[True]:
-    """Raise UserError if the model, gradients and optimizer state exceed the memory of this rank's device, else True.
+Check = tuple[str, Callable[[], object]]
+"""The part of a start that a check is about, and the check, which raises a HornbookError."""
+
+
+def checks_of_recipe(recipe: Recipe, num_ranks: int) -> list[Check]:
+    """Return the checks of a start, in order, that need neither connected ranks nor data."""
+    functions: list[Check] = [("trackers", partial(open_function, name)) for name in recipe.tracking.trackers]
+    return [("ranks", partial(refuse_misfit, recipe, num_ranks)), *functions]
+
+
+def checks_of_data(recipe: Recipe, samples: Samples, world: World) -> list[Check]:
+    """Return the checks of a start, in order, that need the data and the axes, before any file is written."""
+    return [
+        ("memory", partial(refuse_large_model, recipe, world)),
+        ("memory", partial(refuse_large_batch, recipe, samples, world)),
+    ]
+
+
+def checks_of_state(
+    before: Recipe | None, recipe: Recipe, samples: Samples, state: TrainState, output: Path | None
+) -> list[Check]:
+    """Return the checks of a start, in order, that need the resumed state.
+
+    Args:
+        before: see ``refuse_changed_rate``.
+        recipe: complete.
+        samples: the run's samples.
+        state: restored from the newest checkpoint, if any.
+        output: the folder for checkpoints; None for a rank that writes none.
+    """
+    checks: list[Check] = [("schedule", partial(refuse_changed_rate, before, recipe, samples, state.progress))]
+    if state.progress.step < num_steps(recipe, samples):
+        if output is not None:
+            checks.append(("disk", partial(require_space, output, 2 * state.home.num_bytes)))
+        checks.append(("evaluation", partial(refuse_blind_stopping, recipe, samples)))
+    return checks
+
+
+def refuse_large_model(recipe: Recipe, world: World) -> None:
+    """Raise UserError if the model, gradients and optimizer state exceed the memory of this rank's device.
 
     Args:
         recipe: the recipe; without a vocabulary, the token table does not count.
@@ -70,7 +114,6 @@ def refuse_large_model(recipe: Recipe, world: World) -> Literal[True]:
             f"a model of {recipe.num_parameters():,} parameters takes {format_bytes(needed)} with its gradients and "
             f"optimizer state, but {world.device.type} has {format_bytes(device)}: check the sizes in [model]"
         )
-    return True
 
 
 def bytes_of_training(recipe: Recipe) -> int:
@@ -119,31 +162,28 @@ def refuse_blind_stopping(recipe: Recipe, samples: Samples) -> None:
         )
 
 
-def changed_rate(before: Recipe, recipe: Recipe, samples: Samples, progress: Progress) -> str | None:
-    """Return an error message if the learning rate would jump, as in a decay of another length; else None.
+def refuse_changed_rate(before: Recipe | None, recipe: Recipe, samples: Samples, progress: Progress) -> None:
+    """Raise UserError if the learning rate would jump, as in a decay of another length.
 
     A next rate between the last one and the one originally next is not a jump.
 
     Args:
-        before: the recipe of the last start.
+        before: the recipe of the last start; None if there is none, or any rate is accepted.
         recipe: the recipe of this start.
         samples: the run's samples.
         progress: the checkpoint's progress.
     """
-    (was, old_length), (now, length) = (
-        (build_schedule(each.schedule, steps), steps)
-        for each in (before, recipe)
-        for steps in [num_steps(each, samples)]
-    )
-    update, peak = progress.num_updates, recipe.optimizer.learning_rate
-    if update == 0 or progress.step >= length:
-        return None
+    length, update = num_steps(recipe, samples), progress.num_updates
+    if before is None or update == 0 or progress.step >= length:
+        return
+    old_length = num_steps(before, samples)
+    was, now = build_schedule(before.schedule, old_length), build_schedule(recipe.schedule, length)
     last, expected, following = was(update - 1), was(update), now(update)
     is_between = min(last, expected) <= following <= max(last, expected)
     if is_between or math.isclose(following, expected, rel_tol=1e-9):
-        return None
-    name = getattr(recipe.schedule, "name", "given")
-    return (
+        return
+    name, peak = getattr(recipe.schedule, "name", "given"), recipe.optimizer.learning_rate
+    raise UserError(
         f"the learning rate was {peak * last:.3g} at step {progress.step} of {old_length} and would be "
         f"{peak * following:.3g} at step {progress.step + 1} of {length}, since the {name} schedule spans the run: "
         "keep the length, or accept the jump with `allow_learning_rate_change` (to extend a run later, give it a "
@@ -151,37 +191,36 @@ def changed_rate(before: Recipe, recipe: Recipe, samples: Samples, progress: Pro
     )
 
 
-def slips(recipe: Recipe, samples: Samples, sources: Sources, num_steps: int) -> Iterator[str]:
-    """Yield warnings about a recipe whose data and length are known."""
-    batch = large_batch(recipe, samples.num_samples, samples.noun)
-    return filter(None, (long_warmup(recipe, num_steps), batch, differing_ends(recipe, sources)))
+def find_mistakes(recipe: Recipe, samples: Samples, sources: Sources, num_steps: int) -> Iterator[str]:
+    """Yield warnings about a recipe whose data and length are known.
+
+    The run ends during its warm-up; a batch repeats samples; only some of a decoder's stores have end-of-text tokens.
+    """
+    schedule, size = recipe.schedule, recipe.training.global_batch_size
+    if isinstance(schedule, ScheduleConfig) and warmup_steps_of(schedule, num_steps) > num_steps:
+        peak = recipe.optimizer.learning_rate
+        reached = peak * build_schedule(schedule, num_steps)(num_steps - 1)
+        yield (
+            f"schedule.warmup_steps is {schedule.warmup_steps}, but the run has "
+            f"{counted(num_steps, 'step')}: the learning rate only reaches {reached:.2g} of {peak:g}; "
+            "lower it, or use `schedule.warmup_fraction`"
+        )
+    if size > samples.num_samples:
+        yield (
+            f"a batch has {counted(size, samples.noun)}, but the data has only {samples.num_samples:,}: each step "
+            f"repeats them {size / samples.num_samples:.1f} times; lower training.global_batch_size"
+        )
+    if isinstance(recipe.objective, CausalLMConfig):
+        ends = {path: source.end_of_text for path, source in zip(recipe.data.train, sources.train, strict=False)}
+        without = [path for path, end_of_text in ends.items() if end_of_text == "absent"]
+        if len(without) not in (0, len(ends)):
+            yield (
+                f"the documents of {', '.join(without)} have no end-of-text tokens, unlike the others: "
+                "rebuild the store, or convert it with `end_of_text='inserted'`"
+            )
 
 
-def long_warmup(recipe: Recipe, num_steps: int) -> str | None:
-    """Return a warning if the run ends during its warm-up, with the learning rate reached; else None."""
-    schedule, peak = recipe.schedule, recipe.optimizer.learning_rate
-    if not isinstance(schedule, ScheduleConfig) or warmup_steps_of(schedule, num_steps) <= num_steps:
-        return None
-    reached = peak * build_schedule(schedule, num_steps)(num_steps - 1)
-    return (
-        f"schedule.warmup_steps is {schedule.warmup_steps}, but the run has "
-        f"{counted(num_steps, 'step')}: the learning rate only reaches {reached:.2g} of {peak:g}; "
-        "lower it, or use `schedule.warmup_fraction`"
-    )
-
-
-def large_batch(recipe: Recipe, num_samples: int, noun: str) -> str | None:
-    """Return a warning if a batch repeats samples; else None."""
-    size = recipe.training.global_batch_size
-    if size <= num_samples:
-        return None
-    return (
-        f"a batch has {counted(size, noun)}, but the data has only {num_samples:,}: each step "
-        f"repeats them {size / num_samples:.1f} times; lower training.global_batch_size"
-    )
-
-
-def large_vocabulary(recipe: Recipe, sources: Sources) -> str | None:
+def find_unused_vocabulary(recipe: Recipe, sources: Sources) -> str | None:
     """Return a warning if the model's vocabulary is larger than the data's, beyond padding; else None."""
     own, theirs = recipe.model.vocab_size, sources.vocab_size
     if own is None or theirs is None or own <= -(-theirs // _MAX_PADDING) * _MAX_PADDING:
@@ -189,18 +228,4 @@ def large_vocabulary(recipe: Recipe, sources: Sources) -> str | None:
     return (
         f"model.vocab_size is {own:,}, but the vocabulary of the data has {theirs:,} tokens; to use "
         "that, pass `model.vocab_size='none'`"
-    )
-
-
-def differing_ends(recipe: Recipe, sources: Sources) -> str | None:
-    """Return a warning if only some of a decoder's stores have end-of-text tokens; else None."""
-    if not isinstance(recipe.objective, CausalLMConfig):
-        return None
-    ends = {path: source.end_of_text for path, source in zip(recipe.data.train, sources.train, strict=False)}
-    without = [path for path, end_of_text in ends.items() if end_of_text == "absent"]
-    if len(without) in (0, len(ends)):
-        return None
-    return (
-        f"the documents of {', '.join(without)} have no end-of-text tokens, unlike the others: "
-        "rebuild the store, or convert it with `end_of_text='inserted'`"
     )

@@ -190,29 +190,27 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     }
 
 
-def refuse_unknown_tokens(batch: Batch, vocab_size: int) -> None:
-    """Raise DataError if ``batch`` has a token outside the vocabulary of a model.
+def refuse_unknown_ids(batch: Batch, num_ids: int | None, num_segments: int) -> None:
+    """Raise DataError if ``batch`` has a token or a segment outside the tables of a model.
 
     Stores built by other tools need not state their vocabulary size, so the check has to look at the tokens.
+
+    Args:
+        batch: in host memory.
+        num_ids: of the tokens; None accepts all.
+        num_segments: of the segments; a table of one row ignores them.
     """
-    tokens, targets = batch["tokens"], batch["targets"]
-    for held in (tokens, targets[targets != NOT_SCORED]):
-        unknown = held[(held < 0) | (held >= vocab_size)]
-        if unknown.numel():
+    tokens, targets, segments = batch["tokens"], batch["targets"], batch.get("segments")
+    for ids in (tokens, targets[targets != NOT_SCORED]):
+        if num_ids is not None and (unknown := ids[(ids < 0) | (ids >= num_ids)]).numel():
             raise DataError(
-                f"the data contain token {int(unknown[0])}, but model.vocab_size {vocab_size} allows only 0 to "
-                f"{vocab_size - 1}: set model.vocab_size to the vocabulary size of the tokenizer that made the data, "
+                f"the data contain token {int(unknown[0])}, but model.vocab_size {num_ids} allows only 0 to "
+                f"{num_ids - 1}: set model.vocab_size to the vocabulary size of the tokenizer that made the data, "
                 "or rebuild the data"
             )
-
-
-def refuse_unknown_segments(batch: Batch, num_segments: int) -> None:
-    """Raise DataError if ``batch`` has a segment outside the table of a model; a table of one row ignores segments."""
-    segments = batch.get("segments")
     if segments is None or num_segments <= 1:
         return
-    unknown = segments[(segments < 0) | (segments >= num_segments)]
-    if unknown.numel():
+    if (unknown := segments[(segments < 0) | (segments >= num_segments)]).numel():
         raise DataError(
             f"the data contain segment {int(unknown[0])}, but model.num_segments {num_segments} allows only 0 to "
             f"{num_segments - 1}: raise model.num_segments, or rebuild the data"
@@ -354,9 +352,7 @@ class Loader:
     def _step(self, first_sample: int) -> list[Batch]:
         batches = self._maker.batches(first_sample + self._offsets)
         for batch in batches:
-            if self._vocab_size is not None:
-                refuse_unknown_tokens(batch, self._vocab_size)
-            refuse_unknown_segments(batch, self._num_segments)
+            refuse_unknown_ids(batch, self._vocab_size, self._num_segments)
         if self._pin_memory:
             batches = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in batches]
         return batches

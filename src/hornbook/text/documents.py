@@ -220,7 +220,7 @@ def read_sources(
         sources: the sources.
         options: how to read them.
         tally: updated in place, ``tally.position`` included: when a document is yielded, the tally covers this document
-            and everything before it, and nothing after it.
+            and everything before it, and nothing after it; at the end, its position is after the last source.
         skip: start at this position, without counting what comes before. To resume, pass a copy of the tally made after
             some document, and its position.
         find_fault: returns why a text is unusable, or None; an unusable text counts as an unreadable document.
@@ -252,6 +252,7 @@ def read_sources(
                 yield outcome
             else:
                 tally.empty += 1
+    tally.position = Position(len(sources), 0)
 
 
 def recorded_format(source: str, format_name: str | None = None) -> str | None:

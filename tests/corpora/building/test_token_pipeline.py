@@ -88,9 +88,9 @@ def test_a_reading_goes_through_json():
 
 @pytest.mark.parametrize("end", [None, 299])
 def test_tokens_of_documents(end):
-    [batch] = tokenize_batches(batches_of(documents()), plan(validation=0.3, end_of_text_id=end))
+    [(_, splits)] = tokenize_batches(batches_of(documents()), plan(validation=0.3, end_of_text_id=end))
     tail = [] if end is None else [end]
-    for split, tokens in batch.splits.items():
+    for split, tokens in splits.items():
         expected = [text for text in TEXTS if falls_to_validation(text, 0.3) == (split == "validation")]
         found = np.split(tokens.tokens, np.cumsum(tokens.sizes)[:-1])
         assert [ids.tolist() for ids in found] == [tiny_tokenizer().encode(text) + tail for text in expected]
@@ -101,8 +101,8 @@ def test_tokens_of_documents(end):
 def test_tokens_of_sentences():
     texts = ["one|two|three", "", "four"]
     split = {"split_text": lambda text: text.split("|") if text else []}
-    [batch] = tokenize_batches(batches_of(documents(texts)), plan(**split))
-    tokens = batch.splits["train"]
+    [(_, splits)] = tokenize_batches(batches_of(documents(texts)), plan(**split))
+    tokens = splits["train"]
     assert tokens.sequences.tolist() == [3, 0, 1]
     found = np.split(tokens.tokens, np.cumsum(tokens.sizes)[:-1])
     assert [tiny_tokenizer().decode(ids) for ids in found] == ["one", "two", "three", "four"]
@@ -204,9 +204,9 @@ def test_tails_are_held_out_in_place_of_documents():
     parts, held_out = hold_out(some, validation_tail=0.1)
     assert held_out.tolist() == [False, False, True] + [False] * len(TEXTS)
     assert parts[1].text + parts[2].text == long
-    (batch,) = tokenize_batches(batches_of(some), plan(validation_tail=0.1))
-    sizes = {split: tokens.rows["num_bytes"].tolist() for split, tokens in batch.splits.items()}
+    ((_, splits),) = tokenize_batches(batches_of(some), plan(validation_tail=0.1))
+    sizes = {split: tokens.rows["num_bytes"].tolist() for split, tokens in splits.items()}
     assert sizes["validation"] == [len(parts[2].text)]
     assert sum(sizes["train"]) + sum(sizes["validation"]) == sum(each.num_bytes for each in some)
-    assert tiny_tokenizer().decode(batch.splits["validation"].tokens) == parts[2].text
+    assert tiny_tokenizer().decode(splits["validation"].tokens) == parts[2].text
     assert hold_out(some) == (some, pytest.approx(np.zeros(len(some)))), "nothing is held out by default"

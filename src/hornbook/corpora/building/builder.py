@@ -18,7 +18,7 @@ them. An existing corpus is never overwritten: if it has the same inputs (paths,
 and options, the build is already done, otherwise it is an error.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from os.path import lexists
@@ -57,7 +57,7 @@ from hornbook.storage.json_files import dump_sealed, parse_json, read_json
 from hornbook.text.accelerate import accelerated
 from hornbook.text.documents import format_of, list_sources, read_sources
 from hornbook.text.quality.policy import build_filters, find_suspicions
-from hornbook.text.reading import Document, Position, ReadOptions
+from hornbook.text.reading import ReadOptions
 from hornbook.text.sentences import Splitter, sentence_splitter, split_lines
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.version import __version__
@@ -230,15 +230,11 @@ class _Build:
             end_of_text_id=job.tokenizer.end_of_text_id if job.end_of_text == "stored" else None,
             split_text=split_text,
         )
-
-        def documents() -> Iterator[Document]:
-            tally, find_fault = reading.tally, job.tokenizer.find_endless
-            yield from read_sources(
-                job.sources, options.reading, tally, skip=tally.position, find_fault=find_fault, meter=meter
-            )
-            tally.position = Position(len(job.sources), 0)
-
-        batches = read_batches(documents(), filters, reading, numbers)
+        tally, find_fault = reading.tally, job.tokenizer.find_endless
+        documents = read_sources(
+            job.sources, options.reading, tally, skip=tally.position, find_fault=find_fault, meter=meter
+        )
+        batches = read_batches(documents, filters, reading, numbers)
         # no threads for streams: one that waits for input could not be stopped
         stages = tokenize_batches(batches, plan) if job.has_streams else ahead(tokenize_batches(ahead(batches), plan))
         before = sum((job.sizes or [])[: reading.tally.position.source])
@@ -246,8 +242,11 @@ class _Build:
             self._report(parts.counts(), reading, before, meter)
             parts.write(stages, lambda counts: self._report(counts, reading, before, meter))
         if not parts.finished:
-            tally, files = reading.tally, counted(len(job.sources), "file")
-            lost = [files, counted(tally.empty, "empty document"), f"{tally.faults:,} unreadable"]
+            lost = [
+                counted(len(job.sources), "file"),
+                counted(tally.empty, "empty document"),
+                f"{tally.faults:,} unreadable",
+            ]
             lost += [counted_kind(count, name) for name, count in reading.dropped.items() if count]
             lost += [f"the first: {message}" for message in tally.messages[:1]]
             raise DataError(f"the corpus would have no documents ({', '.join(lost)}); check the inputs")

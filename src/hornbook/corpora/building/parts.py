@@ -10,7 +10,7 @@ holds only some batches; the price is that tokens are written twice.
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, count, islice
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hornbook.arrays import Hashes
-from hornbook.corpora.building.token_pipeline import Reading, TokenBatch
+from hornbook.corpora.building.token_pipeline import Batch, Reading, Tokens
 from hornbook.corpora.megatron import IndexedWriter, join_indexed
 from hornbook.corpora.store_manifest import DOCUMENT_ROW
 from hornbook.errors import DataError
@@ -123,13 +123,19 @@ class Parts:
                     each.remember(_map_npy(self._folder / name, np.dtype(np.uint64)))
 
     def write(
-        self, batches: Generator[TokenBatch, None, None], after_batch: Callable[[dict[str, SplitCounts]], None]
+        self,
+        batches: Iterator[tuple[Batch, dict[str, Tokens]]],
+        after_batch: Callable[[dict[str, SplitCounts]], None],
     ) -> None:
         """Write batches into further parts; call ``after_batch`` with the counts of all parts after each batch."""
         while (first := next(batches, None)) is not None:
             self._write_part(chain((first,), islice(batches, BATCHES_PER_PART - 1)), after_batch)
 
-    def _write_part(self, batches: Iterator[TokenBatch], after_batch: Callable[[dict[str, SplitCounts]], None]) -> None:
+    def _write_part(
+        self,
+        batches: Iterator[tuple[Batch, dict[str, Tokens]]],
+        after_batch: Callable[[dict[str, SplitCounts]], None],
+    ) -> None:
         number, before = len(self.finished), self.counts()
         prefixes = {split: self._prefix(number, split) for split in self._splits}
         splits = dict.fromkeys(self._splits, SplitCounts())
@@ -140,9 +146,9 @@ class Parts:
             writers = {
                 split: stack.enter_context(IndexedWriter(prefix, self._dtype)) for split, prefix in prefixes.items()
             }
-            for batch in batches:
+            for batch, tokens in batches:
                 for split, writer in writers.items():
-                    some = batch.splits[split]
+                    some = tokens[split]
                     writer.add_documents(some.tokens, some.sizes, some.sequences)
                     rows[split].append(some.rows)
                     num_bytes = int(some.rows["num_bytes"].sum())

@@ -172,15 +172,6 @@ class Tokens:
         )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TokenBatch:
-    """A tokenized batch: the documents of each split; for ``reading`` and ``memory`` see `Batch`."""
-
-    splits: dict[str, Tokens]
-    reading: Reading
-    memory: list[Hashes]
-
-
 @dataclass(frozen=True, kw_only=True)
 class TokenPlan:
     """The settings for tokenizing documents.
@@ -255,8 +246,10 @@ def example_lines(examples: Mapping[str, Sequence[Mapping[str, Any]]], format_na
     ]
 
 
-def tokenize_batches(batches: Generator[Batch, None, None], plan: TokenPlan) -> Generator[TokenBatch, None, None]:
-    """Tokenize each batch and divide it into splits."""
+def tokenize_batches(
+    batches: Generator[Batch, None, None], plan: TokenPlan
+) -> Generator[tuple[Batch, dict[str, Tokens]], None, None]:
+    """Yield each batch with its tokenized documents of each split."""
     with closing(batches):
         for batch in batches:
             documents, held_out = hold_out(batch.documents, plan.validation, plan.validation_tail)
@@ -278,8 +271,7 @@ def tokenize_batches(batches: Generator[Batch, None, None], plan: TokenPlan) -> 
             )
             chosen = {"train": ~held_out, "validation": held_out}
             share = plan.validation or plan.validation_tail
-            splits = {split: whole.only(chosen[split]) for split in splits_of_share(share)}
-            yield TokenBatch(splits=splits, reading=batch.reading, memory=batch.memory)
+            yield batch, {split: whole.only(chosen[split]) for split in splits_of_share(share)}
 
 
 def hold_out(

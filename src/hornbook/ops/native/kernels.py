@@ -88,7 +88,7 @@ def weights_unchanged() -> Iterator[None]:
 
 @contextmanager
 def gradients_returned() -> Iterator[None]:
-    """Make native backward passes in the ``with`` block return gradients of weights rather than add them to ``.grad``.
+    """Make backward passes of forward passes in the block return gradients of weights, not add them to ``.grad``.
 
     `torch.autograd.grad` requires this, and so do zero-bubble schedules, which run separate backward passes for inputs
     and weights.
@@ -102,7 +102,7 @@ def gradients_returned() -> Iterator[None]:
 
 
 def adds_gradients() -> bool:
-    """Return whether gradients of weights may be added to ``.grad``: in an executor's passes, if it allows this."""
+    """Return whether this forward pass's backward pass may add gradients of weights to ``.grad``: in executors."""
     return _adds_gradients and _period is not None
 
 

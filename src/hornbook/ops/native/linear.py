@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from hornbook.ops.native import kernels
-from hornbook.ops.native.library import Form, rows
-from hornbook.ops.native.products import activation_gradient, add_weight_gradient, panels_of, product
+from hornbook.ops.native.library import SUFFIXES, Form, rows
+from hornbook.ops.native.products import ACTIVATIONS, add_weight_gradient, panels_of, product
 from hornbook.ops.operators import operator, shapes_of
 
 
@@ -82,8 +82,12 @@ def _(gradient: Tensor, weight: Tensor, *others: Any) -> Tensor:
 
 @operator()
 def linear_activation_gradient(gradient: Tensor, u: Tensor, activation: str, isa: str) -> Tensor:
-    """Return the gradient of ``u``, given that of ``f(u)``."""
-    return activation_gradient(Form(isa), gradient, u, activation)
+    """Return the gradient of ``u``, given that of ``f(u)``: ``gradient · f'(u)``, of the same shape and dtype."""
+    gradient, u = gradient.contiguous(), u.contiguous()
+    result, number = torch.empty_like(u), ACTIVATIONS.index(activation)
+    name = f"activation_gradient_{SUFFIXES[u.dtype]}"
+    Form(isa)(name, gradient, u, u.numel(), number, result, torch.get_num_threads())
+    return result
 
 
 @shapes_of("linear_activation_gradient")
@@ -120,11 +124,12 @@ def _(gradient: Tensor, x: Tensor, of_weight: Tensor, of_bias: Tensor | None, is
 
 
 def _save(ctx: Any, x: Tensor, *others: Tensor | None) -> None:
-    """Save tensors for the backward pass, but parameters as attributes.
+    """Save tensors for the backward pass, but parameters as attributes, and whether it may add to their ``.grad``.
 
     Recomputation (`torch.utils.checkpoint`) replaces saved tensors by others, which have no packed form and no
     ``.grad``.
     """
+    ctx.adds_gradients = kernels.adds_gradients()
     ctx.parameters = [other if isinstance(other, torch.nn.Parameter) else None for other in others]
     ctx.save_for_backward(x, *(None if isinstance(other, torch.nn.Parameter) else other for other in others))
 
@@ -179,16 +184,16 @@ def _of_parameters(
     """Return the gradients of weight and bias, or add them to ``.grad`` and return None."""
     if not any(ctx.needs_input_grad[1:3]):
         return None, None
-    if _adds_in_place(weight) and (bias is None or _adds_in_place(bias)):
+    if ctx.adds_gradients and _has_plain_gradient(weight) and (bias is None or _has_plain_gradient(bias)):
         linear_add_weight_gradient(gradient, x, weight.grad, None if bias is None else bias.grad, ctx.isa)
         return None, None
     of_weight, of_bias = linear_weight_gradient(gradient, x, bias is not None, ctx.isa)
     return of_weight.view(weight.shape), None if bias is None else of_bias.view(bias.shape)
 
 
-def _adds_in_place(parameter: Tensor) -> bool:
-    """Return whether a gradient may be added to ``.grad``: in an executor's passes, from the second one on."""
-    if not kernels.adds_gradients() or not isinstance(parameter, torch.nn.Parameter) or not parameter.requires_grad:
+def _has_plain_gradient(parameter: Tensor) -> bool:
+    """Return whether a gradient can be added to ``.grad``: from an executor's second pass on, and without hooks."""
+    if not isinstance(parameter, torch.nn.Parameter) or not parameter.requires_grad:
         return False
     grad = parameter.grad
     is_plain = type(grad) is Tensor and grad.is_contiguous() and grad.dtype == torch.float32
