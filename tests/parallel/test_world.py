@@ -145,12 +145,12 @@ def test_a_rank_that_failed_leaves_without_waiting_for_nccl(monkeypatch, tmp_pat
     monkeypatch.setattr(dist, "destroy_process_group", lambda: pytest.fail("it would wait for the other ranks"))
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     world = World(device=torch.device("cuda", 0))
-    with pytest.raises(ValueError, match="^it failed$"), world.session():
+    with pytest.raises(ValueError, match="it failed"), world.session():
         raise ValueError("it failed")
     assert not dist.is_initialized()
 
 
 def test_hosts_that_do_not_connect_hear_of_their_interfaces():
-    with pytest.raises(HornbookError, match=r"^rank 1 of 4 .*: no route to host; .* GLOO_SOCKET_IFNAME .* eth0$"):
-        with _connecting(1, 4):
-            raise RuntimeError("no route to host\nException raised from connect")
+    explained = r"^rank 1 of 4 .*: no route to host; .* GLOO_SOCKET_IFNAME .* eth0$"
+    with pytest.raises(HornbookError, match=explained), _connecting(1, 4):
+        raise RuntimeError("no route to host\nException raised from connect")

@@ -154,7 +154,7 @@ class World:
         return world
 
     def leave(self, *, failed: bool = False) -> None:
-        """Close the connections to the other ranks; after a failure without waiting for them, as NCCL otherwise does."""
+        """Close the connections to the other ranks; after a failure, do not wait for them, as NCCL would."""
         if self._watch is not None:
             self._watch.end()
         if not dist.is_initialized():
