@@ -149,6 +149,11 @@ def add_up_in(partials: Literal["auto", "fp32", "half"]) -> None:
     matmul.allow_fp16_accumulation = partials == "half"
 
 
+def copied_to(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of host memory on ``device``; a GPU gets it through pinned memory, without being waited for."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 def memory_in_use(device: torch.device) -> int | None:
     """Return the memory that this process uses, in bytes: of tensors on a GPU, otherwise resident; None if unknown.
 
