@@ -3,7 +3,7 @@
 # make test-portable   tests of numbers and operators as on other processors: older instructions, no operators, one core
 # make check      lint, format and types, then the tests
 # make format     mend what lint and format can mend by themselves
-# make venv       set up .venv and nothing more; TORCH=cuda takes PyTorch's build for NVIDIA GPUs
+# make venv       set up .venv and nothing more; TORCH=cuda takes PyTorch's build for NVIDIA GPUs, from TORCH_CUDA_INDEX
 # make lock       update requirements.lock, the exact versions that the tests run with
 # make clean      remove .venv and everything else that was made here
 #
@@ -12,6 +12,8 @@
 PYTHON ?= python3
 TORCH_VERSION ?= 2.13.0
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+# empty: PyPI's build, for CUDA 13; https://download.pytorch.org/whl/cu126 has one for older drivers and cards
+TORCH_CUDA_INDEX ?=
 
 # Which build of PyTorch, cpu or cuda. A .venv that is there keeps the one it was made with, unless told otherwise.
 INSTALLED := $(shell cat .venv/torch 2>/dev/null)
@@ -82,7 +84,7 @@ ifeq ($(TORCH),cpu)
 	  $(INSTALL) torch==$(TORCH_VERSION); \
 	fi
 else
-	@$(INSTALL) torch==$(TORCH_VERSION)
+	@$(INSTALL) $(if $(TORCH_CUDA_INDEX),--index-url $(TORCH_CUDA_INDEX) )torch==$(TORCH_VERSION)
 endif
 	@touch $@
 

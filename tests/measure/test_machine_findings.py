@@ -68,7 +68,8 @@ def test_a_sound_machine_has_no_findings() -> None:
         ({"disk": {"is_network": True, "file_system": "nfs4"}}, "disk", "network file system (nfs4)", "local disk"),
         ({"disk": {"is_memory": True, "file_system": "tmpfs"}}, "disk", "in memory (tmpfs)", "`output`"),
         ({"cuda": {"driver": "550.1"}}, "GPUs", "built without CUDA", "install a CUDA build"),
-        ({"cuda": {"driver": "550.1", "build": "13.0"}}, "GPUs", "finds no GPU", "check CUDA_VISIBLE_DEVICES"),
+        ({"cuda": {"driver": "550.1", "build": "12.6"}}, "GPUs", "finds no GPU", "check CUDA_VISIBLE_DEVICES"),
+        ({"cuda": {"driver": "550.1", "build": "13.0"}}, "GPUs", "requires 580 or newer", "TORCH_CUDA_INDEX="),
     ],
 )
 def test_a_warning_says_what_is_wrong_and_how_to_fix_it(

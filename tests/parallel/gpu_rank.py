@@ -14,6 +14,7 @@ DEVICE = torch.device("cuda", 0)
 
 
 def main() -> None:
+    torch.cuda.set_device(DEVICE)
     joined = World.join(DEVICE)
     data = Ranks(0, 2, joined.data.tensors, joined.data._host)
     assert dist.get_backend() == "nccl"

@@ -254,3 +254,10 @@ def test_a_system_without_cpuinfo_counts_as_slow(monkeypatch, tmp_path):
 def test_auto_asks_the_gpu_for_its_generation(monkeypatch, capability, fast):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert has_fast_bf16(torch.device("cuda")) is fast
+
+
+def test_a_process_uses_the_gpu_that_it_was_given(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    prepare(torch.device("cuda", 1), threads=torch.get_num_threads())
+    assert chosen == [torch.device("cuda", 1)]

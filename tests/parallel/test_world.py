@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import train_ranks
 from safetensors.torch import load_file
 from tiny import distance
 from tiny_encoder_runs import assert_same_rows, build_sentences
 
-from hornbook.parallel.world import World
+from hornbook.errors import HornbookError
+from hornbook.parallel.world import World, _connecting
 from hornbook.track.metrics import read
 
 HERE = Path(__file__).parent
@@ -137,3 +139,18 @@ def test_gradients_are_summed_in_buckets_during_the_backward_pass(ranks):
 def test_groups_beside_a_gpu():
     """Barriers, and sums of what the host knows while the GPU may not be waited for."""
     run_ranks(1, "gpu_rank.py")
+
+
+def test_a_rank_that_failed_leaves_without_waiting_for_nccl(monkeypatch, tmp_path):
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: pytest.fail("it would wait for the other ranks"))
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    world = World(device=torch.device("cuda", 0))
+    with pytest.raises(ValueError, match="it failed"), world.session():
+        raise ValueError("it failed")
+    assert not dist.is_initialized()
+
+
+def test_hosts_that_do_not_connect_hear_of_their_interfaces():
+    explained = r"^rank 1 of 4 .*: no route to host; .* GLOO_SOCKET_IFNAME .* eth0$"
+    with pytest.raises(HornbookError, match=explained), _connecting(1, 4):
+        raise RuntimeError("no route to host\nException raised from connect")

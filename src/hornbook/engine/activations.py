@@ -35,12 +35,6 @@ Compute = Callable[..., Tensor]
 _MIB = 1 << 20
 
 
-def offload_layers(model: LanguageModel) -> None:
-    """Make the layers of ``model``, which is on a GPU, keep their activations in host memory, in place."""
-    for block in model.blocks:
-        block.forward = offloaded(block.forward, block)
-
-
 def recompute_layers(model: LanguageModel, config: MemoryConfig) -> None:
     """Make the layers of ``model`` that ``config`` selects recompute activations in the backward pass, in place.
 
@@ -70,31 +64,6 @@ def recomputed(compute: Compute) -> Compute:
         return result
 
     run.is_incremental = True  # type: ignore[attr-defined]  # without gradients, it computes what ``compute`` does
-    return run
-
-
-def offloaded(compute: Compute, module: nn.Module) -> Compute:
-    """Return ``compute`` such that it keeps activations in pinned host memory.
-
-    It is PyTorch's ``save_on_cpu`` without the parameters of ``module``, which stay on the device anyway.
-    """
-
-    def run(*given: Any) -> Tensor:
-        weights = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
-
-        def pack(tensor: Tensor) -> tuple[torch.device, Tensor]:
-            if tensor.untyped_storage().data_ptr() in weights:
-                return tensor.device, tensor
-            kept = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-            return tensor.device, kept.copy_(tensor, non_blocking=tensor.is_cuda)
-
-        def unpack(packed: tuple[torch.device, Tensor]) -> Tensor:
-            device, kept = packed
-            return kept.to(device, non_blocking=True)
-
-        with saved_tensors_hooks(pack, unpack):
-            return compute(*given)
-
     return run
 
 

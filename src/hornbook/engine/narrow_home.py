@@ -22,6 +22,7 @@ from torch import Tensor
 
 from hornbook.config import Recipe
 from hornbook.engine.home import Held, InMemory, zeros
+from hornbook.engine.pinned import pinned_zeros_like
 from hornbook.model import LanguageModel
 from hornbook.ops.rounding import random_words, round_stochastically
 from hornbook.optim.slots import Slot, norms_of
@@ -56,8 +57,9 @@ class NarrowHome(InMemory):
 
     def __init__(self, model: LanguageModel, update: Update, recipe: Recipe, world: World) -> None:
         self._precision, self._seed, self._divisor = recipe.precision, recipe.training.seed, 1.0
-        options = {"device": "cpu", "pin_memory": True} if recipe.memory.offload_optimizer else {}
-        super().__init__(model, self._zeros(model, update, options), world)
+        is_offloaded = recipe.memory.offload_optimizer and not next(model.parameters()).is_meta
+        moments = self._zeros(model, update, {"device": "meta"} if is_offloaded else {})
+        super().__init__(model, pinned_zeros_like(moments) if is_offloaded else moments, world)
         self._gradient_dtype = DTYPES[recipe.precision.gradients]
         for parameter in model.parameters():
             if parameter.dtype != self._gradient_dtype:

@@ -24,8 +24,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from hornbook.config import MemoryConfig
-from hornbook.engine.activations import offload_layers, recompute_layers
+from hornbook.engine.activations import recompute_layers
 from hornbook.engine.executors.pipeline import Pipeline
+from hornbook.engine.offloading import offload_layers
 from hornbook.engine.sequence_parallel import slice_tokens
 from hornbook.errors import UserError
 from hornbook.model import LanguageModel

@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from hornbook.engine.pinned import pinned_bytes
 from hornbook.storage.scratch import ScratchFile
 
 T = TypeVar("T")
@@ -107,7 +108,8 @@ class PinnedSpace:
     def reserve(self, size: int) -> None:
         """See ``Space``; enlarging the space discards its content."""
         if size > len(self._bytes):
-            self._bytes = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
+            self._bytes = self._bytes.new_empty(0)  # frees it before more is pinned
+            self._bytes = pinned_bytes(size)
 
     def at_rest(self, offset: int, shape: Shape, dtype: torch.dtype) -> Tensor:
         size = math.prod(shape) * dtype.itemsize

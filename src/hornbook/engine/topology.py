@@ -162,12 +162,19 @@ def _score_facts(scores: Tensor, found: list[Rewiring]) -> Row:
 def with_blocks(update: Update, model: nn.Module, config: SparsityConfig) -> Update:
     """Return ``update`` with blocks' learning rate scaled by their density, and their ages for bias correction."""
     layers = {f"{name}.values": layer for name, layer in sparse_layers(model).items()}
+    grown: dict[str, tuple[int, bool]] = {}
+
+    def has_grown(name: str, ages: Tensor) -> bool:
+        if name not in grown or grown[name][0] != ages._version:  # waits for a GPU, so only if blocks have moved
+            grown[name] = ages._version, bool(ages.any())
+        return grown[name][1]
 
     def of_block(slot: Slot) -> Slot:
         if slot.name not in layers:
             return slot
         layer = layers[slot.name]
         scale = slot.rate_scale * config.rate_scale(layer.density)
-        return replace(slot, grown_at=layer.grown_at, rate_scale=scale)
+        grown_at = layer.grown_at if has_grown(slot.name, layer.grown_at) else None
+        return replace(slot, grown_at=grown_at, rate_scale=scale)
 
     return replace(update, apply=lambda slots, rate, count: update.apply([*map(of_block, slots)], rate, count))

@@ -16,6 +16,8 @@ from hornbook.wording import counted
 _CLEARLY_FASTER = 1.15
 _CROWDED = 0.75
 """Load per core that indicates other processes."""
+_OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
+"""Of each CUDA release, NVIDIA's oldest driver for Linux."""
 _LITTLE_SPACE, _LITTLE_MEMORY = 1 << 30, 1 << 30
 _SLOW_DISK = 20e6
 """Bytes per second, at which a checkpoint of GPT-2 small takes more than a minute."""
@@ -133,9 +135,21 @@ def _of_gpus(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f"there is an NVIDIA driver ({cuda['driver']}), but this PyTorch is built without CUDA: install a CUDA "
             "build, see https://pytorch.org/get-started",
         )
+    elif _version(cuda["driver"]) < (oldest := _OLDEST_DRIVERS.get(_version(cuda["build"]), 0)):
+        yield (
+            "GPUs",
+            f"the NVIDIA driver is {cuda['driver']}, but CUDA {cuda['build']} of this PyTorch requires {oldest} or "
+            "newer: update the driver, or install a build for an older CUDA, such as `make venv TORCH=cuda "
+            "TORCH_CUDA_INDEX=https://download.pytorch.org/whl/cu126`",
+        )
     else:
         yield (
             "GPUs",
             f"there is an NVIDIA driver ({cuda['driver']}), but PyTorch finds no GPU: check CUDA_VISIBLE_DEVICES, and "
             f"that the driver is new enough for CUDA {cuda['build']}",
         )
+
+
+def _version(words: str) -> int:
+    """Return the first number of a version such as ``580.65.06``."""
+    return int(words.partition(".")[0])

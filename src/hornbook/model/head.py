@@ -22,6 +22,7 @@ from hornbook.ops.cross_entropy import (
     vocabulary_logits,
     weighted_cross_entropy,
 )
+from hornbook.parallel.device import copied_to
 from hornbook.parallel.ranks import local
 from hornbook.samples.batches import Batch
 
@@ -166,7 +167,7 @@ def tokens_at(x_BT: Tensor, indices_P: Tensor) -> Tensor:
         x_BT: of any dtype.
         indices_P: int64, flat indices of the B·T tokens, on the device of ``x_BT`` or in host memory.
     """
-    return x_BT.flatten(0, 1).index_select(0, indices_P.to(x_BT.device, non_blocking=True))
+    return x_BT.flatten(0, 1).index_select(0, _beside(x_BT.device, indices_P))
 
 
 def sequence_indices(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -180,4 +181,8 @@ def sequence_indices(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor
     positions_T = torch.arange(int(lengths_S.max()), device=lengths_S.device)
     outside_ST = positions_T >= lengths_S[:, None]
     flat_ST = (firsts_S[:, None] + positions_T).masked_fill(outside_ST, 0)
-    return flat_ST.to(device, non_blocking=True), outside_ST.to(device, non_blocking=True)
+    return _beside(device, flat_ST), _beside(device, outside_ST)
+
+
+def _beside(device: torch.device, indices: Tensor) -> Tensor:
+    return indices if indices.device == device else copied_to(device, indices)

@@ -11,7 +11,7 @@ Four kernels compute the three products. ``reference`` multiplies a dense matrix
 any dtype and in the time of a dense layer. ``torch`` processes one block row or column at a time: tokens are along the
 last dimension, ``[C, b, N]``, so that the inputs of a row of k blocks are gathered as whole rows of memory, and one
 product ``[N, k·b] · [k·b, b]`` computes its output. ``native`` is C++ for fp32 and bf16
-(`hornbook.ops.native.block_sparse`), and ``triton`` is for GPUs (`hornbook.ops.block_sparse_triton`).
+(`hornbook.ops.native.block_sparse`), and ``triton`` is for GPUs (`hornbook.ops.triton.block_sparse`).
 
 The products are operators of ``torch.library``, ``hornbook::block_sparse_product`` and its two gradients, so that
 ``torch.compile`` and the meta device support them.
@@ -34,6 +34,7 @@ from hornbook.ops.native.kernels import form_of
 from hornbook.ops.native.library import SUFFIXES, Form
 from hornbook.ops.native.linear import linear_weight_gradient
 from hornbook.ops.operators import operator, shapes_of
+from hornbook.ops.triton.programs import why_not as why_not_triton
 from hornbook.parallel.device import dtype_name
 from hornbook.storage.system import cpu_flags
 
@@ -51,6 +52,9 @@ _DENSEST_FP32: Final = _Densest(0.4, {16: 0.125, 32: 0.2, 64: 0.25, 128: 0.25})
 _DENSEST_BF16: Final = _Densest(0.4, {8: 0.1, 16: 0.25, 32: 0.25, 64: 0.25, 128: 0.25})
 _DENSEST_WITH_AMX: Final = _Densest(0.1, {32: 0.1, 64: 0.2, 128: 0.2})
 """In bf16: dense products are some six times as fast there as in fp32, in which vectors multiply."""
+_DENSEST_ON_GPU: Final = {16: 0.1, 32: 0.18, 64: 0.28, 128: 0.36}
+"""By block size, for Triton on a GPU, in any dtype. An estimate from the traffic of the second-level cache, which lets
+tiles of these blocks reach 7, 12, 18 and 24 % of an H100's dense peak, and dense products 66 %."""
 _DENSEST_WITH_TILES: Final = 0.25
 """For the native kernel if it uses tiles like dense products. An estimate: it has not run on hardware."""
 
@@ -125,31 +129,22 @@ def _native_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern,
 
 
 def _triton_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
-    from hornbook.ops.block_sparse_triton import product
+    from hornbook.ops.triton.block_sparse import product
 
     return product(x_NC, values, pattern.row_starts, pattern.columns)
 
 
 def _triton_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
-    from hornbook.ops.block_sparse_triton import product
+    from hornbook.ops.triton.block_sparse import product
 
     order = pattern.column_order
     return product(gradient_NC, values[order].transpose(1, 2), pattern.column_starts, pattern.rows[order])
 
 
 def _triton_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern, size: int) -> Tensor:
-    from hornbook.ops.block_sparse_triton import weight_gradient
+    from hornbook.ops.triton.block_sparse import weight_gradient
 
     return weight_gradient(gradient_NC, x_NC, pattern.rows, pattern.columns, size)
-
-
-def _why_not_triton(device: torch.device) -> str | None:
-    """Return why Triton does not support a device; None if it does."""
-    try:
-        from hornbook.ops.block_sparse_triton import why_not
-    except ImportError:
-        return "Triton is not installed"
-    return why_not(device)
 
 
 def _native_form() -> Form:
@@ -195,10 +190,14 @@ def choose_kernel(asked: str, block_size: int, density: float, device: torch.dev
     Raises:
         UserError: the requested kernel is not available.
     """
-    if asked == "triton" and (reason := _why_not_triton(device)):
+    if asked == "triton" and (reason := why_not_triton(device)):
         raise UserError(f'sparsity.kernel = "triton" cannot compute here: {reason}; set it to "auto"')
+    what = f"blocks of {block_size} at a density of {density:.2g} in {dtype_name(dtype)}"
     if device.type != "cpu" and asked in ("auto", "native"):
-        return Choice("reference", f"no other is for {device.type}")
+        if density > _DENSEST_ON_GPU.get(block_size, 0.0) or dtype == torch.float64:
+            return Choice("reference", f"dense products are probably faster for {what}")
+        reason = why_not_triton(device)
+        return Choice("reference", reason) if reason else Choice("triton", f"probably the fastest for {what}")
     if asked == "native" and block_size not in native.BLOCK_SIZES:
         sizes = ", ".join(map(str, native.BLOCK_SIZES))
         raise UserError(f"the native kernel needs blocks of {sizes}, not of {block_size}; set another kernel")
@@ -216,7 +215,6 @@ def choose_kernel(asked: str, block_size: int, density: float, device: torch.dev
     limit = densest.torch.get(block_size, 0.0)
     if density <= limit:
         return Choice("torch", f"blocks of {block_size} at a density of at most {limit:g} in {dtype_name(dtype)}")
-    what = f"blocks of {block_size} at a density of {density:.2g} in {dtype_name(dtype)}"
     return Choice("reference", f"dense products are faster for {what}")
 
 

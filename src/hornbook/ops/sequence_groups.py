@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hornbook.parallel.device import copied_to
+
 _COARSE = 16
 """On a CPU, sequences are not grouped if their lengths differ by more tokens than this and by more than an eighth."""
 
@@ -61,9 +63,9 @@ def group_sequences(firsts_S: Tensor, lengths_S: Tensor, shape: torch.Size, devi
     index_R = torch.cat(indices)
     return {
         "group_sizes": torch.tensor(sizes, dtype=torch.int64).view(-1, 3),
-        "gather_index": index_R.to(device, non_blocking=True),
-        "scatter_index": inverse(index_R, shape.numel()).to(device, non_blocking=True),
-        "is_token": (index_R >= 0).to(device, non_blocking=True),
+        "gather_index": copied_to(device, index_R),
+        "scatter_index": copied_to(device, inverse(index_R, shape.numel())),
+        "is_token": copied_to(device, index_R >= 0),
     }
 
 
@@ -94,8 +96,8 @@ def space_sequences(
         parts += [torch.arange(first, first + length), empty]
     index_R = torch.cat(parts)
     return {
-        "column_gather_index": index_R.to(device, non_blocking=True),
-        "column_scatter_index": inverse(index_R, num_tokens).to(device, non_blocking=True),
+        "column_gather_index": copied_to(device, index_R),
+        "column_scatter_index": copied_to(device, inverse(index_R, num_tokens)),
     }
 
 

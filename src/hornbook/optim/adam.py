@@ -44,7 +44,7 @@ def adamw(
     if config.epsilon_before_correction and config.bias_correction:
         epsilon /= math.sqrt(1.0 - config.beta2**count)
     t = count if config.bias_correction else math.inf  # after infinitely many updates, 1 - βᵗ is 1
-    young = [slot for slot in slots if slot.grown_at is not None and slot.grown_at.any() and _counts_ages(config)]
+    young = [slot for slot in slots if _counts_ages(config) and slot.grown_at is not None]
     for slot in young:
         _of_ages(slot, config, learning_rate=learning_rate, count=count, decoupled=decoupled)
     for decay, scale, group in by_group([slot for slot in slots if slot not in young] if young else slots):

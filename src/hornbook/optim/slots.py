@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hornbook.config.optimizers import ClipScope, Role
+from hornbook.parallel.device import copied_to
 from hornbook.parallel.ranks import Ranks
 from hornbook.parallel.whole_tensors import Parts
 
@@ -100,7 +101,8 @@ def norms_of(tensors: Sequence[Tensor], holders: Sequence[Holders | None] = ()) 
     split = [holder for holder in holders if holder is not None]
     if not split:
         return norms
-    squares = norms.double().square() / norms.new_tensor([holder.num_copies for holder in split], dtype=torch.float64)
+    copies = torch.tensor([holder.num_copies for holder in split], dtype=torch.float64)
+    squares = norms.double().square() / copied_to(norms.device, copies)
     return split[0].ranks.sum_tensor(squares).sqrt().float()
 
 

@@ -66,7 +66,7 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 
 def prepare(device: torch.device, threads: int | None) -> None:
-    """Set the number of threads, flush denormals, keep freed memory and disable TF32.
+    """Set the number of threads and the current GPU, flush denormals, keep freed memory and disable TF32.
 
     Call it before computing the first tensor, since OpenMP's threads inherit the setting for denormals from the thread
     that starts them. Denormal numbers make products four to five times slower.
@@ -81,6 +81,8 @@ def prepare(device: torch.device, threads: int | None) -> None:
     # operation, but once one of them is set, ``cudnn.flags``, which CTC loss calls, raises an error.
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # streams, random states and Triton's kernels use the current GPU
     if device.type == "cpu":
         # Each step allocates the same buffers again; if glibc returned them to the kernel, page faults would take a
         # third of the step of a transformers GPT-2. In return, the process never shrinks.
@@ -145,6 +147,11 @@ def add_up_in(partials: Literal["auto", "fp32", "half"]) -> None:
     matmul, in_half = torch.backends.cuda.matmul, partials != "fp32"
     matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = in_half
     matmul.allow_fp16_accumulation = partials == "half"
+
+
+def copied_to(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of host memory on ``device``; a GPU gets it through pinned memory, without being waited for."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def memory_in_use(device: torch.device) -> int | None:

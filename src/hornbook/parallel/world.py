@@ -124,13 +124,13 @@ class World:
         store = open_store(rank, size)
         meet(store, rank, size, recipe or {})
         options: dict[str, Any] = {"store": store, "rank": rank, "world_size": size, "timeout": _TIMEOUT}
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-            dist.init_process_group("nccl", device_id=device, **options)
-            host = dist.new_group(backend="gloo", timeout=_TIMEOUT)
-        else:
-            dist.init_process_group("gloo", **options)
-            host = dist.group.WORLD
+        with _connecting(rank, size):
+            if device.type == "cuda":
+                dist.init_process_group("nccl", device_id=device, **options)
+                host = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+            else:
+                dist.init_process_group("gloo", **options)
+                host = dist.group.WORLD
         watch = Watch(store, rank, size)
         everyone = Ranks(rank, size, dist.group.WORLD, host, watch)
         waiting = dist.new_group(backend="gloo", timeout=_PATIENCE)
@@ -153,11 +153,15 @@ class World:
         world.aside = self.aside
         return world
 
-    def leave(self) -> None:
-        """Close the connections to the other ranks."""
+    def leave(self, *, failed: bool = False) -> None:
+        """Close the connections to the other ranks; after a failure, do not wait for them, as NCCL would."""
         if self._watch is not None:
             self._watch.end()
-        if dist.is_initialized():
+        if not dist.is_initialized():
+            return
+        if failed and self.device.type == "cuda":
+            dist.distributed_c10d._abort_process_group()
+        else:
             dist.destroy_process_group()
 
     @property
@@ -230,14 +234,16 @@ class World:
     @contextmanager
     def session(self) -> Iterator[None]:
         """Disconnect from the other ranks at the end of the ``with`` block; an error makes them leave, too."""
+        failed = True
         try:
             yield
+            failed = False
         except Exception as error:
             if (shared := self._report(error)) is error:
                 raise
             raise shared from error
         finally:
-            self.leave()
+            self.leave(failed=failed)
 
     def _report(self, error: Exception) -> Exception:
         """Report ``error``, unless all ranks have it, so that they leave as well; return the error to raise."""
@@ -256,6 +262,23 @@ class World:
         if self.size > 1:
             with explained(self._watch):
                 dist.barrier(group=self._waiting)
+
+
+@contextmanager
+def _connecting(rank: int, size: int) -> Iterator[None]:
+    """Explain a failure to connect in the ``with`` block.
+
+    Raises:
+        HornbookError: the ranks do not reach each other.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise HornbookError(
+            f"rank {rank} of {size} cannot connect to the others: {reason}; if they are on several hosts, set "
+            "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the network interface that connects them, such as eth0"
+        ) from error
 
 
 def axes_of(parallel: ParallelConfig, everyone: Ranks, device: torch.device, watch: Watch | None) -> Axes:

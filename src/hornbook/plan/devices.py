@@ -1,5 +1,7 @@
 """Properties of devices: peak rates, memory, bandwidths, links, typical prices.
 
+``DEVICES`` are those of ``plan --device``; `card` finds those and others by the name that NVIDIA's driver reports.
+
 Rates of products are those of data sheets: dense, bf16 and fp16 accumulated in fp32, fp32 without TF32, which hornbook
 disables. Links are one-way, from a device to the others of its machine.
 
@@ -9,7 +11,8 @@ and kind of provider (`Price`). They are from memory, not looked up, and differ 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Final, Literal, NamedTuple
 
 from hornbook.config.sections import Dtype
@@ -38,6 +41,8 @@ class Device:
 
     name: str
     label: str
+    cards: tuple[str, ...] = ()
+    """Names of the cards in the driver's words: see `card`."""
     kind: Literal["cpu", "cuda"] = "cuda"
     memory: float
     flops: Mapping[Dtype, float]
@@ -61,25 +66,28 @@ class Device:
 def _gpu(
     name: str,
     label: str,
+    cards: str | tuple[str, ...],
     *,
     gib: float,
     tera: tuple[float, float],
     bandwidth: float,
-    link: float,
-    price: Price,
+    link: float = 25,
     host_link: float = 25,
+    like: str | None = None,
 ) -> Device:
-    """Return a GPU; ``tera`` are its TFLOP/s in 16 bits and in fp32, other rates in GB/s."""
+    """Return a GPU; ``tera`` are its TFLOP/s in 16 bits and in fp32, other rates in GB/s; ``like`` has its price."""
+    price = _PRICES[like or name]
     rates: dict[Dtype, float] = {"bf16": tera[0] * _TERA, "fp16": tera[0] * _TERA, "fp32": tera[1] * _TERA}
     return Device(
         name=name,
         label=label,
+        cards=(cards,) if isinstance(cards, str) else cards,
         memory=gib * _GIB,
         flops=rates,
         bandwidth=bandwidth * _GB,
         link=link * _GB,
         host_link=host_link * _GB,
-        price=price,
+        price=price if like is None else price._replace(source=f"{price.source}, of the {like}"),
     )
 
 
@@ -93,52 +101,59 @@ _PRICES: Final = {
     "cpu": Price(0.8, 2025, "large clouds, 16 cores at 0.05 each"),
 }
 
+_GPUS: Final = (
+    _gpu("h100", "NVIDIA H100 SXM", "H100", gib=80, tera=(989, 67), bandwidth=3350, link=450, host_link=50),
+    _gpu("h200", "NVIDIA H200 SXM", "H200", gib=141, tera=(989, 67), bandwidth=4800, link=450, host_link=50),
+    _gpu("b200", "NVIDIA B200", "B200", gib=180, tera=(2250, 75), bandwidth=7700, link=900, host_link=50),
+    _gpu("a100", "NVIDIA A100 SXM 80 GB", "A100 80GB", gib=80, tera=(312, 19.5), bandwidth=2039, link=300),
+    _gpu("l4", "NVIDIA L4", "L4", gib=24, tera=(121, 30.3), bandwidth=300),
+    _gpu("4090", "NVIDIA GeForce RTX 4090", "RTX 4090", gib=24, tera=(165.2, 82.6), bandwidth=1008),
+)
+"""The GPUs of ``--device``."""
+
+_OTHER_GPUS: Final = (
+    _gpu("h100-pcie", "", "H100 PCIe", gib=80, tera=(756, 51), bandwidth=2000, link=64, host_link=50, like="h100"),
+    _gpu("h100-nvl", "", "H100 NVL", gib=94, tera=(835, 60), bandwidth=3900, link=300, host_link=50, like="h100"),
+    _gpu("h200-nvl", "", "H200 NVL", gib=141, tera=(835, 60), bandwidth=4800, link=450, host_link=50, like="h200"),
+    _gpu("gh200", "", "GH200", gib=96, tera=(989, 67), bandwidth=4000, link=450, host_link=450, like="h100"),
+    _gpu("h800", "", "H800", gib=80, tera=(989, 67), bandwidth=3350, link=200, host_link=50, like="h100"),
+    _gpu("a100-40", "", ("A100", "A800"), gib=40, tera=(312, 19.5), bandwidth=1555, link=300, like="a100"),
+    _gpu("a100-pcie", "", "A100 80GB PCIe", gib=80, tera=(312, 19.5), bandwidth=1935, like="a100"),
+    _gpu("a800", "", "A800 80GB", gib=80, tera=(312, 19.5), bandwidth=2039, link=200, like="a100"),
+    _gpu("a40", "", "A40", gib=48, tera=(149.7, 37.4), bandwidth=696, like="a100"),
+    _gpu("a30", "", "A30", gib=24, tera=(165, 10.3), bandwidth=933, like="a100"),
+    _gpu("a10", "", "A10", gib=24, tera=(125, 31.2), bandwidth=600, like="l4"),
+    _gpu("l40s", "", "L40S", gib=48, tera=(362, 91.6), bandwidth=864, like="4090"),
+    _gpu("l40", "", "L40", gib=48, tera=(181, 90.5), bandwidth=864, like="4090"),
+    _gpu("a6000", "", "RTX A6000", gib=48, tera=(154.8, 38.7), bandwidth=768, like="4090"),
+    _gpu("5090", "", "RTX 5090", gib=32, tera=(209.5, 104.8), bandwidth=1792, host_link=50, like="4090"),
+    _gpu("3090", "", "RTX 3090", gib=24, tera=(71, 35.6), bandwidth=936, like="4090"),
+)
+_SLOWER: Final = ("MIG", "Laptop", "Ti", "Super", "D", "Max-Q")
+"""Words of names that make a card another one than the rest of the name says, or, with MIG, a part of it."""
+
+
+def card(name: str) -> Device | None:
+    """Return a GPU by the name that NVIDIA's driver reports, under that name; None if it is not in the tables.
+
+    The words of the name count, in any order, so that an L40S is no L40: the GPU with the most words in it is meant.
+    """
+    words = set(name.replace("-", " ").split())
+    if words.intersection(_SLOWER):
+        return None
+    found = [
+        (len(known.split()), device)
+        for device in (*_GPUS, *_OTHER_GPUS)
+        for known in device.cards
+        if words.issuperset(known.split())
+    ]
+    return replace(max(found, key=itemgetter(0))[1], label=name) if found else None
+
+
 DEVICES: Final[Mapping[str, Device]] = {
     device.name: device
     for device in (
-        _gpu(
-            "h100",
-            "NVIDIA H100 SXM",
-            gib=80,
-            tera=(989, 67),
-            bandwidth=3350,
-            link=450,
-            price=_PRICES["h100"],
-            host_link=50,
-        ),
-        _gpu(
-            "h200",
-            "NVIDIA H200 SXM",
-            gib=141,
-            tera=(989, 67),
-            bandwidth=4800,
-            link=450,
-            price=_PRICES["h200"],
-            host_link=50,
-        ),
-        _gpu(
-            "b200",
-            "NVIDIA B200",
-            gib=180,
-            tera=(2250, 75),
-            bandwidth=7700,
-            link=900,
-            price=_PRICES["b200"],
-            host_link=50,
-        ),
-        _gpu(
-            "a100", "NVIDIA A100 SXM 80 GB", gib=80, tera=(312, 19.5), bandwidth=2039, link=300, price=_PRICES["a100"]
-        ),
-        _gpu("l4", "NVIDIA L4", gib=24, tera=(121, 30.3), bandwidth=300, link=25, price=_PRICES["l4"]),
-        _gpu(
-            "4090",
-            "NVIDIA GeForce RTX 4090",
-            gib=24,
-            tera=(165.2, 82.6),
-            bandwidth=1008,
-            link=25,
-            price=_PRICES["4090"],
-        ),
+        *_GPUS,
         Device(
             name="cpu",
             label="server CPU, 16 cores with AVX-512 BF16",

@@ -11,7 +11,7 @@ from hornbook.config.sections import Dtype
 from hornbook.ops.native.choice import choose
 from hornbook.ops.native.library import SUFFIXES
 from hornbook.parallel.device import DTYPES, compute_dtype, dtype_name
-from hornbook.plan.devices import DEVICES, Device
+from hornbook.plan.devices import DEVICES, Device, card
 from hornbook.plan.layers import ALL_NATIVE, Compute
 from hornbook.plan.planner import Machine, Plan, make_plan
 from hornbook.run.utilization import Product, measure_rates
@@ -72,8 +72,10 @@ def _device(recipe: Recipe, device: torch.device, compute: Compute) -> Device:
         flops: dict[Dtype, float] = {**DEVICES["cpu"].flops, "fp32": fp32, "bf16": bf16}
         return replace(DEVICES["cpu"], label=cpu_model() or "CPU", flops=flops)
     label = torch.cuda.get_device_name(device)
-    name = next((name for name in DEVICES if name in label.lower().split()), _UNKNOWN_GPU)
-    return replace(DEVICES[name], label=label)
+    if (known := card(label)) is not None:
+        return known
+    like = DEVICES[_UNKNOWN_GPU]
+    return replace(like, label=f"{label}, which is not in the table: times are those of the {like.label}")
 
 
 def scarce_memory(recipe: Recipe, num_ranks: int, device: torch.device) -> str | None:

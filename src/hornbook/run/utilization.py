@@ -25,6 +25,7 @@ from hornbook.config import Recipe
 from hornbook.config.description import description_of
 from hornbook.parallel.device import dtype_name, synchronize
 from hornbook.parallel.world import World
+from hornbook.plan.devices import card
 from hornbook.run.peaks import fastest
 from hornbook.samples.batches import Samples
 from hornbook.track.environment import cpu_model
@@ -32,32 +33,6 @@ from hornbook.track.units import flop_rate
 from hornbook.wording import counted
 
 _TERA = 1e12
-_PEAKS = (
-    ("H100 PCIe", 756),
-    ("H100 NVL", 835),
-    ("H100", 989),
-    ("H200", 989),
-    ("GH200", 989),
-    ("B200", 2250),
-    ("A100", 312),
-    ("A40", 149.7),
-    ("A30", 165),
-    ("A10G", None),
-    ("A10", 125),
-    ("L40S", 362),
-    ("L40", 181),
-    ("L4", 121),
-    ("RTX A6000", 154.8),
-    ("RTX 4090 D", None),
-    ("RTX 4090 Laptop", None),
-    ("RTX 4090", 165.2),
-    ("RTX 3090 Ti", None),
-    ("RTX 3090", 71),
-)
-"""Part of the name that NVIDIA's driver reports, and TFLOP/s by the data sheet: dense bf16 with fp32 accumulation.
-
-The first match counts. None: a slower card whose name begins like the next one."""
-
 _FLOPS_OF_A_TIMING = 4e8
 """FLOPs of a timed product on a CPU: a few milliseconds."""
 _MOST_REPEATS = 100
@@ -211,13 +186,10 @@ def _peak(recipe: Recipe, tokens: float, world: World, dtype: torch.dtype) -> Pe
 def peak_of(name: str, dtype: torch.dtype) -> float | None:
     """Return the FLOP/s of a GPU's dense products by its name; None if it or the dtype is not in the table.
 
-    A MIG slice has the GPU's name but only part of its speed, so it is not in the table either.
+    See `hornbook.plan.devices.card`.
     """
-    if dtype not in (torch.bfloat16, torch.float16) or "MIG" in name:
-        return None
-    words = f" {name.replace('-', ' ')} "
-    peak = next((peak for part, peak in _PEAKS if f" {part} " in words), None)
-    return None if peak is None else peak * _TERA
+    known = card(name) if dtype in (torch.bfloat16, torch.float16) else None
+    return None if known is None else known.flops["bf16"]
 
 
 def measure_rates(products: Sequence[Product], device: torch.device, seconds: float = 0.0) -> list[float]:

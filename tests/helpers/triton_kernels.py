@@ -1,0 +1,41 @@
+"""Compile Triton kernels for NVIDIA GPUs on a machine without one."""
+
+import os
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+ARCHITECTURES = (80, 89, 90)
+"""A100, RTX 4090, H100."""
+MOST_SHARED = {80: 166912, 89: 101376, 90: 232448}
+"""Bytes of shared memory that one program may have, by architecture."""
+
+
+def compiled(kernel, signature, constants, architecture, **options):
+    """Return a kernel compiled for an architecture, given the types of its arguments by name, such as ``*bf16``.
+
+    Pointers and integers are promised to be multiples of 16, as Triton's launcher finds them for whole tensors.
+    """
+    names = list(kernel.arg_names)
+    types = {name: "constexpr" if name in constants else signature[name] for name in names}
+    fixed = {(names.index(name),): value for name, value in constants.items()}
+    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in names if types[name].startswith("*")}
+    source = ASTSource(fn=kernel, signature=types, constexprs=fixed, attrs=aligned)
+    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+
+
+def local_bytes(binary) -> int:
+    """Return the bytes of registers that a compiled kernel spills to memory, according to ptxas."""
+    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(binary.asm["ptx"])
+        target = re.search(r"\.target (\w+)", binary.asm["ptx"]).group(1)
+        command = [ptxas, "-v", f"--gpu-name={target}", path, "-o", os.devnull]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", said)))
