@@ -84,7 +84,7 @@ def test_parsers_without_a_recipe_leave_dotted_words_alone():
         (["a", "--num-layers", "3"], 'unknown option "--num-layers"; did you mean "--model.num-layers"?'),
         (["a", "--thread", "3"], 'unknown option "--thread"; did you mean "--threads"?'),
         (["a", "--threads", "0"], 'argument --threads: "0": must be at least 1'),
-        (["a", "--device", "gpu"], 'argument --device: "gpu" is not one of auto, cpu, cuda, mps; did you mean "cpu"?'),
+        (["a", "--device", "gpu"], 'argument --device: "gpu" is not one of auto, cpu, cuda, mps; did you mean "cuda"?'),
         (["a", "b\nc"], 'unexpected argument "b\\nc"'),
         (["--threads", "1"], "the following arguments are required: RECIPE"),
     ],

@@ -33,3 +33,30 @@ def test_a_long_list_of_choices_is_shown_once(capsys, monkeypatch):
     assert re.search("--from( KIND)?, --format KIND", shown), "from Python 3.13 on, KIND is shown once"
     assert shown.count("wikiextractor: a <doc> of") == 1
     assert "blank-lines: the text between blank lines" in shown, "no name is broken at its hyphen"
+
+
+def help_of(capsys, monkeypatch, *words):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(list(words)) == 0
+    return capsys.readouterr().out
+
+
+def test_the_help_of_train_shows_frequent_options_first_and_folds_the_sections(capsys, monkeypatch):
+    shown = help_of(capsys, monkeypatch, "train", "--help")
+    assert len(shown.splitlines()) < 130
+    assert shown.index("--lr NUMBER") < shown.index("--print-recipe") < shown.index("learning-rate, weight-decay")
+    assert "--optimizer.learning-rate NUMBER" not in shown
+    assert help_of(capsys, monkeypatch, "help", "train") == shown
+
+
+def test_help_of_one_section_and_of_all(capsys, monkeypatch):
+    optimizer = help_of(capsys, monkeypatch, "train", "--help", "optimizer")
+    assert "--optimizer.learning-rate NUMBER" in optimizer and "--model.family" not in optimizer
+    everything = help_of(capsys, monkeypatch, "train", "--help", "all")
+    assert "--optimizer.learning-rate NUMBER" in everything and "--model.family" in everything
+
+
+def test_a_command_with_its_own_steps_keeps_them(capsys, monkeypatch):
+    for command in ("verify resume", "profile"):
+        shown = help_of(capsys, monkeypatch, *command.split(), "--help")
+        assert "--steps N" in shown and "--steps INTEGER" not in shown and "--lr NUMBER" in shown

@@ -168,7 +168,7 @@ def test_two_lengths_on_the_command_line(recipe):
         (
             "--model.activation=tanh",
             "model.activation = tanh (command line): "
-            'expected one of "gelu", "gelu_tanh", "relu", "relu_squared", "silu"',
+            'expected one of "gelu", "gelu_tanh", "relu", "relu_squared", "silu"; did you mean "gelu_tanh"?',
         ),
         (
             "--model.num-heads=3",

@@ -3,8 +3,11 @@ import os
 import pytest
 
 from hornbook.config import load_recipe
+from hornbook.config.options import describe
+from hornbook.config.recipe import Recipe, specs
 from hornbook.config.recipe_files import (
     LARGEST_FILE,
+    SHORT,
     Leaf,
     file_leaves,
     find_recipe,
@@ -107,6 +110,19 @@ def test_an_inline_table_has_one_line(tmp_path):
 def test_a_dotted_name_at_the_top_is_no_section(tmp_path):
     tree = file_leaves({"model.num_layers": 2}, '"model.num_layers" = 2', "r", tmp_path)
     assert list(tree) == [("", "model.num_layers")]
+
+
+def test_short_names():
+    tree, rest = split_overrides(["--lr", "1e-3", "--batch_size=8", "--steps", "5", "--threads", "2"], taken={"steps"})
+    assert {key: leaf.value for key, leaf in tree.items()} == {
+        ("optimizer", "learning_rate"): "1e-3",
+        ("training", "global_batch_size"): "8",
+    }
+    assert rest == ["--steps", "5", "--threads", "2"]
+
+
+def test_short_names_are_options_of_recipes():
+    assert all(name in (specs(section) if section else describe(Recipe)) for section, name in SHORT.values())
 
 
 def options(*words):

@@ -64,6 +64,8 @@ def test_usual_names_map_to_options_and_are_no_options():
         ("model.block_size", "model.max_positions"),
         ("optimizer.lerning_rate", "optimizer.learning_rate"),
         ("training.dtype", "precision.compute"),
+        ("validation.every_steps", "evaluation.every_steps"),
+        ("data.leraning_rate", "optimizer.learning_rate"),
     ],
 )
 def test_a_recipe_suggests_what_was_meant(written, meant):
@@ -71,3 +73,22 @@ def test_a_recipe_suggests_what_was_meant(written, meant):
         load_recipe("demo", ["--data.synthetic", "--model.vocab-size=99", f"--{written}=1"])
     (problem,) = caught.value.problems
     assert problem.endswith(f': unknown key; did you mean "{meant}"?')
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("optimizer.name=adamW", "adamw"), ("optimizer.name=AdamW", "adamw"), ("model.family=gpt2", "gpt"),
+     ("precision.compute=bfloat16", "bf16"), ("precision.compute=FP16", "fp16"), ("precision.kernels=nativ", "native")],
+)  # fmt: skip
+def test_a_value_is_suggested_by_its_usual_name_before_its_spelling(written, meant):
+    with pytest.raises(RecipeError, match=f'did you mean "{meant}"'):
+        load_recipe("demo", ["--data.synthetic", f"--{written}"])
+
+
+def test_flags_are_suggested_with_their_section():
+    known = ["--json", "--optimizer.learning-rate", "--training.steps", "--optimizer.clip-norm"]
+    for written in ("--learning-rate", "--lerning-rate", "--lr", "--max_lr"):
+        assert nearest(written, known) == "--optimizer.learning-rate"
+    assert nearest("--grad-clip", known) == "--optimizer.clip-norm"
+    assert nearest("--max-steps", known) == "--training.steps"
+    assert nearest("gpu", ["auto", "cpu", "cuda", "mps"]) == "cuda"

@@ -45,3 +45,13 @@ def test_more_runs_than_colors(tmp_path: Path) -> None:
     source = page(tmp_path, **{f"run-{number}": RECIPE for number in range(10)})
     assert "run8" not in re.findall(r'class="(run\d+)"', source)
     assert "The recipes are identical." in source
+
+
+def test_the_table_has_speed_and_size_and_no_column_without_values(tmp_path: Path) -> None:
+    one, two = (make_run(tmp_path / name) for name in ("one", "two"))
+    head = re.findall(r"<th[^>]*>(.*?)</th>", render_comparison(compare([one, two]), "steps"))
+    assert {"Parameters", "Tokens/s", "Bits per byte"} <= set(head) and "Objective" not in head, "it is the same"
+    rows = [{"kind": "train", "step": step, "loss": 3.0} for step in (1, 2)]
+    bare = [make_run(tmp_path / name, rows=rows, recipe="name = 'x'\n") for name in ("three", "four")]
+    head = re.findall(r"<th[^>]*>(.*?)</th>", render_comparison(compare(bare), "steps"))
+    assert {"Tokens/s", "Validation", "Tokens"}.isdisjoint(head) and "Loss" in head

@@ -15,6 +15,7 @@ An error is one line that suggests the most similar word. Numbers are read by th
 import argparse
 import functools
 import importlib
+import itertools
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -24,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 from hornbook.cli.option_names import flags_of
 from hornbook.cli.table import wrap_line
 from hornbook.config.options import TAGS, Bounds, Mistake, Spec, choices, convert, describe, parse_text, show
-from hornbook.config.recipe import SECTIONS, specs
-from hornbook.config.recipe_files import split_overrides
+from hornbook.config.recipe import SECTIONS, Recipe, dotted, specs
+from hornbook.config.recipe_files import SHORT, split_overrides
 from hornbook.config.sections import Compute
 from hornbook.config.suggest import did_you_mean
 from hornbook.errors import UserError
@@ -54,6 +55,25 @@ class _Formatter(argparse.HelpFormatter):
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
+class _Help(argparse.Action):
+    """``--help [SECTION|all]``: the options of a recipe's section, or of all sections, are described on request."""
+
+    def __call__(self, parser: Any, namespace: object, values: object, option_string: str | None = None) -> None:
+        """Print the help and exit."""
+        parser.declare()
+        folded = {name: group for name, group in parser.sections.items() if values not in (name, "all")}
+        if folded and values not in parser.sections:
+            lines = ["recipe options, --SECTION.KEY VALUE; `--help SECTION` or `--help all` describes them:"]
+            for name, group in folded.items():
+                keys = [action.dest.partition(".")[2].replace("_", "-") for action in group._group_actions]
+                lines.append(f"  {name:<12}{', '.join(keys)}")
+            parser.epilog = "\n".join(lines)
+        for action in itertools.chain.from_iterable(group._group_actions for group in folded.values()):
+            action.help = argparse.SUPPRESS
+        parser.print_help()
+        parser.exit()
+
+
 class CommandParser(argparse.ArgumentParser):
     """A parser with ``--json`` and ``--debug``, for commands and subcommands.
 
@@ -61,15 +81,19 @@ class CommandParser(argparse.ArgumentParser):
         takes_recipe: whether words such as ``--optimizer.learning-rate`` become ``arguments.overrides``.
         module: if given, its ``add_arguments`` declares the arguments when the parser is first used, so that only the
             module of the selected subcommand is imported.
+        taken: short names of recipe options that have another meaning in this command.
+        sections: the options of a recipe by section, which ``--help`` lists by name only.
     """
 
     takes_recipe = False
     module: str | None = None
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(
-            **options, allow_abbrev=False, formatter_class=functools.partial(_Formatter, max_help_position=36)
-        )
+        formatter = functools.partial(_Formatter, max_help_position=36)
+        super().__init__(**options, allow_abbrev=False, add_help=False, formatter_class=formatter)
+        self.taken: set[str] = set()
+        self.sections: dict[str, argparse._ArgumentGroup] = {}
+        self.add_argument("-h", "--help", action=_Help, nargs=0, help="show this help message and exit")
         self.add_argument(
             "--json",
             action="store_true",
@@ -90,7 +114,7 @@ class CommandParser(argparse.ArgumentParser):
         """Parse ``args``; raise UserError for unknown words here, where the command's options are known."""
         self.declare()
         words = sys.argv[1:] if args is None else list(args)
-        overrides, words = split_overrides(words) if self.takes_recipe else ({}, words)
+        overrides, words = split_overrides(words, self.taken) if self.takes_recipe else ({}, words)
         namespace, unknown = super().parse_known_args(words, namespace)
         if unknown:
             self.error(self._unknown(unknown[0]))
@@ -252,17 +276,31 @@ def add_recipe_arguments(parser: argparse.ArgumentParser, *, required: bool = Tr
     assert isinstance(parser, CommandParser), "only CommandParser extracts recipe options"
     parser.takes_recipe = True
     parser.usage = f"{parser.prog} [options] {'RECIPE' if required else '[RECIPE]'} [--section.key VALUE ...]"
+    shown = parser._option_string_actions["--help"]
+    shown.nargs, shown.metavar = "?", "SECTION"
     parser.add_argument(
         "recipe",
         metavar="RECIPE",
         nargs=None if required else "?",
         help="recipe file, name of a bundled recipe (see `hornbook recipes`), or folder of a run",
     )
-    parser.add_argument(
-        "--name", metavar="TEXT", default=argparse.SUPPRESS, help="name of the run (default: the recipe's)"
-    )
+    parser.taken = {name for name in SHORT if f"--{name}" in parser._option_string_actions}
+    frequent = parser.add_argument_group("frequent recipe options")
+    parser._action_groups.insert(1, parser._action_groups.pop())  # the first group of the help
+    for short, (section, name) in SHORT.items():
+        if short not in parser.taken:
+            spec = specs(section)[name][0][1] if section else describe(Recipe)[name]
+            help_text = f"{spec.help} (--{section}.{name.replace('_', '-')})" if section else spec.help
+            frequent.add_argument(
+                f"--{short}",
+                dest=dotted((section, name)),
+                metavar=_metavar(spec),
+                default=argparse.SUPPRESS,
+                help=help_text,
+            )
     for section in SECTIONS:
-        _document(parser.add_argument_group(f"recipe, [{section}]"), section)
+        parser.sections[section] = parser.add_argument_group(f"recipe, [{section}]")
+        _document(parser.sections[section], section)
 
 
 def with_some_vocabulary(recipe: "Recipe") -> "Recipe":
@@ -282,7 +320,7 @@ def _document(group: "argparse._ArgumentGroup", section: str) -> None:
         others = [] if is_tag else [f"; {tag}: {_plain(own.default)}" for tag, own in owners if own.default != default]
         help_text = f"{spec.help} (default: {_plain(default)}{''.join(others)}{owner})".replace("%", "%%")
         flag = f"--{section}.{name.replace('_', '-')}"
-        group.add_argument(flag, metavar=metavar, default=argparse.SUPPRESS, help=help_text)
+        group.add_argument(flag, dest=f"{section}.{name}", metavar=metavar, default=argparse.SUPPRESS, help=help_text)
 
 
 def _metavar(spec: Spec) -> str:

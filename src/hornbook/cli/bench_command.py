@@ -35,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     generate = commands.add_parser(
         "generate", help="time text generation", description="Time greedy generation with a recipe's untrained model."
     )
-    add_recipe_arguments(generate)
     generate.add_argument(
         "--peer", choices=tuple(PEERS), help="also time this library, alternating, and print the ratio"
     )
@@ -68,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="dtypes of the activations (default: fp32 bf16)",
     )
     add_device_arguments(generate)
+    add_recipe_arguments(generate)
     generate.set_defaults(handler=generate_command)
     corpus = commands.add_parser("corpus", help="time corpus builds", description="Time building a corpus from JSONL.")
     _add_corpus_arguments(corpus)

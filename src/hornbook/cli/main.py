@@ -137,6 +137,8 @@ def _answer(words: Sequence[str], *, as_json: bool, debug: bool) -> int:
 
 def execute(words: Sequence[str]) -> dict[str, object]:
     """Import the command that the words name, run it and return its result; errors and exits propagate."""
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     parser, parsers = build_parsers()
     chosen = next((word for word in words if not word.startswith("-")), None)
     if chosen is None or chosen not in COMMANDS:

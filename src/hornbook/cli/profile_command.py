@@ -32,19 +32,19 @@ _SHOWN = 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    add_recipe_arguments(parser)
-    parser.usage = (
-        f"{parser.prog} [options] RECIPE [--section.key VALUE ...]\n       {parser.prog} [options] {_COMPARE} A B"
-    )
-    parser.add_argument(
-        "profiles", nargs="*", type=Path, metavar="PROFILE", help=f"folders of two profiles, if RECIPE is {_COMPARE}"
-    )
     parser.add_argument(
         "--steps",
         type=positive_integer,
         default=3,
         metavar="N",
         help="timed steps, and as many under PyTorch's profiler (default: 3)",
+    )
+    add_recipe_arguments(parser)
+    parser.usage = (
+        f"{parser.prog} [options] RECIPE [--section.key VALUE ...]\n       {parser.prog} [options] {_COMPARE} A B"
+    )
+    parser.add_argument(
+        "profiles", nargs="*", type=Path, metavar="PROFILE", help=f"folders of two profiles, if RECIPE is {_COMPARE}"
     )
     parser.add_argument(
         "--output", type=Path, metavar="FOLDER", help="folder for the page, JSON and traces (default: profiles/NAME)"

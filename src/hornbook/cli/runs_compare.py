@@ -72,13 +72,14 @@ def compare_command(arguments: argparse.Namespace) -> dict[str, object]:
 
 def _print_facts(comparison: "Comparison", width: int | None) -> None:
     """Print the facts of each run as columns, and the recipe keys whose values differ."""
+    from hornbook.track import units
     from hornbook.track.curves import run_labels
     from hornbook.track.runs import plain_value
 
     labels = run_labels(len(comparison.runs))
     facts = [_facts(summary) for summary in comparison.runs]
     rows = [[name, *(fact[name] for fact in facts)] for name in facts[0]]
-    rows = [row for row in rows if row[0] != "skipped" or any(cell != "0" for cell in row[1:])]
+    rows = [row for row in rows if any(cell not in (units.MISSING, "0") for cell in row[1:])]
     print_side_by_side([["", *labels], *rows], width, right=True)
     print()
     for caution in comparison.cautions:
@@ -104,6 +105,7 @@ def _facts(summary: "RunSummary") -> dict[str, str]:
         "run": summary.folder,
         "state": summary.state,
         "objective": summary.objective or units.MISSING,
+        "parameters": units.short(summary.num_parameters),
         "step": units.progress(summary.step, summary.total_steps),
         "tokens": units.short(summary.tokens),
         "loss": losses["loss"],

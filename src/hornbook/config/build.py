@@ -275,7 +275,8 @@ def _convert_all(section: str, options: dict[str, Spec], tree: Tree, report: _Re
         try:
             values[key[1]] = convert_leaf(leaf, options[key[1]])
         except Mistake as mistake:
-            report.add(key, leaf, str(mistake))
+            near = did_you_mean(str(leaf.value), words) if (words := options[key[1]].choices) else ""
+            report.add(key, leaf, f"{mistake}{near}")
     return values
 
 

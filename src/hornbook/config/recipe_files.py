@@ -19,7 +19,7 @@ the line of the table.
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -34,7 +34,22 @@ LARGEST_FILE = 1 << 20
 _RECIPE, _IDENTITY = "recipe.toml", "run.json"
 """The files by which `hornbook train` recognizes a run folder."""
 COMMAND_LINE = "command line"
-_OPTION = re.compile(r"--(?P<key>name|[\w-]+(?:\.[\w-]*)+)(?:=(?P<value>.*))?", re.DOTALL)
+SHORT: dict[str, Key] = {
+    "name": ("", "name"),
+    "data": ("data", "train"),
+    "sequence-length": ("data", "sequence_length"),
+    "steps": ("training", "steps"),
+    "epochs": ("training", "epochs"),
+    "batch-size": ("training", "global_batch_size"),
+    "micro-batch-size": ("training", "micro_batch_size"),
+    "seed": ("training", "seed"),
+    "lr": ("optimizer", "learning_rate"),
+    "weight-decay": ("optimizer", "weight_decay"),
+    "warmup-steps": ("schedule", "warmup_steps"),
+    "dtype": ("precision", "compute"),
+}
+"""Short names of the most frequent recipe options on the command line."""
+_OPTION = re.compile(r"--(?P<key>[\w-]+(?:\.[\w-]*)*)(?:=(?P<value>.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,12 +212,16 @@ def entries_of(document: Mapping[str, object]) -> Iterator[tuple[Key, object]]:
             yield ("", name), value
 
 
-def split_overrides(words: Sequence[str]) -> tuple[Tree, list[str]]:
+def split_overrides(words: Sequence[str], taken: Collection[str] = ()) -> tuple[Tree, list[str]]:
     """Extract the recipe's options from command-line words.
 
-    A recipe option contains a dot, or is ``--name``; dashes and underscores are equivalent. The next word is its value
-    unless it starts with two dashes (use ``--section.key=--value``); for a boolean, only if it is ``true``, ``false``
-    or ``none``. The last of several values counts, and words after a bare ``--`` are not options.
+    A recipe option contains a dot, or is in ``SHORT``; dashes and underscores are equivalent. The next word is its
+    value unless it starts with two dashes (use ``--section.key=--value``); for a boolean, only if it is ``true``,
+    ``false`` or ``none``. The last of several values counts, and words after a bare ``--`` are not options.
+
+    Args:
+        words: of the command line.
+        taken: short names that have another meaning there.
 
     Returns:
         The leaves of the options, and the other words.
@@ -213,16 +232,22 @@ def split_overrides(words: Sequence[str]) -> tuple[Tree, list[str]]:
     while index < len(words) and words[index] != "--":
         match = _OPTION.fullmatch(words[index])
         index += 1
-        if match is None:
+        key = _key_of(match["key"], taken) if match else None
+        if match is None or key is None:
             rest.append(words[index - 1])
             continue
-        section, _, name = match["key"].replace("-", "_").rpartition(".")
         value = match["value"]
-        if value is None and index < len(words) and _is_value((section, name), words[index]):
+        if value is None and index < len(words) and _is_value(key, words[index]):
             value = words[index]
             index += 1
-        tree[section, name] = Leaf(value=value, source=COMMAND_LINE, folder=here, is_text=True)
+        tree[key] = Leaf(value=value, source=COMMAND_LINE, folder=here, is_text=True)
     return tree, [*rest, *words[index:]]
+
+
+def _key_of(word: str, taken: Collection[str]) -> Key | None:
+    section, dot, name = word.replace("-", "_").rpartition(".")
+    short = word.replace("_", "-")
+    return (section, name) if dot else None if short in taken else SHORT.get(short)
 
 
 def _is_value(key: Key, word: str) -> bool:

@@ -1,11 +1,12 @@
-"""Suggestions for unknown words: the name of the same option in other trainers, or the most similar word.
+"""Suggestions for unknown words: what other trainers call the same thing, or the most similar word.
 
 did_you_mean("lerning_rate", ["learning_rate", "beta1"]) -> '; did you mean "learning_rate"?'
-did_you_mean("optimizer.lr", ["optimizer.learning_rate"]) -> '; did you mean "optimizer.learning_rate"?'
+did_you_mean("--grad-clip", ["--optimizer.clip-norm"])    -> '; did you mean "--optimizer.clip-norm"?'
+did_you_mean("gpu", ["auto", "cpu", "cuda", "mps"])       -> '; did you mean "cuda"?'
 did_you_mean_path(Path("runs/mien"))                      -> '; did you mean "runs/mine"?'
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -53,29 +54,56 @@ _USUAL = {
 }
 """Names in other trainers by hornbook's name; some, such as ``block_size``, correspond to two options."""
 
+_USUAL_WORDS = {
+    "cuda": "gpu nvidia",
+    "bf16": "bfloat16",
+    "fp16": "float16 half",
+    "fp32": "float32 float full",
+    "gpt": "gpt2 gpt-2 decoder",
+    "evaluation": "validation eval",
+    "tracking": "logging log logger",
+    "training": "train trainer",
+    "optimizer": "optim",
+    "schedule": "scheduler lr_scheduler",
+    "data": "dataset",
+}
+"""The same for values and sections."""
+
 
 def usual(word: str, known: Iterable[str]) -> str | None:
     """Return the known word that other trainers call ``word``, or None.
 
-    Of ``section.key``, only the key is compared; known words of the same section are preferred.
+    Of ``section.key``, the key is compared, and known words of the most similar section are preferred. Upper case,
+    leading dashes and dashes in place of underscores make no difference.
     """
-    section, _, key = word.lower().rpartition(".")
-    ours = [name for name, words in _USUAL.items() if key in words.split()]
-    meant = [name for name in known if name.rpartition(".")[2] in ours]
-    return min(meant, key=lambda name: not name.startswith(f"{section}."), default=None)
+    section, _, key = _plain(word).rpartition(".")
+    ours = [name for name, words in (_USUAL | _USUAL_WORDS).items() if key in words.split()]
+    section = next((name for name, words in _USUAL_WORDS.items() if section in words.split()), section)
+    meant = [name for name in known if _plain(name).rpartition(".")[2] in (key, *ours)]
+    return min(meant, key=lambda name: not _plain(name).startswith(f"{section}."), default=None)
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that other trainers call ``word``, or the most similar one, or None."""
-    known = list(known)
-    return usual(word, known) or _closest(word, known)
+    """Return the known word that other trainers call ``word``, or the most similar one, or None.
+
+    Of names with a section, the whole is compared before the key alone.
+    """
+    known = {_plain(name): name for name in known}
+    keys = {name.rpartition(".")[2]: full for name, full in reversed(known.items())}
+    found = usual(word, known.values()) or _closest(_plain(word), known)
+    return found or _closest(_plain(word).rpartition(".")[2], keys)
 
 
-def _closest(word: str, known: list[str]) -> str | None:
+def _plain(word: str) -> str:
+    return word.lstrip("-").lower().replace("-", "_")
+
+
+def _closest(word: str, known: Mapping[str, str]) -> str | None:
+    """Return the value whose key is most similar to ``word``, or None."""
     from difflib import get_close_matches  # takes 4 ms, needed only for errors
 
     matches = get_close_matches(word, known, n=1, cutoff=0.6)
-    return matches[0] if matches else None
+    return known[matches[0]] if matches else None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -91,7 +119,7 @@ def did_you_mean_path(path: Path) -> str:
     """
     with suppress(OSError):  # no suggestion for unreadable folders
         missing = next((part for part in reversed([path, *path.parents]) if not part.exists()), path)
-        name = _closest(missing.name, [entry.name for entry in missing.parent.iterdir()])
+        name = _closest(missing.name, {entry.name: entry.name for entry in missing.parent.iterdir()})
         if name is not None:
             near = missing.with_name(name)
             whole = near / path.relative_to(missing)
@@ -117,6 +145,5 @@ def why_unknown(key: Key, options: Collection[str], chosen: object = None) -> st
         return f'applies only to {dotted(tag)} = {listed}, not "{chosen}"; remove it or change {dotted(tag)}'
     everywhere = [*describe(Recipe), *(f"{section}.{name}" for section in SECTIONS for name in specs(section))]
     near = nearest(name, options)
-    same = [known for known in everywhere if known.endswith(f".{name}")]
-    meant = usual(dotted(key), everywhere) or (near and dotted((section, near))) or (same[0] if same else None)
-    return f'unknown key; did you mean "{meant}"?' if meant else f"unknown key{did_you_mean(dotted(key), everywhere)}"
+    meant = usual(dotted(key), everywhere) or (near and dotted((section, near))) or nearest(dotted(key), everywhere)
+    return f'unknown key; did you mean "{meant}"?' if meant else "unknown key"

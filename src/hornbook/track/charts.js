@@ -189,7 +189,8 @@ class Figure {
     const x = (this.x = xAxis(chart.lines, chart.logX)), y = (this.y = yAxis(chart.lines, chart.zero, chart.scale));
     const [first, last] = extremes(chart.lines.flatMap(({ points }) => points.map(([at]) => at))), up = y.ticks(5);
     const ticks = x.ticks(5).filter((tick) => !chart.over.exact || Number.isInteger(tick));
-    const across = first < last ? [...ticks.filter((tick) => x.place(tick) < 0.87), last] : ticks; // the end is always named
+    const free = Math.min(0.87, 1 - 80 / Math.max(this.plot.clientWidth, 320)); // the end is always named
+    const across = first < last ? [...ticks.filter((tick) => x.place(tick) < free), last] : ticks;
     const marks = chart.marks.filter(([at]) => x.low <= at && at <= x.high);
     const unit = chart.unit + (y.logarithmic ? ", logarithmic" : "");
     this.caption.replaceChildren(

@@ -78,28 +78,39 @@ def comparison_parts(
 
 
 def _summaries(comparison: Comparison, runs: Sequence[Labelled]) -> Html:
-    head = ("", "Run", "State", "Objective", "Steps", "Tokens", "Loss", "Validation", "Best", "Bits per byte", "Time")
-    rows = [
-        (
-            _key(style, label),
-            summary.folder,
-            summary.state,
-            summary.objective or units.MISSING,
-            units.count(summary.step),
-            units.short(summary.tokens),
-            *_losses(summary),
-            units.duration(summary.seconds),
+    """Return a row for each run, without the objective if all have the same, and without columns that have no value."""
+    rows = []
+    for (label, style, _), summary in zip(runs, comparison.runs, strict=True):
+        losses = dict(zip(("Loss", "Validation", "Best", "Bits per byte"), _losses(summary), strict=True))
+        rows.append(
+            {
+                "": _key(style, label),
+                "Run": summary.folder,
+                "State": summary.state,
+                "Objective": summary.objective or units.MISSING,
+                "Parameters": units.short(summary.num_parameters),
+                "Steps": units.count(summary.step),
+                "Tokens": units.short(summary.tokens),
+                **losses,
+                "Tokens/s": units.short(summary.tokens_per_second),
+                "Time": units.duration(summary.seconds),
+            }
         )
-        for (label, style, _), summary in zip(runs, comparison.runs, strict=True)
-    ]
-    return tag("div", table(head, rows, frozenset(range(4, len(head)))), class_="compared")
+    hidden = {name for name in rows[0] if all(row[name] == units.MISSING for row in rows)}
+    hidden |= {"Objective"} if len({row["Objective"] for row in rows}) == 1 else set()
+    head = [name for name in rows[0] if name not in hidden]
+    numeric = frozenset(at for at, name in enumerate(head) if name not in ("", "Run", "State", "Objective"))
+    return tag("div", table(head, [[row[name] for name in head] for row in rows], numeric), class_="compared")
 
 
-def _losses(summary: RunSummary) -> Iterator[Html]:
+def _losses(summary: RunSummary) -> Iterator[Html | str]:
     """Yield the losses and bits per byte, each with its step, gray if a newer measurement exists."""
     for name, (value, step, is_old) in summary.measured.items():
+        if value is None:
+            yield units.MISSING
+            continue
         shown = units.bits(value) if name == "bits_per_byte" else units.loss(value)
-        at = tag("small", f"step {units.count(step)}") if step is not None and value is not None else ""
+        at = tag("small", f"step {units.count(step)}") if step is not None else ""
         yield tag("span", shown, at, class_="measured old" if is_old else "measured")
 
 

@@ -86,6 +86,7 @@ def figures_of(run: RunFiles) -> list[Figure]:
         _one("Learning rate", "train/learning_rate", "as scheduled", zero=True),
         _one("Gradient norm", "train/gradient_norm", "before clipping", noisy=True),
         _one("Speed", "train/tokens_per_second", "tokens per second", noisy=True, zero=True, short=True),
+        _one("Compute", "train/tflops", "TFLOP/s of the model", noisy=True, zero=True),
         _one("MFU", "train/mfu", "share of the peak rate", noisy=True, zero=True),
         _one("Bits per byte", "validation/bits_per_byte", "validation", by_objective=True),
         *(Figure(title=TERMS[term][0], unit=TERMS[term][1], lines=_both(term, held_out="held out"),

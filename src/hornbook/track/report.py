@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from hornbook.config.build import recipe_from_dict
-from hornbook.errors import RecipeError
 from hornbook.storage.files import replace_file
 from hornbook.track import metrics, units
 from hornbook.track.evaluations import options_of, own_bits_per_byte, text_of, value_of
@@ -61,7 +60,7 @@ def parts_of(run: RunFiles, samples: Sequence[Row]) -> Parts:
     summary = summary_of(run)
     return Parts(
         title=f"{' · '.join(dict.fromkeys([run.title, summary.name]))} · hornbook",
-        head=join([_title(run), _lead(summary, run), _shape(run)]),
+        head=join([_title(run), _lead(summary, run), _shape(run, summary.num_parameters)]),
         before=join([_cards(summary, run), _race(run)]),
         after=join(_parts(run, samples, run.of_kind("train"))),
         foot=f"Written by hornbook {__version__} from {run.folder.resolve()}",
@@ -85,17 +84,13 @@ def _title(run: RunFiles) -> Html:
     return tag("h1", run.title, *recipe)
 
 
-def _shape(run: RunFiles) -> Html:
-    """Return the number of parameters and the shape of the model; nothing for a recipe of another version."""
-    try:
-        recipe = recipe_from_dict(run.recipe)
-    except RecipeError:
+def _shape(run: RunFiles, num_parameters: int | None) -> Html:
+    """Return the number of parameters and the shape of the model; nothing if the number is unknown."""
+    if num_parameters is None:
         return Html()
-    model = recipe.model
-    if not recipe.num_parameters():  # a custom model that does not describe itself
-        return Html()
+    model = recipe_from_dict(run.recipe).model
     table = "" if model.vocab_size else " without the token table"
-    said = [f"{units.count(recipe.num_parameters())} parameters{table}", counted(model.num_layers, "layer")]
+    said = [f"{units.count(num_parameters)} parameters{table}", counted(model.num_layers, "layer")]
     said += [f"hidden size {units.count(model.hidden_size)}", counted(model.num_heads, "head")]
     said += [f"vocabulary {units.count(model.vocab_size)}"] if model.vocab_size else []
     return tag("p", " · ".join(said), class_="lead")

@@ -17,7 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from hornbook.errors import DataError, UserError
+from hornbook.config.build import recipe_from_dict
+from hornbook.errors import DataError, RecipeError, UserError
 from hornbook.storage.json_files import read_bytes, read_json
 from hornbook.track import environment, metrics
 from hornbook.track.evaluations import Evaluation, own_bits_per_byte, read_evaluations, value_of
@@ -82,6 +83,8 @@ class RunSummary:
     folder: str
     state: State
     objective: str | None
+    num_parameters: int | None
+    """Parameters of the model; None for a recipe of another version or a model that does not describe itself."""
     step: int
     """The last trained step, from the log or a checkpoint."""
     total_steps: int | None
@@ -233,6 +236,7 @@ def summary_of(run: RunFiles) -> RunSummary:
         folder=str(run.folder),
         state=state_of(run.folder, run.sessions, total_steps),
         objective=run.objective,
+        num_parameters=_num_parameters(run),
         step=max(logged, saved_step),
         total_steps=total_steps,
         tokens=None if tokens is None else int(tokens),
@@ -341,6 +345,13 @@ def _bits_per_byte(
     if evaluated is not None and not (logged and logged[-1]["step"] > (step or 0)):
         return value_of(evaluated, "bits_per_byte"), None if step is None else int(step), "evaluation"
     return (number(logged[-1], "bits_per_byte"), logged[-1]["step"], "validation") if logged else (None, None, None)
+
+
+def _num_parameters(run: RunFiles) -> int | None:
+    try:
+        return recipe_from_dict(run.recipe).num_parameters() or None
+    except RecipeError:
+        return None
 
 
 def _total_steps(run: RunFiles) -> int | None:
