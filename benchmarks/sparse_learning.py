@@ -23,10 +23,8 @@ markdown: mean validation loss, nats a token, with standard errors over the seed
 
 import argparse
 import json
-import os
 import resource
 import statistics
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -36,6 +34,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from commands import hornbook
 from hornbook.cli.demo_command import EXCLUDED, VALIDATION
 from hornbook.config import load_recipe
 
@@ -212,6 +211,8 @@ class Experiment:
             "training.global_batch_size": scale.batch_size,
             "training.micro_batch_size": scale.batch_size,
             "precision.compute": "fp32",
+            "optimizer.name": "adamw",
+            "schedule.name": "cosine",
             **model.options,
         }
         return [f"--{key}={value}" for key, value in options.items()]
@@ -249,21 +250,6 @@ class Experiment:
         elapsed, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
         share = min(1.0, (after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime) / elapsed)
         return {"loss": found["validation_loss"], "seconds": found["seconds"] * share}
-
-
-def hornbook(*words: str) -> dict[str, float]:
-    """Run a command of hornbook on one thread and return its result.
-
-    Raises:
-        SystemExit: it failed.
-    """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "hornbook", *words, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        raise SystemExit(f"hornbook {' '.join(words)} failed: {done.stderr.strip().splitlines()[-1:]}")
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
 
 
 def table(outcomes: Mapping[str, Outcome]) -> str:

@@ -106,7 +106,7 @@ def mended(recipe, draw):
     nested["parallel"] |= {"tensor_parallel": 1, "sequence_parallel": False}
     table = {"embedding_block_size": None if nested["sparsity"]["embedding_block_size"] is None else 1}
     sparse = nested["sparsity"] | table | {"linears": ("blocks.*",), "block_size": 1, "density": 1.0, "kernel": "torch"}
-    fits = nested["parallel"]["data_parallel"] == "replicate" and nested["optimizer"]["name"] != "muon"
+    fits = nested["parallel"]["data_parallel"] == "replicate"
     fits = fits and nested["model"]["num_layers"] <= 64  # each sparse map is listed
     nested["sparsity"] = draw(st.sampled_from([recipe_to_dict(Recipe())["sparsity"], *([sparse] if fits else [])]))
     plain = {"pipeline_parallel": 1, "layers_per_stage": (), "pipeline_schedule": "1f1b"}

@@ -9,7 +9,7 @@ import torch
 from tiny import random_batch, split, tiny_config
 from torch import Tensor
 
-from hornbook.config import AdamWConfig, LambConfig, PrecisionConfig, Recipe, SparsityConfig, TrainingConfig
+from hornbook.config import AdamWConfig, LambConfig, MuonConfig, PrecisionConfig, Recipe, SparsityConfig, TrainingConfig
 from hornbook.config.optimizers import ConstantConfig
 from hornbook.engine.build_training import build_training
 from hornbook.engine.state import TrainState
@@ -238,6 +238,22 @@ def test_blocks_learn_what_masked_dense_matrices_learn(update: str, beta2: float
     for name, layer in sparse_layers(state.model).items():
         assert np.array_equal(oracle.masks[f"{name}.weight"], oracle.grids(layer))
         assert (layer.grown_at > 0).any() == (update != "static")
+
+
+def test_muon_updates_blocks_by_adamw_and_their_state_is_counted() -> None:
+    rates = dict.fromkeys(("learning_rate", "vector_learning_rate", "table_learning_rate"), 5e-3)
+    found = []
+    for optimizer in (MuonConfig(**rates, beta1=0.9, epsilon=1e-8), AdamWConfig(learning_rate=5e-3)):
+        recipe = recipe_of(optimizer, update="rigl", update_interval=2)
+        state, config = begin(recipe)
+        for _ in range(6):
+            step(state, config)
+        found.append(tensors(state))
+        assert recipe.bytes_of_states() == sum(
+            4 * shard.values.numel() for shard in state.home.tensors()["optimizer"].values()
+        )
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
 
 
 def test_lamb_and_accumulation_take_blocks() -> None:

@@ -62,7 +62,10 @@ MODELS = {
 OPTIMIZERS = {
     "adamw": "optimizer.name=adamw optimizer.learning_rate=1e-3",
     "lamb": "optimizer.name=lamb optimizer.learning_rate=1e-3",
-    "muon": "optimizer.name=muon optimizer.learning_rate=1e-3 optimizer.products=fp32 optimizer.row_moments=true",
+    "muon": (
+        "optimizer.name=muon optimizer.learning_rate=1e-3 optimizer.products=fp32 optimizer.row_moments=true "
+        "optimizer.per_head=true"
+    ),
 }
 LAYOUTS = {
     "one process": "",

@@ -1,14 +1,19 @@
 """Muon against PyTorch's optimizer and, for what PyTorch lacks, the formulas in float64."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from hornbook.config import MuonConfig
+from hornbook.config import MuonConfig, load_recipe
+from hornbook.config.description import description_of
 from hornbook.config.optimizers import role_of
+from hornbook.errors import UserError
 from hornbook.optim.muon import muon
 from hornbook.optim.orthogonalize import orthogonalize
 from hornbook.optim.slots import Slot, num_parts_of
+from hornbook.optim.updates import Update, with_heads
 
 SHAPES = {
     "embedding.tokens": (20, 12),
@@ -56,6 +61,7 @@ def matrices_of(slot: Slot, tensor: Tensor) -> list[Tensor]:
 def test_kinds_follow_place_and_shape() -> None:
     found = {name: MuonConfig().kind_of(name, shape) for name, shape in SHAPES.items()}
     assert found == {name: KINDS.get(name, "hidden") for name in SHAPES}
+    assert MuonConfig().kind_of("blocks.1.attention.out.values", (5, 16, 16)) == "vector"
     assert MuonConfig().kind_of("blocks.1.convolution.filter_weight", (8, 4, 3)) == "vector"
 
 
@@ -121,6 +127,40 @@ def test_row_moments_and_cautious_decay_follow_their_formulas() -> None:
         weight = weight - 0.1 * 0.5 * weight * (weight * even > 0) - 0.1 * 2**0.5 * even
         muon(slots, config, learning_rate=0.1, count=count)
     torch.testing.assert_close(slots[0].parameter.double(), weight, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", ["spectral", "rms"])
+def test_per_head_each_head_is_a_matrix_of_its_own(scale: str) -> None:
+    """The update of stacked heads is that of their matrices, one slot each."""
+    config = MuonConfig(learning_rate=0.05, scale=scale, row_moments=True, per_head=True, products="fp32")
+    name, shape = "blocks.0.attention.qkv.weight", SHAPES["blocks.0.attention.qkv.weight"]
+    (whole,) = (slot for slot in make_slots() if slot.name == name)
+    whole = replace(whole, head_size=2)
+    single = [
+        replace(whole, head_size=None, parameter=head.clone(), state={
+            key: torch.zeros(size) for key, size in config.states(name, tuple(head.shape)).items()
+        })
+        for head in whole.parameter.view(-1, 2, 12)
+    ]  # fmt: skip
+    for count in (1, 2):
+        gradient = drawn(*shape, seed=count)
+        whole.gradient.copy_(gradient)
+        single = [
+            replace(slot, gradient=part.clone()) for slot, part in zip(single, gradient.view(-1, 2, 12), strict=True)
+        ]
+        muon([whole], config, learning_rate=0.05, count=count)
+        muon(single, config, learning_rate=0.05, count=count)
+    torch.testing.assert_close(whole.parameter.view(-1, 2, 12), torch.stack([slot.parameter for slot in single]))
+
+
+def test_only_query_key_and_value_have_heads() -> None:
+    seen: list[Slot] = []
+    update = Update(states=lambda name, shape: {}, apply=lambda slots, rate, count: seen.extend(slots))
+    description = description_of(load_recipe("demo", require_data=False).recipe.model)
+    with_heads(update, description).apply(make_slots(), 0.1, 1)
+    assert {slot.name for slot in seen if slot.head_size == 64} == {"blocks.0.attention.qkv.weight"}
+    with pytest.raises(UserError, match=r"optimizer\.per_head needs a model with a description"):
+        with_heads(update, None)
 
 
 def test_the_schedule_scales_all_rates_alike() -> None:

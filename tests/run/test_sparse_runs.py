@@ -35,11 +35,15 @@ def tensors(folder: Path, step: int = 8) -> dict[str, torch.Tensor]:
     return {f"{group}/{name}": tensor for group, found in contents.tensors.items() for name, tensor in found.items()}
 
 
-@pytest.mark.parametrize(("update", "table"), [("rigl", "none"), ("rigl_sample", "4"), ("random", "none")])
+@pytest.mark.parametrize(
+    ("update", "table", "optimizer"),
+    [("rigl", "none", "adamw"), ("rigl_sample", "4", "adamw"), ("random", "none", "adamw"), ("rigl", "4", "muon")],
+)
 def test_a_resume_across_an_update_of_the_pattern_is_bit_equal(
-    update: str, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    update: str, table: str, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides = (*MOVING, f"--sparsity.update={update}", f"--sparsity.embedding-block-size={table}")
+    overrides += (f"--optimizer.name={optimizer}",)
     tiny_runs.run_tiny(tmp_path / "whole", *overrides)
     for step in (3, 4):  # before and after the second update
         with monkeypatch.context() as patch:

@@ -29,7 +29,6 @@ from hornbook.config.optimizers import (
     AdamWConfig,
     ByStepConfig,
     CosineConfig,
-    MuonConfig,
     OptimizerConfig,
     ScheduleConfig,
     Shape,
@@ -102,7 +101,9 @@ class Recipe:
 
     def states(self, name: str, shape: Shape) -> list[tuple[Shape, int]]:
         """Return the shape of each of the optimizer's state tensors for a parameter, and the bytes of its elements."""
-        states = states_of(self.optimizer, name, shape).items()
+        layer = name.removesuffix(".weight")
+        own_name = f"{layer}.values" if layer != name and self.sparsity.covers(layer) else name
+        states = states_of(self.optimizer, own_name, shape).items()
         return [(own, DTYPE_BYTES[self.precision.dtype_of_state(key)]) for key, own in states]
 
     def bytes_of_states(self) -> int:
@@ -187,11 +188,6 @@ class Recipe:
         if self.training.compile == "blocks" and self.memory.recompute == "attention":
             message = 'compiled blocks cannot recompute only attention; set recompute = "all"'
             yield Problem(("training.compile", "memory.recompute"), message)
-        if isinstance(self.optimizer, MuonConfig) and self.sparsity.is_sparse:
-            message = (
-                "Muon orthogonalizes whole matrices, which block-sparse layers do not have; choose another optimizer"
-            )
-            yield Problem(("optimizer.name", "sparsity.linears"), message)
         if is_synthetic and model.vocab_size is None:
             message = "synthetic data needs a vocabulary size; set model.vocab_size"
             yield Problem(("data.synthetic", "model.vocab_size"), message)

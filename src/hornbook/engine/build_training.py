@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from hornbook.config import MaskingConfig, MemoryConfig, PrecisionConfig, Recipe
+from hornbook.config import MaskingConfig, MemoryConfig, MuonConfig, PrecisionConfig, Recipe
 from hornbook.config.optimizers import read_steps
 from hornbook.engine.executors.phased import Phased
 from hornbook.engine.executors.pipeline import Pipeline
@@ -40,7 +40,7 @@ from hornbook.ops.native.choice import choose
 from hornbook.ops.native.kernels import use
 from hornbook.ops.native.library import instruction_sets
 from hornbook.optim.schedules import build_schedule
-from hornbook.optim.updates import UPDATES, Update, build_update, in_groups
+from hornbook.optim.updates import UPDATES, Update, build_update, in_groups, with_heads
 from hornbook.parallel.device import DTYPES, add_up_in, compute_dtype, return_large_buffers
 from hornbook.parallel.world import World
 from hornbook.samples.batches import Loader, Samples
@@ -151,6 +151,8 @@ def build_training(
         store_weights(model, DTYPES[precision.weights])
     names = [name for name, _ in model.own_parameters()]
     update = in_groups(build_update(recipe.optimizer), recipe.optimizer, names)
+    if isinstance(recipe.optimizer, MuonConfig) and recipe.optimizer.per_head:
+        update = with_heads(update, model.description)
     elsewhere = place(model, update, recipe, world, scratch)
     initialize(model, recipe.training.seed)
     topology = None

@@ -1,4 +1,4 @@
-"""Muon: momentum, orthogonalized, for the matrices of blocks; AdamW for all other parameters.
+"""Muon: momentum, orthogonalized, for the dense matrices of blocks; AdamW for all other parameters.
 
 ::
 
@@ -29,8 +29,8 @@ def muon(slots: Sequence[Slot], config: MuonConfig, *, learning_rate: float, cou
     """Update ``slots`` in place.
 
     Args:
-        slots: fp32 tensors; matrices of blocks have the state ``momentum`` and, with ``row_moments``, ``row_square``;
-            others have AdamW's.
+        slots: fp32 tensors; dense matrices of blocks have the state ``momentum`` and, with ``row_moments``,
+            ``row_square``; others have AdamW's.
         config: rates, momentum and options.
         learning_rate: of Muon in this update; AdamW's are in proportion.
         count: the number of this update, from 1.
@@ -69,22 +69,34 @@ def _moves(slots: Sequence[Slot], config: MuonConfig) -> list[Tensor]:
     dtype = compute_dtype(config.products, slots[0].parameter.device)
     directions = [_direction(slot, config).to(dtype) for slot in slots]
     row_squares = [slot.state["row_square"] for slot in slots] if config.row_moments else []
+    heads = [slot.head_size for slot in slots]
     if (parts := slots[0].parts) is None:
-        return _orthogonal(directions, row_squares, config)
+        return _orthogonal(directions, row_squares, heads, config)
     boxes = [parts.boxes[slot.name] for slot in slots]
     matrices = Assembly(parts.ranks, boxes)
     columns = Assembly(parts.ranks, [[box.first_column() for box in ranks] for ranks in boxes], matrices.owners)
     own_squares = columns.assemble(row_squares) if row_squares else []
-    own = _orthogonal(matrices.assemble(directions), own_squares, config)
+    own_heads = [size for size, owner in zip(heads, matrices.owners, strict=True) if owner == parts.ranks.rank]
+    own = _orthogonal(matrices.assemble(directions), own_squares, own_heads, config)
     if row_squares:
         torch._foreach_copy_(row_squares, columns.hand_back(own_squares, row_squares[0]))
     return matrices.hand_back(own, slots[0].parameter)
 
 
-def _orthogonal(directions: Sequence[Tensor], row_squares: Sequence[Tensor], config: MuonConfig) -> list[Tensor]:
-    moves = [move.float() for move in orthogonalize(directions, config.polynomials)]
-    pairs = zip(moves, row_squares, strict=True) if row_squares else ()
-    return [_even_rows(move, square, config.row_beta) for move, square in pairs] or moves
+def _orthogonal(
+    directions: Sequence[Tensor], row_squares: Sequence[Tensor], heads: Sequence[int | None], config: MuonConfig
+) -> list[Tensor]:
+    matrices = [_by_heads(*pair) for pair in zip(directions, heads, strict=True)]
+    moves = [move.float() for move in orthogonalize(matrices, config.polynomials)]
+    if row_squares:
+        squares = [_by_heads(*pair) for pair in zip(row_squares, heads, strict=True)]
+        moves = [_even_rows(move, square, config.row_beta) for move, square in zip(moves, squares, strict=True)]
+    return [move.view(direction.shape) for move, direction in zip(moves, directions, strict=True)]
+
+
+def _by_heads(matrix: Tensor, head_size: int | None) -> Tensor:
+    """Return a view ``[..., heads, head_size, columns]`` of ``[..., rows, columns]``; without heads the matrix."""
+    return matrix if head_size is None else matrix.unflatten(-2, (-1, head_size))
 
 
 def _direction(slot: Slot, config: MuonConfig) -> Tensor:
@@ -119,5 +131,5 @@ def _decay(weight: Tensor, move: Tensor, share: float, *, is_cautious: bool) -> 
 
 def _factor(slot: Slot, config: MuonConfig) -> float:
     shape = slot.parameter.shape if slot.parts is None else slot.parts.shape_of(slot.name)
-    rows, columns = shape[-2:]
+    rows, columns = slot.head_size or shape[-2], shape[-1]
     return 0.2 * math.sqrt(max(rows, columns)) if config.scale == "rms" else math.sqrt(max(1.0, rows / columns))

@@ -46,6 +46,8 @@ class Slot:
     role: Role = "matrix"
     num_parts: int = 1
     """Number of separate parameters stacked along the first dimension: 3 for query, key and value."""
+    head_size: int | None = None
+    """Rows of an attention head, if the optimizer updates each head separately."""
     is_exempt: bool = False
     """Whether the optimizer's ``no_decay`` exempts it from weight decay, independent of its role."""
     rate_scale: float = 1.0

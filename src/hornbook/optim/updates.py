@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd as torch_sgd
 
+from hornbook.config.description import Description
 from hornbook.config.optimizers import (
     AdamConfig,
     AdamWConfig,
@@ -253,3 +254,19 @@ def in_groups(update: Update, config: object, names: Sequence[str]) -> Update:
         return replace(slot, is_exempt=is_exempt, rate_scale=slot.rate_scale * scale)
 
     return replace(update, apply=lambda slots, rate, count: update.apply([*map(grouped, slots)], rate, count))
+
+
+def with_heads(update: Update, model: Description | None) -> Update:
+    """Return ``update`` with the size of a head in the slots of query, key and value.
+
+    Raises:
+        UserError: the model has no description, which names them.
+    """
+    if model is None:
+        raise UserError("optimizer.per_head needs a model with a description: remove it, or override `description`")
+    sizes = {f"{layer.name}.weight": part.head_size for part in model.block.attentions for layer in part.inputs}
+
+    def of_heads(slot: Slot) -> Slot:
+        return replace(slot, head_size=sizes.get(slot.name.split(".", 2)[-1]))
+
+    return replace(update, apply=lambda slots, rate, count: update.apply([*map(of_heads, slots)], rate, count))

@@ -30,6 +30,7 @@ from hornbook.ops.native import (
     cross_entropy,
     dropout,
     layer_norm,
+    orthogonalize,
     products,
     token_block,
 )
@@ -46,6 +47,7 @@ KERNELS: tuple[Kernel, ...] = (
     *cross_entropy.KERNELS,
     *dropout.KERNELS,
     *adamw.KERNELS,
+    *orthogonalize.KERNELS,
     *token_block.KERNELS,
 )
 _MIN_GAIN = 1.05

@@ -47,7 +47,8 @@ HB_INLINE void transpose(Vec (&square)[Vec::lanes]) {
 }
 
 // to[column][row] of from[row][column], whose rows and columns are `stride` and `to_stride` apart: whole vectors of rows.
-inline void turn(const float* from, i64 stride, i64 rows, i64 columns, float* to, i64 to_stride) {
+template <class T>
+inline void turn(const T* from, i64 stride, i64 rows, i64 columns, T* to, i64 to_stride) {
   for (i64 column = 0; column < columns; column += Vec::lanes) {
     const i64 there = smaller(Vec::lanes, columns - column);
     for (i64 row = 0; row < rows; row += Vec::lanes) {
