@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
     """Declare ``import`` and ``export``."""
     taken = commands.add_parser(
-        "import", help="import a model", description="Import a model of transformers as a checkpoint: a GPT-2, Llama, Qwen3, OLMo 2, Gemma 3, NanoChat, BERT, RoBERTa or ModernBERT."
+        "import",
+        help="import a model",
+        description="Import a model of transformers as a checkpoint: a GPT-2, Llama, Qwen3, OLMo 2, "
+        "Gemma 3, NanoChat, BERT or RoBERTa.",
     )
     taken.add_argument(
         "source",
