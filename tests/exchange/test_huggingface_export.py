@@ -133,3 +133,21 @@ def test_other_models_are_not_exported(tmp_path):
     contents = tiny_contents(head_size=6)
     with pytest.raises(HornbookError, match="this model cannot be exported"):
         write_folder(tmp_path / "out", contents)
+
+
+def test_large_models_are_written_in_shards(tmp_path):
+    contents = tiny_contents()
+    written = write_folder(tmp_path / "out", contents, shard_size=8_000)
+    shards = sorted(name for name in written if name.startswith("model-"))
+    assert len(shards) > 2 and shards[0] == f"model-00001-of-{len(shards):05}.safetensors"
+    assert "model.safetensors" not in written
+    largest = max(tensor.nbytes for tensor in contents.tensors["model"].values())
+    total = 0
+    for name in shards:
+        tensors = load_file(tmp_path / "out" / name)
+        total += (size := sum(tensor.nbytes for tensor in tensors.values()))
+        assert size <= 8_000 or (len(tensors) == 1 and size == largest)
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == total
+    again = read_folder(tmp_path / "out")
+    assert same(again.tensors["model"], contents.tensors["model"])

@@ -16,6 +16,7 @@ import argparse
 import functools
 import importlib
 import itertools
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from hornbook.parallel.world import World
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
+_UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 COMPUTE: Final[tuple[str, ...]] = get_args(Compute)
 TOKENIZER_HELP = (
     "tokenizer.json or vocab.txt, a folder with one, a corpus or a run; gpt2; or OWNER/NAME of the Hugging Face hub"
@@ -191,6 +193,19 @@ def add_declared(
         kind["type"] = Number(spec)
     help_text = f"{spec.help}{default}{note}"
     group.add_argument(f"--{name.replace('_', '-')}", **kind, default=argparse.SUPPRESS, help=help_text)
+
+
+def read_size(option: str, text: str) -> float:
+    """Return the size in bytes of an option's text such as ``80GiB``, ``24 GB`` or ``1.5TiB``.
+
+    Raises:
+        UserError: the text is not a size.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    size = float(match[1]) * _UNITS.get(match[2].upper(), 0) if match else 0.0
+    if size <= 0:
+        raise UserError(f"{option} {text}: expected a size such as 80GiB or 24GB")
+    return size
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:

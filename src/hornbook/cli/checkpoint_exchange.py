@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hornbook.cli.arguments import read_size
 from hornbook.cli.table import say
 from hornbook.wording import counted
 
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
     """Declare ``import`` and ``export``."""
     taken = commands.add_parser(
-        "import", help="import a model", description="Import a GPT-2, BERT or RoBERTa as a checkpoint."
+        "import",
+        help="import a model",
+        description="Import a model of transformers as a checkpoint: a GPT-2, Llama, Qwen3, OLMo 2, "
+        "Gemma 3, NanoChat, BERT or RoBERTa.",
     )
     taken.add_argument(
         "source",
@@ -45,6 +49,12 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
     )
     given.add_argument(
         "--license", metavar="NAME", help="license for the model card, such as apache-2.0 (default: a line to fill)"
+    )
+    given.add_argument(
+        "--shard-size",
+        default="5GB",
+        metavar="SIZE",
+        help="largest size of a file of weights; larger models are split into several files (default: %(default)s)",
     )
     given.set_defaults(handler=export_command)
 
@@ -108,6 +118,7 @@ def export_command(arguments: argparse.Namespace) -> dict[str, Any]:
         dtype=arguments.dtype,
         source=path,
         license=arguments.license,
+        shard_size=read_size("--shard-size", arguments.shard_size),
         warn=warnings.append,
     )
     _warn(warnings)

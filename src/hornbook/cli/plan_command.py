@@ -9,7 +9,6 @@ The prediction needs no hardware, no data and no torch. ``--check`` compares it 
 """
 
 import argparse
-import re
 from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import (
@@ -18,6 +17,7 @@ from hornbook.cli.arguments import (
     positive_fraction,
     positive_integer,
     positive_number,
+    read_size,
     start_processes,
 )
 from hornbook.cli.plan_table import describe_plan, print_layouts, print_plan
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from hornbook.measure.memory_check import Check
     from hornbook.plan.planner import Machine
 
-_UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _REFUSED = 2
 
 
@@ -121,23 +120,10 @@ def _machine(arguments: argparse.Namespace) -> "Machine":
     return Machine(
         device=device_of(arguments.device or "h100"),
         num_ranks=arguments.devices or 1,
-        memory=None if arguments.memory is None else read_size(arguments.memory),
+        memory=None if arguments.memory is None else read_size("--memory", arguments.memory),
         efficiency=arguments.efficiency,
         price=arguments.price,
     )
-
-
-def read_size(text: str) -> float:
-    """Return the size in bytes of a text such as ``80GiB``, ``24 GB`` or ``1.5TiB``.
-
-    Raises:
-        UserError: the text is not a size.
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
-    size = float(match[1]) * _UNITS.get(match[2].upper(), 0) if match else 0.0
-    if size <= 0:
-        raise UserError(f"--memory {text}: expected a size such as 80GiB or 24GB")
-    return size
 
 
 def _check(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, object]:

@@ -41,7 +41,12 @@ from hornbook.text.tokenizer import Tokenizer
 
 _logger = logging.getLogger("hornbook.engine")
 
-_MUST_AGREE = ("model.family", "model.num_heads", "model.activation", "model.layer_norm_epsilon")
+_MUST_AGREE = (
+    *("family", "num_heads", "activation", "layer_norm_epsilon", "norm_epsilon", "positions", "embedding_scale"),
+    *("rope_theta", "rope_share", "rope_scaling", "rope_factor", "rope_original_positions", "rope_low_factor"),
+    *("rope_high_factor", "rope_beta_fast", "rope_beta_slow", "rope_attention_factor", "local_rope_theta"),
+    *("attention_scale", "attention_cap", "logit_cap", "window", "window_pattern"),
+)
 """Options that change what a model computes but not the shapes of its weights."""
 
 FREE = ("embedding_dropout", "residual_dropout", "attention_dropout", "initializer_std", "head", "num_labels")
@@ -207,7 +212,7 @@ def _other_options(there: Recipe, here: Recipe, *, shapes_differ: bool) -> str:
     told = {
         change.key: f"{change.key.removeprefix('model.')} {show(change.old)} there and {show(change.new)} here"
         for change in changed_keys(there, here)
-        if change.key in _MUST_AGREE or (shapes_differ and _is_architecture(change.key))
+        if change.key.removeprefix("model.") in _MUST_AGREE or (shapes_differ and _is_architecture(change.key))
     }
     return told.get("model.family") or ", ".join(told.values())
 

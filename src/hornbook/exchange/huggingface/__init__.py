@@ -1,4 +1,4 @@
-"""Read and write Hugging Face folders: GPT-2, BERT and RoBERTa with their tokenizers.
+"""Read and write Hugging Face folders: models of transformers with their tokenizers.
 
 ::
 
@@ -8,10 +8,10 @@
       -> the same files, which transformers loads with ``AutoModelForCausalLM`` and ``AutoTokenizer``
 
 ``read_folder`` returns the contents of a checkpoint, so code for checkpoints works for folders, too. It also reads
-checkpoints that a plugged-in room translates to transformers' names, such as TensorFlow's (`hornbook.plugs`). ``gpt2``
-and ``encoders`` define names, shapes and options; ``weights`` reads files; only ``torch_pickles`` opens pickles, and
-only ``hub_models`` uses the network. The price of tables instead of transformers' own code: families without a module
-are rejected.
+checkpoints that a plugged-in room translates to transformers' names, such as TensorFlow's (`hornbook.plugs`). ``gpt2``,
+``decoders`` and ``encoders`` define names, shapes and options; ``weights`` reads files; only ``torch_pickles`` opens
+pickles, and only ``hub_models`` uses the network. The price of tables instead of transformers' own code: families
+without a table are rejected.
 """
 
 from hornbook.exchange.huggingface.export import write_folder

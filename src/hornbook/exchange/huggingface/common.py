@@ -1,6 +1,6 @@
 """What all model families share in the translation to transformers: activations, defaults, checks of weights."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -43,6 +43,30 @@ class Imported(NamedTuple):
     weights: dict[str, Tensor]
     untrained: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+class Weight(NamedTuple):
+    """A parameter of hornbook and its tensor in transformers, or several concatenated ones; ``part`` is its head."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    shape: tuple[int, ...]
+    part: str = ""
+
+    @property
+    def their_shape(self) -> tuple[int, ...]:
+        """Shape of each tensor in transformers."""
+        return self.shape if len(self.theirs) == 1 else self.shape[1:]
+
+    def to_ours(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return the parameter in fp32."""
+        parts = [tensors[name].float() for name in self.theirs]
+        return parts[0] if len(parts) == 1 else torch.cat(parts).view(self.shape)
+
+    def to_theirs(self, tensor: Tensor) -> dict[str, Tensor]:
+        """Return transformers' tensors as views."""
+        parts = tensor.view(len(self.theirs), *self.their_shape)
+        return dict(zip(self.theirs, parts.unbind(0), strict=True))
 
 
 Options = Mapping[str, tuple[tuple[str, ...], Any]]
@@ -95,8 +119,22 @@ def is_same(first: Tensor, second: Tensor) -> bool:
     return alike and first.layout == torch.strided and torch.equal(first, second)
 
 
-def refuse_weights(kinds: Iterable[list[str]], what: str) -> None:
-    """Raise CheckpointError if there are problems; the message has the first few of each kind."""
+def check_weights(
+    found: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], what: str, untied: list[str]
+) -> None:
+    """Raise CheckpointError unless a file has exactly the expected tensors; the message has the first few problems.
+
+    Args:
+        found: the file's tensors, without those that a model may leave out.
+        expected: shapes by name.
+        what: name of the file.
+        untied: problems with a tied head.
+    """
+    missing = [f"{name} is missing" for name in expected if name not in found]
+    unknown = [f"{name!r:.120} is not expected" for name in sorted(found.keys() - expected.keys())]
+    there = sorted(expected.keys() & found.keys())
+    faulty = [fault for name in there for fault in faults(name, found[name], expected[name])]
+    kinds = (untied, missing, unknown, faulty)
     if told := "; ".join(chain.from_iterable(map(first_few, kinds))):
         raise CheckpointError(f"{what} does not have the weights of its config: {told}")
 

@@ -16,7 +16,7 @@ reported. transformers has one dropout where hornbook has two: the export writes
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -27,13 +27,13 @@ from hornbook.exchange.huggingface.common import (
     ACTIVATIONS,
     Imported,
     Options,
-    faults,
+    Weight,
+    check_weights,
     head_of,
     is_same,
     option_problems,
     options_of,
     refuse_head_size,
-    refuse_weights,
     their_activation,
 )
 from hornbook.model import initialize
@@ -92,30 +92,6 @@ _OLD_NAMES: Final = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "L
 """Files converted from TensorFlow's have its names of the norms' parameters."""
 _HEADS: Final = ("classifier.", "qa_outputs.", "pooler.", "cls.", "lm_head.")
 _SEED: Final = 0
-
-
-class Weight(NamedTuple):
-    """A parameter of hornbook and its tensor in transformers, or three concatenated ones; ``part`` is its head."""
-
-    ours: str
-    theirs: tuple[str, ...]
-    shape: tuple[int, ...]
-    part: str = ""
-
-    @property
-    def their_shape(self) -> tuple[int, ...]:
-        """Shape of each tensor in transformers."""
-        return self.shape if len(self.theirs) == 1 else self.shape[1:]
-
-    def to_ours(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return the parameter in fp32."""
-        parts = [tensors[name].float() for name in self.theirs]
-        return parts[0] if len(parts) == 1 else torch.cat(parts).view(self.shape)
-
-    def to_theirs(self, tensor: Tensor) -> dict[str, Tensor]:
-        """Return transformers' tensors as views."""
-        parts = tensor.view(len(self.theirs), *self.their_shape)
-        return dict(zip(self.theirs, parts.unbind(0), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,14 +217,11 @@ class EncoderFamily:
         weights = list(self.layout(config, prefix))
         untied = self._tie(found, f"{prefix}embeddings.word_embeddings.weight", tied=tied)
         absent = _absent_parts(weights, found)
-        expected = {name: weight for weight in weights if weight.part not in absent for name in weight.theirs}
+        expected = {name: w.their_shape for w in weights if w.part not in absent for name in w.theirs}
         foreign = tuple(head for head in _HEADS if config.head != "pretraining" or not self.bias.startswith(head))
         others = [name for name in found.keys() - expected.keys() if name.removeprefix(prefix).startswith(foreign)]
-        missing = [f"{name} is missing" for name in expected if name not in found]
-        unknown = [f"{name!r:.120} is not expected" for name in sorted(found.keys() - expected.keys() - set(others))]
-        there = sorted(expected.keys() & found.keys())
-        faulty = [fault for name in there for fault in faults(name, found[name], expected[name].their_shape)]
-        refuse_weights((untied, missing, unknown, faulty), what)
+        kept = {name: tensor for name, tensor in found.items() if name not in others}
+        check_weights(kept, expected, what, untied)
         ours = {weight.ours: weight.to_ours(found) for weight in weights if weight.part not in absent}
         drawn = {name: tensor for name, tensor in (_drawn(config) if absent else {}).items() if name not in ours}
         return Imported(ours | drawn, tuple(drawn), tuple(_notes(what, absent, sorted(others))))

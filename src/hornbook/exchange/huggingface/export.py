@@ -4,15 +4,15 @@
 
     gpt2-mine/  config.json  generation_config.json  model.safetensors
                 tokenizer.json  vocab.json  merges.txt  tokenizer_config.json  README.md (the model card)
+    llama-mine/ ...  model.safetensors.index.json  model-00001-of-00002.safetensors  model-00002-of-00002.safetensors
 
 All files are written into a temporary folder that is then renamed: the folder is either complete or absent. The tied
-head is left out of the weights, as in transformers. The price: a single weights file of any size, into which the
-weights are streamed one tensor at a time.
+head is left out of the weights, as in transformers. Weights are streamed into their file one tensor at a time.
 """
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +32,7 @@ from hornbook.exchange.huggingface.families import Family, family_of
 from hornbook.exchange.huggingface.model_card import MODEL_CARD, Card, model_card
 from hornbook.exchange.huggingface.model_folder import UNTRAINED
 from hornbook.exchange.huggingface.tokenizer_files import tokenizer_files
+from hornbook.exchange.huggingface.weights import SAFE_FILES, index_of, split_weights
 from hornbook.model.sparse_layers import dense_weights
 from hornbook.storage.json_files import dump_json
 from hornbook.text.tokenizer import Tokenizer
@@ -48,6 +49,7 @@ def write_folder(
     dtype: str = "fp32",
     source: Path | None = None,
     license: str | None = None,  # noqa: A002 - the option's name
+    shard_size: float = 5e9,
     warn: Callable[[str], None] = _logger.warning,
 ) -> dict[str, storage.Written]:
     """Write a model and its tokenizer as a Hugging Face folder; return size and hash of each file by name.
@@ -58,6 +60,8 @@ def write_folder(
         dtype: dtype of the written weights: fp32, bf16 or fp16.
         source: the checkpoint on disk, for the numbers of its run in the model card, and for errors.
         license: identifier of the license for the model card, such as apache-2.0; None leaves a line to fill.
+        shard_size: bytes of the largest file of weights, unless one tensor is larger; a model that is larger is written
+            as several files and their index.
         warn: called for differences between the model and the export, and for numbers that cannot be read.
 
     Raises:
@@ -89,16 +93,23 @@ def write_folder(
         small |= tokenizer_files(tokenizer, model.max_positions, generates=generates, has_start=has_start)
     kind = documents["config.json"]["architectures"][0]
     card = Card(title=path.name, architecture=kind, source=source, license=license, warn=warn)
-    return _write(path, weights, small | {MODEL_CARD: model_card(card, contents).encode()})
+    files = split_weights(weights, shard_size)
+    if len(files) > 1:
+        small[SAFE_FILES[1]] = dump_json(index_of(files))
+    return _write(path, files, small | {MODEL_CARD: model_card(card, contents).encode()})
 
 
-def _write(path: Path, weights: dict[str, Tensor], small: dict[str, bytes]) -> dict[str, storage.Written]:
+def _write(
+    path: Path, files: Mapping[str, Mapping[str, Tensor]], small: Mapping[str, bytes]
+) -> dict[str, storage.Written]:
     """Write the folder, all of it or nothing."""
     temporary = storage.temporary_beside(path)
     try:
         storage.make_directory(temporary, exist_ok=False)
-        encoded = encode(weights, metadata={"format": "pt"})
-        written = {"model.safetensors": storage.write_file(temporary / "model.safetensors", encoded.chunks)}
+        written = {
+            name: storage.write_file(temporary / name, encode(weights, metadata={"format": "pt"}).chunks)
+            for name, weights in files.items()
+        }
         written |= {name: storage.write_file(temporary / name, data) for name, data in small.items()}
         storage.commit_directory(temporary, path)
     except BaseException:

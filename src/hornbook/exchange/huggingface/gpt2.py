@@ -25,13 +25,12 @@ from hornbook.exchange.huggingface.common import (
     ACTIVATIONS,
     Imported,
     Options,
-    faults,
+    check_weights,
     head_of,
     is_same,
     option_problems,
     options_of,
     refuse_head_size,
-    refuse_weights,
     their_activation,
 )
 
@@ -178,14 +177,10 @@ def read(tensors: Mapping[str, Tensor], config: GPTConfig, *, tied: bool, what: 
     found = {name: tensor for name, tensor in tensors.items() if not name.endswith(_BUFFERS)}
     head = found.pop(_HEAD, None)
     untied = [f"{_HEAD} is missing, but tie_word_embeddings is false"] if head is None and not tied else []
-    missing = [f"{name} is missing" for name in expected if name not in found]
-    unknown = [f"{name!r:.120} is not expected" for name in sorted(found.keys() - expected.keys())]
-    there = sorted(expected.keys() & found.keys())
-    faulty = [fault for name in there for fault in faults(name, found[name], expected[name].their_shape)]
     table = found.get(f"{prefix}wte.weight")
     if head is not None and table is not None and not is_same(head, table):
         untied.append(f"{_HEAD} differs from {prefix}wte.weight, but hornbook's GPT has a tied head")
-    refuse_weights((untied, missing, unknown, faulty), what)
+    check_weights(found, {name: weight.their_shape for name, weight in expected.items()}, what, untied)
     return Imported({weight.ours: weight.to_ours(found[name]).float() for name, weight in expected.items()})
 
 

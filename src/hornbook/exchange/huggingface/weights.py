@@ -1,4 +1,4 @@
-"""Read the tensors of a folder by name: from one file or several, safetensors or, if allowed, PyTorch's.
+"""The files of weights in a folder: one or several, safetensors or, if allowed, PyTorch's; which of several has what.
 
 ::
 
@@ -50,6 +50,30 @@ def read_weights(folder: Path, *, allow_pickle: bool) -> tuple[dict[str, Tensor]
     if problems := [*first_few(missing), *first_few(twice)]:
         raise CheckpointError(f"{chosen} does not fit its files: {'; '.join(problems)}; download the folder again")
     return tensors, [chosen, *shards]
+
+
+def split_weights(weights: Mapping[str, Tensor], shard_size: float) -> dict[str, dict[str, Tensor]]:
+    """Return the files of weights by name, each with at most ``shard_size`` bytes of tensors, or a single tensor."""
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in weights.items():
+        if shards[-1] and size + tensor.nbytes > shard_size:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    if len(shards) == 1:
+        return {SAFE_FILES[0]: shards[0]}
+    return {f"model-{n:05}-of-{len(shards):05}.safetensors": shard for n, shard in enumerate(shards, 1)}
+
+
+def index_of(files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, object]:
+    """Return the index of split weights: their total bytes, and the file of each tensor."""
+    total = sum(tensor.nbytes for shard in files.values() for tensor in shard.values())
+    return {
+        "metadata": {"total_size": total},
+        "weight_map": {name: file for file, shard in files.items() for name in shard},
+    }
 
 
 def _choose(folder: Path, *, allow_pickle: bool) -> Path:
