@@ -18,14 +18,14 @@ command cannot.
 
 from hornbook.__main__ import main
 from hornbook.config import AdamWConfig, Problem, option, register
-from hornbook.config.description import Attention as AttentionPart
 from hornbook.config.description import Block as BlockDescription
 from hornbook.config.description import Described, Description
-from hornbook.config.description import FeedForward as FeedForwardPart
-from hornbook.config.description import Linear as LinearLayer
-from hornbook.config.description import Norm as NormLayer
-from hornbook.config.description import Table as TableLayer
 from hornbook.config.optimizers import OptimizerConfig, role_of
+from hornbook.config.parts import Attention as AttentionPart
+from hornbook.config.parts import FeedForward as FeedForwardPart
+from hornbook.config.parts import Linear as LinearLayer
+from hornbook.config.parts import Norm as NormLayer
+from hornbook.config.parts import Table as TableLayer
 from hornbook.corpora.store import TokenStore, open_store
 from hornbook.evaluate import Row, TaskInput, register_task
 from hornbook.exchange.restore import LoadedModel

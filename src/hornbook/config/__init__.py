@@ -7,23 +7,26 @@ The package imports only the standard library, so ``hornbook train --help`` is f
 """
 
 from hornbook.config.build import Resolved, load_recipe, recipe_from_dict
+from hornbook.config.decoder import DecoderConfig
 from hornbook.config.factorized import FactorizedGPTConfig
 from hornbook.config.generation import GenerationConfig
 from hornbook.config.models import (
     BertConfig,
-    CausalLMConfig,
-    ClassificationConfig,
     EncoderConfig,
     GPTConfig,
     GroupBertConfig,
+    RobertaConfig,
+    TransformerConfig,
+    TunableConfig,
+)
+from hornbook.config.objectives import (
+    CausalLMConfig,
+    ClassificationConfig,
     LabelledConfig,
     MaskedLMConfig,
     MaskingConfig,
     PretrainingConfig,
-    RobertaConfig,
     SpanConfig,
-    TransformerConfig,
-    TunableConfig,
 )
 from hornbook.config.optimizers import (
     AdamConfig,
@@ -58,6 +61,7 @@ __all__ = [
     "ConstantConfig",
     "CosineConfig",
     "DataConfig",
+    "DecoderConfig",
     "EncoderConfig",
     "EvaluationConfig",
     "FactorizedGPTConfig",

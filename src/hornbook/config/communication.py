@@ -25,7 +25,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from hornbook.config.description import Convolution, description_of
+from hornbook.config.description import description_of
+from hornbook.config.parts import Convolution
 from hornbook.config.pipeline import rounds_of
 from hornbook.config.rank_part import RankPart, shard_size
 from hornbook.config.recipe import Recipe

@@ -16,166 +16,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Literal, NamedTuple
 
+from hornbook.config.parts import Attention, FeedForward, Layer, Linear, Norm, Parameter, Part, Table
 from hornbook.config.shapes import Shapes
-
-
-class Parameter(NamedTuple):
-    """A parameter: its name, logical shape, and the dimension that tensor parallelism splits, if any."""
-
-    name: str
-    shape: tuple[int, ...]
-    cut: int | None = None
-
-
-@dataclass(frozen=True)
-class Linear:
-    """A linear layer, ``[num_out, num_in]``, or several stacked or grouped ones."""
-
-    name: str
-    num_in: int
-    num_out: int
-    """Of all parts."""
-    bias: bool = True
-    num_parts: int = 1
-    """Stacked matrices of equal shape, such as query, key and value: ``[parts, num_out / parts, num_in]``."""
-    num_groups: int = 1
-    """Groups of outputs that each depend on one group of inputs: ``[groups, num_out / groups, num_in / groups]``."""
-    cut: Literal["outputs", "inputs"] | None = None
-    """What tensor parallelism splits; groups are split whole, and count as outputs."""
-    is_scored: bool = True
-    """In a head, whether it computes every scored token."""
-
-    @property
-    def num_weights(self) -> int:
-        """Number of weights, without biases."""
-        return self.num_out * self.num_in // self.num_groups
-
-    def parameters(self) -> Iterator[Parameter]:
-        """Yield the weight and the bias."""
-        stacked = self.num_parts > 1
-        shape: tuple[int, ...] = (self.num_out, self.num_in)
-        bias: tuple[int, ...] = (self.num_out,)
-        if stacked:
-            bias = (self.num_parts, self.num_out // self.num_parts)
-            shape = (*bias, self.num_in)
-        elif self.num_groups > 1:
-            shape = (self.num_groups, self.num_out // self.num_groups, self.num_in // self.num_groups)
-        rows = 1 if stacked else 0
-        yield Parameter(f"{self.name}.weight", shape, {"outputs": rows, "inputs": 1, None: None}[self.cut])
-        if self.bias:
-            yield Parameter(f"{self.name}.bias", bias, rows if self.cut == "outputs" else None)
-
-
-@dataclass(frozen=True)
-class Norm:
-    """A norm of each token, over all columns or over groups of them."""
-
-    name: str
-    size: int
-    kind: Literal["layer", "rms"] = "layer"
-    """``rms`` has neither a mean nor a bias."""
-
-    def parameters(self) -> Iterator[Parameter]:
-        """Yield the gain and the bias."""
-        yield Parameter(f"{self.name}.weight", (self.size,))
-        if self.kind == "layer":
-            yield Parameter(f"{self.name}.bias", (self.size,))
-
-    @property
-    def num_weights(self) -> int:
-        """0: it multiplies no matrix."""
-        return 0
-
-
-@dataclass(frozen=True)
-class Table:
-    """Any other parameter: a table of embeddings, a bias of the vocabulary, the filters of a convolution."""
-
-    name: str
-    shape: tuple[int, ...]
-    cut: int | None = None
-    num_weights: int = 0
-    """Number of weights that multiply each token; 0 if it is only looked up or added."""
-
-    def parameters(self) -> Iterator[Parameter]:
-        """Yield the parameter."""
-        yield Parameter(self.name, self.shape, self.cut)
-
-
-Layer = Linear | Norm | Table
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attention:
-    """Softmax attention with its projections."""
-
-    name: str = "attention"
-    inputs: tuple[Linear, ...]
-    """Query, key and value: one stacked layer, or one each; split by heads."""
-    out: Linear
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    is_causal: bool
-    dropout: float = 0.0
-    others: tuple[Layer, ...] = ()
-    """Further layers, such as norms of queries and keys."""
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        """All layers in order."""
-        return (*self.inputs, *self.others, self.out)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FeedForward:
-    """``out(f(inputs))``: one input layer, or a gate and one that it multiplies."""
-
-    name: str = "feed_forward"
-    inputs: tuple[Linear, ...]
-    """The layer before the activation; with two, the activation of the first multiplies the second."""
-    out: Linear
-    activation: str
-    middle: Linear | None = None
-    """A grouped layer between the activation and ``out``."""
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        """All layers in order."""
-        return (*self.inputs, self.out) if self.middle is None else (*self.inputs, self.middle, self.out)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Convolution:
-    """GroupBERT's gated convolution over neighboring tokens."""
-
-    name: str = "convolution"
-    up: Linear
-    filters: Table
-    filter_bias: Table
-    norm: Norm
-    down: Linear
-    kernel: int
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        """All layers in order."""
-        return (self.filters, self.filter_bias, self.up, self.norm, self.down)
-
-
-Part = Attention | FeedForward | Convolution
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """A residual block: ``x + part(norm(x))`` for each part, or ``norm(x + part(x))``."""
+    """A residual block: ``x + output_norm(part(norm(x)))`` for each part, or ``norm(x + part(x))``."""
 
     norms: tuple[Norm, ...]
+    """Before each part, or after each addition; may be none if there are ``output_norms``."""
     parts: tuple[Part, ...]
     """As many as norms, in the order in which they compute."""
     norm_first: bool
+    output_norms: tuple[Norm, ...] = ()
+    """After each part, before the addition."""
     dropout: float = 0.0
     """Before each residual addition."""
     order: tuple[str, ...] | None = None
@@ -185,9 +41,17 @@ class Block:
     def layers(self) -> tuple[Layer, ...]:
         """All layers in the order of the parameters, with names relative to the block."""
         own: dict[str, tuple[Layer, ...]] = {}
-        for norm, part in zip(self.norms, self.parts, strict=True):
-            own |= {norm.name: (norm,), part.name: part.layers}
+        for number, part in enumerate(self.parts):
+            before, after = (norms[number : number + 1] for norms in (self.norms, self.output_norms))
+            own |= {norm.name: (norm,) for norm in before}
+            own[part.name] = part.layers
+            own |= {norm.name: (norm,) for norm in after}
         return tuple(layer for name in self.order or own for layer in own[name])
+
+    @property
+    def size(self) -> int:
+        """Columns of the hidden states."""
+        return (self.norms or self.output_norms)[0].size
 
     @property
     def attentions(self) -> list[Attention]:
@@ -252,18 +116,13 @@ class Description:
     @property
     def hidden_size(self) -> int:
         """Columns of the hidden states."""
-        return self.block.norms[0].size
+        return self.block.size
 
     @property
     def feed_forward_size(self) -> int:
         """Inner columns of the widest feed-forward; the hidden states' if there is none."""
-        inner = [part.inputs[0].num_out for part in self.block.parts if isinstance(part, FeedForward)]
+        inner = [part.inner for part in self.block.parts if isinstance(part, FeedForward)]
         return max(inner, default=self.hidden_size)
-
-    @property
-    def width(self) -> int:
-        """Total size of the query heads of a block."""
-        return sum(attention.num_heads * attention.head_size for attention in self.block.attentions)
 
     def layer(self, name: str) -> Layer | None:
         """Return the layer of the embedding or the head with this name; None if there is none."""
@@ -279,9 +138,9 @@ class Description:
 
         N is the number of weights of all matrices that multiply a token: 2 operations each in the forward pass, 4 in
         the backward pass. The token table counts as the matrix of the logits, times the share of scored tokens; other
-        tables, biases and norms do not count. L D T is blocks · total size of heads · ``length``: causal attention
-        counts as if every token attended to the whole sequence, and recomputation does not count (Chowdhery et al.
-        2022, PaLM, appendix B).
+        tables, biases and norms do not count. L D T is blocks · total size of heads · ``length``, or the window of a
+        layer: causal attention counts as if every token attended to the whole sequence, and recomputation does not
+        count (Chowdhery et al. 2022, PaLM, appendix B).
 
         Args:
             length: tokens of a sequence, or the mean over sequences.
@@ -292,7 +151,15 @@ class Description:
         in_head += math.prod(self.table.shape)
         weights = self.num_layers * in_block + scored * in_head
         weights += sum(layer.num_weights for layer in self.embedding if isinstance(layer, Linear))
-        return 6.0 * weights + 12.0 * self.num_layers * self.width * length
+        return 6.0 * weights + self.attention_flops(length)
+
+    def attention_flops(self, length: float) -> float:
+        """Return the part of ``flops_per_token`` between the projections of all attentions."""
+        return 12.0 * sum(
+            attention.num_heads * attention.head_size * min(length, attention.window(number) or length)
+            for attention in self.block.attentions
+            for number in range(self.num_layers)
+        )
 
     def cut(self, name: str) -> int | None:
         """Return the dimension of a parameter that tensor parallelism splits; None if it is replicated.
@@ -321,7 +188,7 @@ class Description:
                 if part.num_kv_heads != part.num_heads:
                     sizes["num_kv_heads"] = part.num_kv_heads
             elif isinstance(part, FeedForward):
-                sizes["feed_forward_size"] = part.inputs[0].num_out
+                sizes["feed_forward_size"] = part.inner
                 if part.middle is not None:
                     sizes["feed_forward_groups"] = part.middle.num_groups
         return sizes

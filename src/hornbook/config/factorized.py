@@ -12,14 +12,15 @@ This is the language model of Graphcore's ``dynamic_sparsity`` (docs/from-the-ol
 from dataclasses import dataclass
 from typing import Literal
 
-from hornbook.config.description import Description, Linear, Norm, Table
-from hornbook.config.models import Activation, TransformerConfig
+from hornbook.config.description import Description
+from hornbook.config.models import Activation, LayerNormConfig
 from hornbook.config.options import Problem, choice_of, option
+from hornbook.config.parts import Linear, Norm, Table
 
 
 @choice_of("model")
 @dataclass(frozen=True, kw_only=True)
-class FactorizedGPTConfig(TransformerConfig):
+class FactorizedGPTConfig(LayerNormConfig):
     """A pre-norm decoder with a factorized token table, fixed positions and norms over groups of columns."""
 
     family: str = "factorized_gpt"

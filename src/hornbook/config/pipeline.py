@@ -14,7 +14,7 @@ filling and draining the pipeline once per round.
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from hornbook.config.models import LabelledConfig, MaskingConfig
+from hornbook.config.objectives import LabelledConfig, MaskingConfig
 from hornbook.errors import UserError
 
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "v-shaped"]

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from hornbook.config.description import Description, Parameter, description_of
+from hornbook.config.description import Description, description_of
 from hornbook.config.parallel import Sizes
+from hornbook.config.parts import Parameter
 from hornbook.config.pipeline import rank_of
 from hornbook.config.recipe import Recipe
 from hornbook.config.shapes import padded_rows

@@ -15,19 +15,15 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 from hornbook.config.description import description_of
-from hornbook.config.models import (
+from hornbook.config.models import EncoderConfig, GPTConfig, RobertaConfig, TransformerConfig, TunableConfig
+from hornbook.config.objectives import (
     CausalLMConfig,
     ClassificationConfig,
-    EncoderConfig,
-    GPTConfig,
     LabelledConfig,
     MaskedLMConfig,
     MaskingConfig,
     PretrainingConfig,
-    RobertaConfig,
     SpanConfig,
-    TransformerConfig,
-    TunableConfig,
 )
 from hornbook.config.optimizers import (
     AdamWConfig,

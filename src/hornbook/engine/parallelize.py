@@ -106,6 +106,7 @@ def _split_layers(model: LanguageModel, mesh: DeviceMesh) -> None:
     for module in model.modules():
         if isinstance(module, SelfAttention):
             module.num_heads //= mesh.size()
+            module.num_kv_heads //= mesh.size()
             module.first_head = mesh.get_local_rank() * module.num_heads
 
 

@@ -19,7 +19,7 @@ from hornbook.model.attention import CausalSelfAttention
 from hornbook.model.block import FeedForward, PreNormBlock
 from hornbook.model.head import CausalHead, OutputHead
 from hornbook.model.incremental import CastLinear, for_generation, is_incremental, with_parameters
-from hornbook.model.layers import LayerNorm, is_unmodified
+from hornbook.model.layers import LayerNorm, NoNorm, is_unmodified
 from hornbook.ops.layers import for_few_rows
 from hornbook.ops.native.choice import form_for_tokens
 from hornbook.ops.native.token_block import TokenBlock, TokenHead, TokenModel
@@ -95,6 +95,8 @@ def _token_block(block: nn.Module) -> TokenBlock | None:
     if not (is_unmodified(attention, CausalSelfAttention) and is_unmodified(feed_forward, FeedForward)):
         return None
     norms: list[Any] = [block.attention_norm, block.feed_forward_norm]
+    if not (type(block.attention_output_norm) is type(block.feed_forward_output_norm) is NoNorm):
+        return None
     linears: list[Any] = [attention.qkv, attention.out, feed_forward.up, feed_forward.down]
     if not all(isinstance(linear, CastLinear) for linear in linears) or not all(
         is_unmodified(norm, LayerNorm) for norm in norms

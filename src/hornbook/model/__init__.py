@@ -17,9 +17,18 @@ from typing import Any
 
 import torch
 
-from hornbook.config import BertConfig, FactorizedGPTConfig, GPTConfig, GroupBertConfig, Recipe, RobertaConfig
+from hornbook.config import (
+    BertConfig,
+    DecoderConfig,
+    FactorizedGPTConfig,
+    GPTConfig,
+    GroupBertConfig,
+    Recipe,
+    RobertaConfig,
+)
 from hornbook.config.description import description_of
 from hornbook.errors import UserError
+from hornbook.model.decoder import build_decoder
 from hornbook.model.encoder import EncoderModel, build_bert, build_groupbert
 from hornbook.model.factorized import build_factorized_gpt
 from hornbook.model.initialize import initialize
@@ -32,6 +41,7 @@ __all__ = ["EncoderModel", "LanguageModel", "build_model", "initialize", "model_
 
 MODELS: dict[type, Callable[[Any, torch.dtype], LanguageModel]] = {
     GPTConfig: build_gpt,
+    DecoderConfig: build_decoder,
     FactorizedGPTConfig: build_factorized_gpt,
     BertConfig: build_bert,
     RobertaConfig: build_bert,

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.model.initialize import Draw
-from hornbook.model.layers import Dropout, Linear, MakeLinear
+from hornbook.model.layers import Dropout, Linear, MakeLinear, StackedLinear
 from hornbook.ops.attention import (
+    Limits,
     WeightDropout,
     attention,
     blocked_attention,
@@ -63,6 +64,10 @@ class Context(SequenceGroups, SpacedSequences, total=False):
     in the windows (decoders whose ``mask`` separates documents that are each contiguous)."""
     lengths: Tensor
     """int64 ``[S]``, in host memory: the number of tokens of each of them."""
+    rotation: tuple[Tensor, Tensor]
+    """Cosines and sines, fp32 ``[B, T, R/2]``, of decoders with rotary positions; see `hornbook.model.rotary`."""
+    local_rotation: tuple[Tensor, Tensor]
+    """The same in layers with a window, if they differ."""
     cache: KeyValues
     """In generation only: keys and values of earlier tokens; see ``attend``."""
 
@@ -75,6 +80,8 @@ def attend(
     context: Context,
     *,
     dropout: WeightDropout | None = None,
+    window: int | None = None,
+    cap: float | None = None,
 ) -> Tensor:
     """Return the attention ``[B, H, T, K]`` of a decoder's tokens to the same and earlier ones.
 
@@ -87,32 +94,18 @@ def attend(
         v_BGTK: values, of the shape of the keys.
         context: of the block.
         dropout: of the attention weights, if any.
+        window: how many tokens each one attends to, with itself; None: all earlier ones.
+        cap: soft limit of the scores, if any.
     """
-    cache = context.get("cache")
+    cache, limits = context.get("cache"), Limits(window, cap)
     if cache is None:
-        return causal_attention(q_BHTK, k_BGTK, v_BGTK, mask=context.get("mask"), dropout=dropout)
+        return causal_attention(q_BHTK, k_BGTK, v_BGTK, mask=context.get("mask"), dropout=dropout, limits=limits)
     _, num_heads, _, head_size = k_BGTK.shape
-    return cached_attention(q_BHTK, k_BGTK, v_BGTK, cache.of(owner, num_heads, head_size), cache.mask)
+    return cached_attention(q_BHTK, k_BGTK, v_BGTK, cache.of(owner, num_heads, head_size), cache.mask, limits)
 
 
-class QueryKeyValue(Linear):
-    """The three projections as one ``Linear``: ``[..., D]`` to concatenated query, key and value, ``[..., 3·H·K]``.
-
-    One product is faster, but tensor parallelism, LAMB, import and sparsity need the three separately: ``weight[0]`` is
-    the query's. The biases are stacked like the weights, so that both are split by heads along the second dimension.
-
-    Args:
-        hidden_size: D.
-        heads_size: H·K.
-        std: standard deviation of the initial weights; biases are initialized to zero.
-        bias: whether to add biases.
-    """
-
-    def __init__(self, hidden_size: int, heads_size: int, *, std: float, bias: bool = True) -> None:
-        super().__init__(hidden_size, 3 * heads_size, std=std, bias=bias)
-        self.weight = nn.Parameter(torch.empty(3, heads_size, hidden_size))
-        if bias:
-            self.bias = nn.Parameter(torch.empty(3, heads_size))
+class QueryKeyValue(StackedLinear):
+    """Query, key and value as one product, ``[..., D]`` to ``[..., 3·H·K]``."""
 
     def draw(self, draw: Draw) -> None:
         """Initialize the parameters; the weight's seed uses its name in early checkpoints, ``attention.qkv_weight``."""
@@ -128,6 +121,8 @@ class SelfAttention(nn.Module, ABC):
         hidden_size: D.
         num_heads: H, the heads that this module holds.
         head_size: K, independent of D / H.
+        num_kv_heads: G, a divisor of H: each head of keys and values serves H / G consecutive query heads
+            (grouped-query attention, Ainslie et al. 2023). None: H, in one product with the queries.
         dropout: of the attention weights.
         std: standard deviation of the initial query, key and value weights.
         out_std: standard deviation of the initial output projection.
@@ -143,6 +138,7 @@ class SelfAttention(nn.Module, ABC):
         num_heads: int,
         head_size: int,
         *,
+        num_kv_heads: int | None = None,
         dropout: Dropout,
         std: float,
         out_std: float,
@@ -153,7 +149,12 @@ class SelfAttention(nn.Module, ABC):
     ) -> None:
         super().__init__()
         self.num_heads, self.head_size, self.first_head = num_heads, head_size, first_head
-        self.qkv = QueryKeyValue(hidden_size, num_heads * head_size, std=std, bias=qkv_bias)
+        self.num_kv_heads = num_kv_heads or num_heads
+        if self.num_kv_heads == num_heads:
+            self.qkv = QueryKeyValue(hidden_size, num_heads * head_size, 3, std=std, bias=qkv_bias)
+        else:
+            self.query = Linear(hidden_size, num_heads * head_size, std=std, bias=qkv_bias)
+            self.key_value = StackedLinear(hidden_size, self.num_kv_heads * head_size, 2, std=std, bias=qkv_bias)
         self.dropout = dropout
         self.out = make_linear(num_heads * head_size, hidden_size, std=out_std, bias=out_bias)
 

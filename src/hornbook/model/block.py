@@ -3,16 +3,29 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Literal, cast
 
 from torch import Tensor, nn
 
 from hornbook.config import EncoderConfig, TransformerConfig
+from hornbook.config.models import LayerNormConfig
 from hornbook.model.attention import CausalSelfAttention, Context, EncoderSelfAttention, SelfAttention
 from hornbook.model.incremental import is_incremental
-from hornbook.model.layers import Dropout, LayerNorm, Linear, MakeLinear, activated, feed_forward_of
+from hornbook.model.layers import (
+    Dropout,
+    LayerNorm,
+    Linear,
+    MakeLinear,
+    NoNorm,
+    RMSNorm,
+    StackedLinear,
+    activated,
+    feed_forward_of,
+)
+from hornbook.ops.layers import gated
 
 _SITES_PER_BLOCK = 3
-MakeNorm = Callable[[int], LayerNorm]
+MakeNorm = Callable[[int], LayerNorm | RMSNorm]
 
 
 _FIRST_ACTIVATION_SITE = 1 << 29
@@ -21,7 +34,8 @@ _FIRST_ACTIVATION_SITE = 1 << 29
 class FeedForward(nn.Module):
     """``y = W₂ f(W₁ x + b₁) + b₂`` (Vaswani et al. 2017, equation 2), with any activation ``f`` of ``ACTIVATIONS``.
 
-    ``dropout`` applies to ``f(W₁ x + b₁)``; ``forward`` then needs the dropout keys.
+    Gated, it is ``y = W₂ (f(W x + b) · (W₁ x + b₁)) + b₂`` (Shazeer 2020, equation 5). ``dropout`` applies to the input
+    of W₂; ``forward`` then needs the dropout keys.
     """
 
     is_incremental = True
@@ -36,18 +50,28 @@ class FeedForward(nn.Module):
         out_std: float,
         make_linear: MakeLinear = Linear,
         dropout: Dropout | None = None,
+        bias: bool = True,
+        is_gated: bool = False,
     ) -> None:
         super().__init__()
-        self.up = make_linear(hidden_size, feed_forward_size, std=std)
-        self.activation, self.dropout = activation, dropout
-        self.down = make_linear(feed_forward_size, hidden_size, std=out_std)
+        self.activation, self.dropout, self.is_gated = activation, dropout, is_gated
+        if is_gated:
+            self.gate_up = StackedLinear(hidden_size, feed_forward_size, 2, std=std, bias=bias)
+        else:
+            self.up = make_linear(hidden_size, feed_forward_size, std=std, bias=bias)
+        self.down = make_linear(feed_forward_size, hidden_size, std=out_std, bias=bias)
 
     def forward(self, x_BTD: Tensor, keys_BT: Tensor | None = None) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``; ``keys_BT`` is int64, for the dropout."""
-        if self.dropout is not None and self.dropout.drops:
-            dropped: Tensor = self.down(self.dropout(activated(self.up, x_BTD, self.activation), keys_BT))
-            return dropped
-        return feed_forward_of(self.up, self.down, x_BTD, self.activation)
+        drops = self.dropout is not None and self.dropout.drops
+        if not self.is_gated and not drops:
+            return feed_forward_of(self.up, self.down, x_BTD, self.activation)
+        if self.is_gated:
+            h_BTF = gated(self.gate_up(x_BTD), self.activation)
+        else:
+            h_BTF = activated(self.up, x_BTD, self.activation)
+        y_BTD: Tensor = self.down(self.dropout(h_BTF, keys_BT) if self.dropout is not None else h_BTF)
+        return y_BTD
 
 
 class _Block(nn.Module):
@@ -63,6 +87,8 @@ class _Block(nn.Module):
         make_linear: factory of the linear layers.
         make_norm: factory of the norms, called with the number of columns; None: layer norms.
         activation_dropout: share of the feed-forward's activations to drop.
+        feed_forward: factory of the feed-forward, called like ``FeedForward``.
+        norm_placement: whether norms map the inputs of attention and feed-forward, their outputs, or both.
     """
 
     def __init__(
@@ -77,12 +103,16 @@ class _Block(nn.Module):
         make_linear: MakeLinear = Linear,
         make_norm: MakeNorm | None = None,
         activation_dropout: float = 0.0,
+        feed_forward: Callable[..., FeedForward] = FeedForward,
+        norm_placement: Literal["before", "after", "both"] = "before",
     ) -> None:
         super().__init__()
         self.index = index
-        make_norm = make_norm or partial(LayerNorm, epsilon=config.layer_norm_epsilon)
+        if make_norm is None:
+            make_norm = partial(LayerNorm, epsilon=cast(LayerNormConfig, config).layer_norm_epsilon)
+        before, after = norm_placement != "after", norm_placement != "before"
         attention_site, first_site, second_site = (index * _SITES_PER_BLOCK + site for site in (1, 2, 3))
-        self.attention_norm = make_norm(config.hidden_size)
+        self.attention_norm = make_norm(config.hidden_size) if before else NoNorm()
         self.attention = attention(
             config.hidden_size,
             config.num_heads,
@@ -94,9 +124,10 @@ class _Block(nn.Module):
             out_bias=out_bias,
             make_linear=make_linear,
         )
+        self.attention_output_norm = make_norm(config.hidden_size) if after else NoNorm()
         self.attention_dropout = Dropout(config.residual_dropout, site=first_site)
-        self.feed_forward_norm = make_norm(config.hidden_size)
-        self.feed_forward = FeedForward(
+        self.feed_forward_norm = make_norm(config.hidden_size) if before else NoNorm()
+        self.feed_forward = feed_forward(
             config.hidden_size,
             config.effective_feed_forward_size,
             activation=config.activation,
@@ -105,11 +136,14 @@ class _Block(nn.Module):
             make_linear=make_linear,
             dropout=Dropout(activation_dropout, site=_FIRST_ACTIVATION_SITE + index) if activation_dropout else None,
         )
+        self.feed_forward_output_norm = make_norm(config.hidden_size) if after else NoNorm()
         self.feed_forward_dropout = Dropout(config.residual_dropout, site=second_site)
 
 
 class PreNormBlock(_Block):
     """A pre-norm block: ``x + attention(norm(x))``, then ``x + feed_forward(norm(x))`` (Radford et al. 2019).
+
+    ``norm_placement`` moves the norms to ``x + norm(attention(x))`` (OLMo 2), or adds these (Gemma 3).
 
     Args:
         config: sizes and options of the model.
@@ -120,6 +154,9 @@ class PreNormBlock(_Block):
         qkv_bias: whether query, key and value have biases.
         out_bias: whether the attention's output projection has a bias.
         activation_dropout: share of the feed-forward's activations to drop.
+        out_std: standard deviation of the initial output layers; None: smaller in deeper models, as in GPT-2.
+        feed_forward: factory of the feed-forward, called like ``FeedForward``.
+        norm_placement: whether norms map the inputs of attention and feed-forward, their outputs, or both.
     """
 
     def __init__(
@@ -133,17 +170,22 @@ class PreNormBlock(_Block):
         qkv_bias: bool = True,
         out_bias: bool = True,
         activation_dropout: float = 0.0,
+        out_std: float | None = None,
+        feed_forward: Callable[..., FeedForward] = FeedForward,
+        norm_placement: Literal["before", "after", "both"] = "before",
     ) -> None:
         super().__init__(
             config,
             index,
             attention,
-            out_std=config.initializer_std / math.sqrt(2 * config.num_layers),
+            out_std=config.initializer_std / math.sqrt(2 * config.num_layers) if out_std is None else out_std,
             qkv_bias=qkv_bias,
             out_bias=out_bias,
             make_linear=make_linear,
             make_norm=make_norm,
             activation_dropout=activation_dropout,
+            feed_forward=feed_forward,
+            norm_placement=norm_placement,
         )
         self._drops_activations = activation_dropout > 0.0
 
@@ -151,10 +193,12 @@ class PreNormBlock(_Block):
         """Map ``[B, T, D]`` to ``[B, T, D]``."""
         keys_BT = context["keys"]
         x_BTD, normed_BTD = self.attention_norm.beside(x_BTD)
-        x_BTD = self.attention_dropout(self.attention(normed_BTD, context), keys_BT, x_BTD)
+        changed_BTD = self.attention_output_norm(self.attention(normed_BTD, context))
+        x_BTD = self.attention_dropout(changed_BTD, keys_BT, x_BTD)
         x_BTD, normed_BTD = self.feed_forward_norm.beside(x_BTD)
         keys = (keys_BT,) if self._drops_activations else ()
-        result: Tensor = self.feed_forward_dropout(self.feed_forward(normed_BTD, *keys), keys_BT, x_BTD)
+        changed_BTD = self.feed_forward_output_norm(self.feed_forward(normed_BTD, *keys))
+        result: Tensor = self.feed_forward_dropout(changed_BTD, keys_BT, x_BTD)
         return result
 
     @property

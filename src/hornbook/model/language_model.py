@@ -11,7 +11,7 @@ split into pipeline stages or loaded from files runs the same objectives and tas
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from hornbook.model.block import PreNormBlock
 from hornbook.model.head import CausalHead, OutputHead
 from hornbook.model.label_heads import LastTokenClassifier
 from hornbook.model.layers import Embedding, LayerNorm
+from hornbook.model.rotary import Rotary
 from hornbook.ops.attention import document_context
 from hornbook.parallel.ranks import is_cut
 from hornbook.samples.batches import Batch
@@ -46,6 +47,7 @@ class LanguageModel(nn.Module):
         compute_dtype: dtype of the activations, independent of that of the parameters.
         computes_on: the device that computes, if it is not that of the parameters.
         description: of its layers; None for a custom model that gives none.
+        rotations: of rotary positions, by their entries in the context.
     """
 
     is_causal = True
@@ -63,6 +65,7 @@ class LanguageModel(nn.Module):
         self.compute_dtype = embedding.compute_dtype
         self.computes_on: torch.device | None = None
         self.description: Description | None = None
+        self.rotations: dict[Literal["rotation", "local_rotation"], Rotary] = {}
         self.tie()
 
     @property
@@ -104,6 +107,8 @@ class LanguageModel(nn.Module):
     def make_context(self, batch: Batch) -> Context:
         """Return the tensors that blocks need besides the hidden states, computed once per micro-batch."""
         context: Context = {"keys": batch["keys"], "positions": batch["positions"]}
+        for name, rotary in self.rotations.items():
+            context[name] = rotary(batch["positions"])
         if "documents" in batch:
             context.update(document_context(batch["documents"]))  # type: ignore[typeddict-item]
         return context

@@ -29,6 +29,7 @@ from hornbook.ops.layers import (
     linear,
     sinusoidal,
 )
+from hornbook.ops.rms_norm import rms_norm, rms_norm_beside
 from hornbook.ops.tensor_parallel import cut_rows
 from hornbook.parallel.ranks import is_cut
 
@@ -91,6 +92,27 @@ class Linear(nn.Linear):
         return CastLinear(self.weight.flatten(0, -2).to(dtype), bias)
 
 
+class StackedLinear(Linear):
+    """Several linear layers of equal shape as one product, ``[..., D]`` to their concatenated outputs.
+
+    One product is faster, but tensor parallelism, optimizers, import and sparsity need them separately: ``weight[0]``
+    is the first one's. The biases are stacked like the weights, so that both are split along the second dimension.
+
+    Args:
+        num_in: D.
+        num_out: outputs of each layer.
+        num_parts: number of layers.
+        std: see ``Linear``.
+        bias: whether to add biases.
+    """
+
+    def __init__(self, num_in: int, num_out: int, num_parts: int, *, std: float, bias: bool = True) -> None:
+        super().__init__(num_in, num_parts * num_out, std=std, bias=bias)
+        self.weight = nn.Parameter(torch.empty(num_parts, num_out, num_in))
+        if bias:
+            self.bias = nn.Parameter(torch.empty(num_parts, num_out))
+
+
 def activated(up: nn.Module, x: Tensor, activation: str) -> Tensor:
     """Return ``f(up(x))`` with f from ``ACTIVATIONS``; fused if ``up`` is an unmodified ``Linear``."""
     if is_unmodified(up, Linear):
@@ -144,6 +166,47 @@ class LayerNorm(nn.Module):
         """Return the norm with weight and bias cast once."""
         dtype = affine_dtype(dtype, self.weight.device)
         return with_parameters(self, {"weight": self.weight.to(dtype), "bias": self.bias.to(dtype)})
+
+
+class RMSNorm(nn.Module):
+    """RMS norm (Zhang and Sennrich 2019) over the last dimension, in the dtype of its input, computed in fp32.
+
+    Args:
+        size: of the last dimension.
+        epsilon: added to the mean square.
+        has_gain: whether to multiply by a gain, initialized to 1.
+    """
+
+    def __init__(self, size: int, *, epsilon: float, has_gain: bool = True) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.weight = nn.Parameter(torch.empty(size)) if has_gain else None
+
+    def draw(self, draw: Draw) -> None:
+        """Initialize the gain."""
+        draw.constant(self.weight, 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize ``[..., size]`` to a mean square of 1, then scale."""
+        return rms_norm(x, self.weight, self.epsilon)
+
+    def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``x`` and ``norm(x)``, for ``x + f(norm(x))``."""
+        return rms_norm_beside(x, self.weight, self.epsilon)
+
+
+class NoNorm(nn.Module):
+    """The absence of a norm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x``."""
+        return x
+
+    def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``x`` twice."""
+        return x, x
+
+    __call__ = forward
 
 
 class GroupNorm(LayerNorm):
@@ -225,6 +288,7 @@ class Embedding(nn.Module):
         first_position: row of the position table for position 0: 2 in RoBERTa, whose tables have 2 more rows.
         num_segments: rows of the segment table; 0: no table, 1: one row, added to every token.
         norm: of the sum, before the dropout.
+        scale: factor of the sum, rounded to the compute dtype.
         dropout: probability.
         std: standard deviation of the initial tables.
         compute_dtype: dtype of the output and of all later activations.
@@ -243,6 +307,7 @@ class Embedding(nn.Module):
         first_position: int = 0,
         num_segments: int = 0,
         norm: nn.Module | None = None,
+        scale: float = 1.0,
         dropout: float,
         std: float,
         compute_dtype: torch.dtype,
@@ -255,7 +320,7 @@ class Embedding(nn.Module):
         num_rows = max_positions + first_position
         self.positions = nn.Parameter(torch.empty(num_rows, hidden_size)) if positions == "learned" else None
         self.segments = nn.Parameter(torch.empty(num_segments, hidden_size)) if num_segments else None
-        self.norm = norm
+        self.norm, self.scale = norm, scale
         self.dropout = Dropout(dropout, site=0)
         self.sparse_tokens: LookUp | None = None
 
@@ -295,6 +360,8 @@ class Embedding(nn.Module):
             else:
                 x_BTD = x_BTD + functional.embedding(segments_BT, self.segments.float())
         x_BTD = x_BTD.to(self.compute_dtype)
+        if self.scale != 1.0:
+            x_BTD = x_BTD * torch.tensor(self.scale, dtype=x_BTD.dtype)
         result: Tensor = self.dropout(x_BTD if self.norm is None else self.norm(x_BTD), keys_BT)
         return result
 

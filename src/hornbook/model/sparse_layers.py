@@ -24,7 +24,7 @@ from hornbook.model.attention import QueryKeyValue
 from hornbook.model.incremental import CastLinear
 from hornbook.model.initialize import Draw, generator
 from hornbook.model.language_model import LanguageModel
-from hornbook.model.layers import Linear
+from hornbook.model.layers import Linear, StackedLinear
 from hornbook.ops.block_pattern import Pattern, fault_of, to_dense
 from hornbook.ops.block_sparse import Choice, Scores, block_sparse_linear, choose_kernel
 from hornbook.wording import counted
@@ -239,7 +239,8 @@ def sparsify(model: LanguageModel, config: SparsityConfig, section: object) -> N
     Raises:
         UserError: a custom model does not have the layers that ``config`` names.
     """
-    linears = {name: module for name, module in model.named_modules() if type(module) in (Linear, QueryKeyValue)}
+    kinds = (Linear, StackedLinear, QueryKeyValue)
+    linears = {name: module for name, module in model.named_modules() if type(module) in kinds}
     shapes = {name: _shape_of(module) for name, module in linears.items()}
     if linears_of(section) is None:
         for problem in config.problems_with(shapes):

@@ -42,6 +42,18 @@ class WeightDropout(NamedTuple):
     probability: float
 
 
+class Limits(NamedTuple):
+    """What restricts the attention of a layer."""
+
+    window: int | None = None
+    """How many tokens each one attends to, with itself; None: all earlier ones (Beltagy et al. 2020, section 3.1)."""
+    cap: float | None = None
+    """Soft limit of the scores, ``cap · tanh(score / cap)`` (Gemma 2, 2024, section 2); None: none."""
+
+
+_UNLIMITED = Limits()
+
+
 def head_keys(keys_BT: Tensor, num_heads: int, first_head: int = 0) -> Tensor:
     """Return a dropout key for each head and token, ``[B, H, T]``.
 
@@ -61,6 +73,7 @@ def causal_attention(
     *,
     mask: Tensor | None = None,
     dropout: WeightDropout | None = None,
+    limits: Limits = _UNLIMITED,
 ) -> Tensor:
     """Return the causal attention ``drop(softmax(mask(q kᵀ / √K))) v``, ``[B, H, T, K]``.
 
@@ -72,14 +85,16 @@ def causal_attention(
         mask: bool, broadcast to ``[B, H, T, T]``, True where a query may attend to a key; must include causality. None
             for ``causal_mask``.
         dropout: of the attention weights, if any.
+        limits: window and cap.
     """
-    if k_BHTK.shape[1] != q_BHTK.shape[1]:
-        per_key = q_BHTK.shape[1] // k_BHTK.shape[1]
-        k_BHTK, v_BHTK = (tensor.repeat_interleave(per_key, 1) for tensor in (k_BHTK, v_BHTK))
-    if dropout is not None:
-        seen = causal_mask(q_BHTK.shape[2], q_BHTK.device) if mask is None else mask
-        return _explicit_attention(q_BHTK, k_BHTK, v_BHTK, seen, dropout)
+    k_BHTK, v_BHTK = _for_all_heads(k_BHTK, q_BHTK), _for_all_heads(v_BHTK, q_BHTK)
     num_heads, num_tokens = q_BHTK.shape[0] * q_BHTK.shape[1], q_BHTK.shape[2]
+    if limits.window is not None and limits.window < num_tokens:
+        seen = causal_mask(num_tokens, q_BHTK.device) if mask is None else mask
+        mask = seen & _recent(num_tokens, num_tokens, limits.window, q_BHTK.device)
+    if dropout is not None or limits.cap is not None:
+        seen = causal_mask(num_tokens, q_BHTK.device) if mask is None else mask
+        return _explicit_attention(q_BHTK, k_BHTK, v_BHTK, seen, dropout, limits.cap)
     if mask is None and is_blocked(q_BHTK.device.type, num_heads, num_tokens, is_causal=True):
         return blocked_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
     return functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask, is_causal=mask is None)
@@ -113,7 +128,12 @@ def attention(
 
 
 def cached_attention(
-    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, cache_B2GSK: Tensor, mask: Tensor | None
+    q_BHTK: Tensor,
+    k_BGTK: Tensor,
+    v_BGTK: Tensor,
+    cache_B2GSK: Tensor,
+    mask: Tensor | None,
+    limits: Limits = _UNLIMITED,
 ) -> Tensor:
     """Write the keys and values of new tokens into the last T columns of a cache, then attend to all S columns.
 
@@ -124,6 +144,7 @@ def cached_attention(
         cache_B2GSK: keys and values; fp32 or the dtype of the tokens.
         mask: ``[B, 1, T, S]``, bool (True: may attend) or added to the scores. None if all tokens are new (T = S), for
             causal attention, or only one (T = 1), which attends to all columns.
+        limits: window and cap.
 
     Returns:
         ``[B, H, T, K]`` in the dtype of the tokens.
@@ -133,7 +154,18 @@ def cached_attention(
     for columns, new in ((keys_BGSK, k_BGTK), (values_BGSK, v_BGTK)):
         columns.narrow(2, num_columns - num_new, num_new).copy_(new)
     if num_new == num_columns:
-        return causal_attention(q_BHTK, k_BGTK, v_BGTK, mask=mask)
+        return causal_attention(q_BHTK, k_BGTK, v_BGTK, mask=mask, limits=limits)
+    if limits.window is not None and limits.window < num_columns:
+        first = max(num_columns - num_new - limits.window + 1, 0)
+        keys_BGSK, values_BGSK = keys_BGSK[:, :, first:], values_BGSK[:, :, first:]
+        mask = None if mask is None else mask[..., first:]
+        if num_new > 1 and mask is not None:
+            recent = _recent(num_new, num_columns - first, limits.window, q_BHTK.device)
+            mask = mask & recent if mask.dtype == torch.bool else mask.masked_fill(~recent, -math.inf)
+    if limits.cap is not None:
+        keys_BHSK, values_BHSK = _for_all_heads(keys_BGSK, q_BHTK), _for_all_heads(values_BGSK, q_BHTK)
+        y_BHTK = _explicit_attention(q_BHTK.to(keys_BHSK.dtype), keys_BHSK, values_BHSK, mask, None, limits.cap)
+        return y_BHTK.to(q_BHTK.dtype)
     y_BHTK = functional.scaled_dot_product_attention(
         q_BHTK.to(keys_BGSK.dtype),
         keys_BGSK,
@@ -183,12 +215,32 @@ def documents_of_windows(documents_BT: Tensor) -> tuple[Tensor, Tensor] | None:
     return firsts_S, firsts_S.diff(append=firsts_S.new_tensor([documents_BT.numel()]))
 
 
-def _explicit_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: WeightDropout) -> Tensor:
+def _for_all_heads(kv_BGSK: Tensor, q_BHTK: Tensor) -> Tensor:
+    """Return keys or values with a copy for each query head."""
+    per_key = q_BHTK.shape[1] // kv_BGSK.shape[1]
+    return kv_BGSK if per_key == 1 else kv_BGSK.repeat_interleave(per_key, 1)
+
+
+def _recent(num_queries: int, num_keys: int, window: int, device: torch.device) -> Tensor:
+    """Return ``[1, 1, queries, keys]`` bool, True for keys that are not before the window of the last queries."""
+    band = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
+    return band.triu(num_keys - num_queries - window + 1).view(1, 1, num_queries, num_keys)
+
+
+def _explicit_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: WeightDropout | None, cap: float | None = None
+) -> Tensor:
     scores_BHTT = (q @ k.transpose(2, 3)).float() / math.sqrt(q.shape[3])
-    if mask is not None:
+    if cap is not None:
+        scores_BHTT = cap * torch.tanh(scores_BHTT / cap)
+    if mask is not None and mask.dtype == torch.bool:
         scores_BHTT = scores_BHTT.masked_fill(~mask, -math.inf)
+    elif mask is not None:
+        scores_BHTT = scores_BHTT + mask
     weights_BHTT = scores_BHTT.softmax(-1).to(v.dtype)
-    y_BHTK: Tensor = drop(weights_BHTT, dropout.keys, dropout.site, dropout.probability) @ v
+    if dropout is not None:
+        weights_BHTT = drop(weights_BHTT, dropout.keys, dropout.site, dropout.probability)
+    y_BHTK: Tensor = weights_BHTT @ v
     return y_BHTK
 
 

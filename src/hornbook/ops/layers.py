@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -63,6 +63,32 @@ def activated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation:
     if not FORMS or (form := _native_linear_form(x, weight)) is None:
         return ACTIVATIONS[activation](linear(x, weight, bias))
     h: Tensor = linear_activation(x, weight, bias, activation, form.isa)[0]
+    return h
+
+
+class _Gated(torch.autograd.Function):
+    """Keeps only its input: the activation is computed again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, activation: str) -> Tensor:
+        ctx.save_for_backward(u)
+        ctx.activation = activation
+        gate, up = u.chunk(2, -1)
+        return ACTIVATIONS[activation](gate) * up
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (u,), (gradient,) = ctx.saved_tensors, gradients
+        gate, up = u.chunk(2, -1)
+        with torch.enable_grad():
+            active = ACTIVATIONS[ctx.activation](gate := gate.detach().requires_grad_())
+        (of_gate,) = torch.autograd.grad(active, gate, gradient * up)
+        return torch.cat((of_gate, gradient * active.detach()), -1), None
+
+
+def gated(u: Tensor, activation: str) -> Tensor:
+    """Return ``f(gate) · up`` ``[..., F]`` with f from ``ACTIVATIONS`` (Shazeer 2020), given both as ``[..., 2 F]``."""
+    h: Tensor = _Gated.apply(u, activation)  # type: ignore[no-untyped-call]
     return h
 
 

@@ -75,9 +75,12 @@ def by_group(slots: Sequence[Slot]) -> Iterator[tuple[bool, float, list[Slot]]]:
         yield decay, scale, [slot for slot in slots if (slot.decay, slot.rate_scale) == (decay, scale)]
 
 
+_NUM_PARTS = {"qkv": 3, "key_value": 2, "gate_up": 2}
+
+
 def num_parts_of(name: str) -> int:
     """Return the number of separate parameters stacked in the parameter ``name``."""
-    return 3 if ".qkv." in f".{name}" else 1
+    return _NUM_PARTS.get(name.rpartition(".")[0].rpartition(".")[2], 1)
 
 
 def norms_of(tensors: Sequence[Tensor], holders: Sequence[Holders | None] = ()) -> Tensor:

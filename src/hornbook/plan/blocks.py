@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hornbook.config.description import Attention as AttentionPart
 from hornbook.config.description import Block as BlockDescription
-from hornbook.config.description import Convolution, FeedForward, Linear
+from hornbook.config.parts import Attention as AttentionPart
+from hornbook.config.parts import Convolution, FeedForward, Linear
 from hornbook.plan.attention import Attention, Tokens
 from hornbook.plan.layers import Layers
 

@@ -6,7 +6,8 @@
     norm(tokens) + norm(positions) -> dropout -> norm -> projection -> y [tokens, D]     a table of E columns
 """
 
-from hornbook.config.description import Description, Linear, Norm, Table
+from hornbook.config.description import Description
+from hornbook.config.parts import Linear, Norm, Table
 from hornbook.plan.attention import Tokens
 from hornbook.plan.layers import FP32, Layers
 

@@ -7,8 +7,9 @@
 
 from dataclasses import dataclass
 
-from hornbook.config.description import Description, Norm, description_of
-from hornbook.config.models import LabelledConfig
+from hornbook.config.description import Description, description_of
+from hornbook.config.objectives import LabelledConfig
+from hornbook.config.parts import Norm
 from hornbook.config.recipe import Recipe
 from hornbook.config.shapes import HEAD_TOKENS
 from hornbook.plan.attention import Tokens

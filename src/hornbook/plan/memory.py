@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hornbook.config.linears import linears_of
-from hornbook.config.models import EncoderConfig, LabelledConfig, MaskingConfig
+from hornbook.config.models import EncoderConfig
+from hornbook.config.objectives import LabelledConfig, MaskingConfig
 from hornbook.config.rank_part import RankPart
 from hornbook.config.recipe import Recipe
 from hornbook.config.sections import DTYPE_BYTES

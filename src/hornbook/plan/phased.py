@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from hornbook.config.description import description_of
-from hornbook.config.models import LabelledConfig
+from hornbook.config.objectives import LabelledConfig
 from hornbook.config.optimizers import LambConfig
 from hornbook.config.rank_part import RankPart, shard_size
 from hornbook.config.recipe import Recipe

@@ -148,7 +148,7 @@ def _recomputed(recipe: Recipe) -> float:
     length, flops = recipe.sequence_length, recipe.flops_per_token(recipe.sequence_length) or 1.0
     described = description_of(model)
     assert described is not None, "only described models are planned"
-    return share * 12.0 * model.num_layers * described.width * length / flops
+    return share * described.attention_flops(length) / flops
 
 
 def _bubble(recipe: Recipe, num_ranks: int, num_micro_batches: int) -> float:

@@ -102,7 +102,7 @@ def dynamic_mask(tokens: Int64s, lengths: Int64s, samples: Int64s, rules: MaskRu
         lengths: int64[S], length of each sequence.
         samples: int64[S], number of each sequence since the run began.
         rules: what to mask.
-        most: the cap, see `hornbook.config.models.MaskingConfig.most_masked`.
+        most: the cap, see `hornbook.config.objectives.MaskingConfig.most_masked`.
     """
     hashes = _hashes(lengths, samples, rules)
     is_free = ~rules.is_special[tokens]

@@ -1,0 +1,137 @@
+"""The decoder of ``family = "decoder"``: GPT's block with other norms, positions, attention and feed-forward."""
+
+import math
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hornbook.config import DecoderConfig
+from hornbook.model.attention import Context, SelfAttention, attend
+from hornbook.model.block import FeedForward, PreNormBlock
+from hornbook.model.head import CausalHead
+from hornbook.model.language_model import LanguageModel
+from hornbook.model.layers import Embedding, LayerNorm, RMSNorm
+from hornbook.model.rotary import local_rotary_of, rotary_of
+from hornbook.ops.rotary import rotate
+
+
+class DecoderAttention(SelfAttention):
+    """Causal self-attention with norms and rotations of queries and keys, grouped keys and values, and a window.
+
+    ::
+
+        x_BTD --query--> [B, T, H·K] --norm, rotation--> q [B, H, T, K]
+              --key_value [2, G·K, D]--> k, v [B, T, G·K] --norm, rotation of k--> [B, G, T, K]
+
+    Args:
+        sizes: see ``SelfAttention``.
+        config: options of the model.
+        window: how many tokens each one attends to, with itself; None: all earlier ones.
+        options: see ``SelfAttention``.
+    """
+
+    is_incremental = True
+
+    def __init__(self, *sizes: int, config: DecoderConfig, window: int | None, **options: Any) -> None:
+        super().__init__(*sizes, num_kv_heads=config.num_kv_heads, **options)
+        self.window, self.cap, self.norm_kind = window, config.attention_cap, config.query_key_norm
+        self.rotation: Literal["rotation", "local_rotation"] = "rotation"
+        if window is not None and config.local_rope_theta:
+            self.rotation = "local_rotation"
+        self.scale = 1.0 if config.attention_scale is None else config.attention_scale * math.sqrt(self.head_size)
+        if self.norm_kind != "none":
+            num_heads = (self.num_heads, self.num_kv_heads) if self.norm_kind == "width" else (1, 1)
+            make_norm = partial(RMSNorm, epsilon=config.norm_epsilon, has_gain=config.norm_gain)
+            self.query_norm, self.key_norm = (make_norm(number * self.head_size) for number in num_heads)
+
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        """Return the output ``[B, T, D]`` for hidden states ``[B, T, D]``."""
+        if self.num_kv_heads == self.num_heads:
+            mixed_BTC = self.mix(self.qkv(x_BTD), context)
+        else:
+            mixed_BTC = self.mix(self.query(x_BTD), context, self.key_value(x_BTD))
+        y_BTD: Tensor = self.out(mixed_BTC)
+        return y_BTD
+
+    def mix(self, packed_BTE: Tensor, context: Context, key_value_BTE: Tensor | None = None) -> Tensor:
+        """Return the attention ``[B, T, H·K]``.
+
+        Args:
+            packed_BTE: query, key and value side by side, or only the query.
+            context: of the block.
+            key_value_BTE: key and value side by side, if they are separate.
+        """
+        if key_value_BTE is None:
+            q_BTC, k_BTC, v_BTC = packed_BTE.chunk(3, -1)
+        else:
+            q_BTC, (k_BTC, v_BTC) = packed_BTE, key_value_BTE.chunk(2, -1)
+        q_BHTK, k_BGTK = self._turned(q_BTC, "query_norm", context), self._turned(k_BTC, "key_norm", context)
+        if self.scale != 1.0:
+            q_BHTK = q_BHTK * self.scale
+        v_BGTK = self._heads(v_BTC).transpose(1, 2)
+        dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None
+        heads = (q_BHTK, k_BGTK, v_BGTK)
+        y_BHTK = attend(self, *heads, context, dropout=dropout, window=self.window, cap=self.cap)
+        return y_BHTK.transpose(1, 2).flatten(2)
+
+    def _heads(self, x_BTC: Tensor) -> Tensor:
+        return x_BTC.view(*x_BTC.shape[:-1], -1, self.head_size)
+
+    def _turned(self, x_BTC: Tensor, norm: str, context: Context) -> Tensor:
+        """Return queries or keys ``[B, heads, T, K]`` after their norm and rotation, if they have these."""
+        if self.norm_kind == "width":
+            x_BTC = getattr(self, norm)(x_BTC)
+        x_BTHK = self._heads(x_BTC)
+        if self.norm_kind == "head":
+            x_BTHK = getattr(self, norm)(x_BTHK)
+        if self.rotation in context:
+            x_BTHK = rotate(x_BTHK, *context[self.rotation])
+        return x_BTHK.transpose(1, 2)
+
+
+def build_decoder(config: DecoderConfig, compute_dtype: torch.dtype) -> LanguageModel:
+    """Return the decoder with uninitialized parameters."""
+    assert config.vocab_size is not None, "the run fills in the vocabulary before it builds the model"
+    make_norm = partial(_norm, config)
+    embedding = Embedding(
+        config.vocab_size,
+        config.max_positions,
+        config.hidden_size,
+        positions="learned" if config.positions == "learned" else "none",
+        norm=make_norm(config.hidden_size) if config.embedding_norm else None,
+        scale=config.embedding_scale,
+        dropout=config.embedding_dropout,
+        std=config.initializer_std,
+        compute_dtype=compute_dtype,
+    )
+    (attention,) = config.description().block.attentions
+    blocks = [
+        PreNormBlock(
+            config,
+            index,
+            make_norm=make_norm,
+            attention=partial(DecoderAttention, config=config, window=attention.window(index)),
+            qkv_bias=config.qkv_bias,
+            out_bias=config.linear_bias,
+            out_std=0.0 if config.zero_init_outputs else None,
+            feed_forward=partial(FeedForward, bias=config.linear_bias, is_gated=config.feed_forward == "gated"),
+            norm_placement=config.norm_placement,
+        )
+        for index in range(config.num_layers)
+    ]
+    norm = make_norm(config.hidden_size)
+    head = CausalHead(config.hidden_size, config.vocab_size, norm=norm, is_tied=config.tied, std=config.initializer_std)
+    model = LanguageModel(embedding, blocks, head, max_positions=config.max_positions)
+    if (rotary := rotary_of(config)) is not None:
+        model.rotations["rotation"] = rotary
+    if (rotary := local_rotary_of(config)) is not None:
+        model.rotations["local_rotation"] = rotary
+    return model
+
+
+def _norm(config: DecoderConfig, size: int) -> LayerNorm | RMSNorm:
+    if config.norm == "layer":
+        return LayerNorm(size, epsilon=config.norm_epsilon)
+    return RMSNorm(size, epsilon=config.norm_epsilon, has_gain=config.norm_gain)
