@@ -252,7 +252,7 @@ def _chunk(logits: Tensor, targets: Tensor, head: Columns, *, with_count: bool, 
     """Return losses and gradients, given logits without the bias, which are overwritten."""
     is_fp32 = head.bias is None or head.bias.dtype == torch.float32
     if FORMS and is_fp32 and head.cut is None and (form := form_of("cross_entropy", logits)) is not None:
-        losses, predictions, bias_gradient = cross_entropy_(
+        losses, predictions, bias_gradient, _ = cross_entropy_(
             logits, targets, head.bias, head.num_real, with_gradient, with_count, form.isa
         )
         num_correct = (predictions == targets).sum() if with_count else losses.new_zeros(())

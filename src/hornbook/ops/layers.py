@@ -170,7 +170,7 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> T
         epsilon: added to the variance.
     """
     if FORMS and weight_D.dtype == torch.float32 and (form := form_of("layer_norm", x)) is not None:
-        normed: Tensor = native_norm.layer_norm(x, weight_D, bias_D, epsilon, form.isa)[0]
+        normed: Tensor = native_norm.norm(x, weight_D, bias_D, epsilon, form.isa)[0]
         return normed
     if x.dtype == torch.float32:
         return functional.layer_norm(x, weight_D.shape, weight_D.float(), bias_D.float(), epsilon)
@@ -187,7 +187,7 @@ def layer_norm_beside(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: floa
     None if PyTorch computes norms.
     """
     if FORMS and weight_D.dtype == torch.float32 and (form := form_of("layer_norm", x)) is not None:
-        return native_norm.layer_norm_beside(x, weight_D, bias_D, epsilon, form.isa)
+        return native_norm.norm_beside(x, weight_D, bias_D, epsilon, form.isa)
     return None
 
 
