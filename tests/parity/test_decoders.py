@@ -6,12 +6,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 import transformers
+from native_forms import NativeCalls, all_native
 from tiny import hidden_states, random_batch, randomize
 from torch import Tensor
 
 from hornbook.config import DecoderConfig, Recipe
 from hornbook.generate.decoder import CachedDecoder, make_decoder
 from hornbook.model import LanguageModel, initialize, model_of
+from hornbook.ops.native.kernels import NOT_CHOSEN, using
 
 SIZES = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 70, "max_positions": 24}
 LLAMA_MODULES = {
@@ -141,7 +143,14 @@ def model(family: Family) -> LanguageModel:
     return model
 
 
-def test_logits_losses_and_gradients(family: Family, model: LanguageModel) -> None:
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+def test_logits_losses_and_gradients(family: Family, model: LanguageModel, kernels: str) -> None:
+    with using(all_native() if kernels == "native" else NOT_CHOSEN), NativeCalls() as calls:
+        compare_gradients(family, model)
+    assert ({"attention", "norm", "linear_activation"} <= calls.names) == (kernels == "native")
+
+
+def compare_gradients(family: Family, model: LanguageModel) -> None:
     peer, batch = family.model(model), random_batch(3, 24, unscored=0.1)
     theirs = peer(batch["tokens"]).logits
     assert theirs.std() > 0.1, "the weights matter"
