@@ -145,7 +145,7 @@ def fitting_decoder(model, draw):
     """Sizes and options of a decoder that suit each other."""
     heads, window = model["num_heads"], draw(st.none() | st.integers(1, model["max_positions"]))
     is_rotary, has_window = model["positions"] == "rotary", window is not None
-    scaling = {key: None for key in ("rope_factor", "rope_original_positions", "rope_low_factor", "rope_high_factor")}
+    scaling = dict.fromkeys(("rope_factor", "rope_original_positions", "rope_low_factor", "rope_high_factor"))
     numbers = {"linear": {"rope_factor": 2.0}, "yarn": {"rope_factor": 2.0, "rope_original_positions": 7}}
     numbers["llama3"] = {"rope_low_factor": 1.0, "rope_high_factor": 4.0, **numbers["yarn"]}
     kind = draw(st.sampled_from(["none", *numbers] if is_rotary else ["none"]))
@@ -170,6 +170,8 @@ def fitting_kind(nested):
         objective = nested["objective"] if nested["objective"]["name"] == "causal_lm" else {"name": "causal_lm"}
         if "unscored_tokens" in objective:
             objective["unscored_tokens"] %= nested["data"]["sequence_length"]
+        if objective.get("recurrence_weights"):
+            objective["z_loss"] = 0.0
         if nested["model"].get("attention_block_size"):
             nested["data"]["document_mask"] = False
         kept = {"model": nested["model"] | {"head": "pretraining", "num_labels": None}} if family == "gpt" else {}

@@ -152,8 +152,14 @@ def build_decoder(config: DecoderConfig, compute_dtype: torch.dtype) -> Language
         )
         for index in range(config.num_layers)
     ]
-    norm = make_norm(config.hidden_size)
-    head = CausalHead(config.hidden_size, config.vocab_size, norm=norm, is_tied=config.tied, std=config.initializer_std)
+    head = CausalHead(
+        config.hidden_size,
+        config.vocab_size,
+        norm=make_norm(config.hidden_size),
+        is_tied=config.tied,
+        std=config.initializer_std,
+        cap=config.logit_cap,
+    )
     model = LanguageModel(embedding, blocks, head, max_positions=config.max_positions)
     if (rotary := rotary_of(config)) is not None:
         model.rotations["rotation"] = rotary
