@@ -32,7 +32,7 @@ def linear(
         weight: ``[num_out, num_in]`` fp32, or a stack whose leading dimensions count as ``num_out``.
         bias: ``num_out`` values in fp32, of any shape, or None.
         isa: instruction set of the form for this operator and its gradients.
-        before: if given, ``x`` is ``activation(before)``, gated if that is twice as wide, and ``before`` gets the gradient
+        before: if given, ``x`` is ``activation(before)``, gated if that is twice as wide; ``before`` gets the gradient
             instead of ``x``.
         activation: of ``products.ACTIVATIONS``.
     """

@@ -85,7 +85,7 @@ def product(
     """Return ``f(x Wᵀ + b)``, or ``x W`` for a gradient, ``[M, columns]``.
 
     With ``is_gated``, half of the columns of ``x Wᵀ + b`` are gates, and the result is ``f(gate) · up``
-    ``[M, columns / 2]`` (Shazeer 2020). With ``derivative_at``, too, ``x W`` is the gradient of that, and the result are
+    ``[M, columns / 2]`` (Shazeer 2020). With ``derivative_at``, too, ``x W`` is the gradient of that, and the result
     those of gate and up, ``[M, 2 columns]``.
 
     Args:
