@@ -171,6 +171,7 @@ class DecoderConfig(TransformerConfig):
             is_rotary=self.positions == "rotary",
             windows=tuple(self.window if layer == "L" else None for layer in self.window_pattern),
             cap=self.attention_cap,
+            scale=self.attention_scale,
         )
 
     def problems(self) -> list[Problem]:

@@ -141,7 +141,9 @@ class Head:
         if not self.is_encoder:
             if self.is_narrow:
                 self._narrow_backward(layers)
-            layers.norm_backward("head.norm", num, size, "gradient", "branch", x, kind=self.norm.kind)
+            layers.norm_backward(
+                "head.norm", num, size, "gradient", "branch", x, kind=self.norm.kind, gain=self.norm.gain
+            )
             layers.scratch("gradient", num * size)
             tape.free("branch")
             return
