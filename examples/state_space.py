@@ -9,7 +9,6 @@ E = H · P, N state size, C = E + 2 N columns of the convolution.
 
 import math
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -61,11 +60,13 @@ class StateSpaceConfig(extend.Described):
                 extend.LinearLayer("mixer.down", inner, size, bias=False),
             ),
             kept=2 * (inner + mixed + heads) + 4 * inner + 2 * mixed + 3 * in_chunk,
-            temporary=2 * inner + mixed + in_chunk,
+            temporary_fp32=2 * inner + mixed + in_chunk,
         )
         return extend.Description(
             embedding=(extend.TableLayer("embedding.tokens", table),),
-            block=extend.BlockDescription(norms=(extend.NormLayer("norm", size, "rms"),), parts=(mixer,), norm_first=True),
+            block=extend.BlockDescription(
+                norms=(extend.NormLayer("norm", size, "rms"),), parts=(mixer,), norm_first=True
+            ),
             num_layers=self.num_layers,
             head=(extend.NormLayer("head.norm", size, "rms"),),
             splits=False,
@@ -73,13 +74,15 @@ class StateSpaceConfig(extend.Described):
 
 
 class StateSpace(nn.Module):
-    """``state = decay · state + step · x bᵀ``, ``y = state c + skip · x`` for each head, in fp32 (equations 16 and 18)."""
+    """``state = decay · state + step · x bᵀ``, ``y = state c + skip · x`` for each head, in fp32."""
 
     def __init__(self, config: StateSpaceConfig) -> None:
         super().__init__()
         self.config = config
         mixed, heads, std = config.mixed_size, config.num_heads, config.initializer_std
-        self.filters, self.filter_bias = (nn.Parameter(torch.empty(mixed, *rest)) for rest in ((1, config.kernel_size), ()))
+        self.filters, self.filter_bias = (
+            nn.Parameter(torch.empty(mixed, *rest)) for rest in ((1, config.kernel_size), ())
+        )
         self.log_decay, self.step_bias, self.skip = (nn.Parameter(torch.empty(heads)) for _ in range(3))
         self.up = extend.Linear(config.hidden_size, config.inner_size + mixed + heads, std=std, bias=False)
         self.norm = extend.RMSNorm(config.inner_size, epsilon=config.norm_epsilon)
@@ -114,18 +117,18 @@ class StateSpace(nn.Module):
 
     def recur(self, x_BTHP: Tensor, b_BTN: Tensor, c_BTN: Tensor, log_decay_BTH: Tensor) -> Tensor:
         """Return ``y_t = Σ over u ≤ t of (c_t · b_u) exp(Σ of log_decay over u < s ≤ t) x_u``, chunk by chunk."""
-        chunks = zip(*(tensor.split(self.config.chunk_size, 1) for tensor in (x_BTHP, b_BTN, c_BTN, log_decay_BTH)))
+        inputs = (x_BTHP.transpose(1, 2), b_BTN.unsqueeze(1), c_BTN.unsqueeze(1), log_decay_BTH.transpose(1, 2))
+        chunks = zip(*(tensor.split(self.config.chunk_size, 2) for tensor in inputs), strict=True)
         state_BHPN, results = None, []
-        for x_BTHP, b_BTN, c_BTN, log_decay_BTH in chunks:
-            sum_BHT = log_decay_BTH.cumsum(1).transpose(1, 2)
-            is_later = sum_BHT.new_ones(2 * sum_BHT.shape[-1:], dtype=torch.bool).triu(1)
-            decay_BHTU = (sum_BHT.unsqueeze(-1) - sum_BHT.unsqueeze(-2)).masked_fill(is_later, -math.inf).exp()
-            scores_BHTU = (c_BTN @ b_BTN.mT).unsqueeze(1) * decay_BHTU
-            y_BHTP = scores_BHTU @ x_BTHP.transpose(1, 2)
-            change_BHPN = torch.einsum("bthp,btn,bht->bhpn", x_BTHP, b_BTN, decay_BHTU[:, :, -1])
+        for x_BHTP, b_B1TN, c_B1TN, log_decay_BHT in chunks:
+            sum_BHT1 = log_decay_BHT.cumsum(2).unsqueeze(-1)
+            is_later = sum_BHT1.new_ones(2 * log_decay_BHT.shape[-1:], dtype=torch.bool).triu(1)
+            decay_BHTU = (sum_BHT1 - sum_BHT1.mT).masked_fill(is_later, -math.inf).exp()
+            y_BHTP = c_B1TN @ b_B1TN.mT * decay_BHTU @ x_BHTP
+            change_BHPN = (x_BHTP * decay_BHTU[:, :, -1, :, None]).mT @ b_B1TN
             if state_BHPN is not None:
-                y_BHTP = y_BHTP + torch.einsum("btn,bhpn,bht->bhtp", c_BTN, state_BHPN, sum_BHT.exp())
-                change_BHPN = change_BHPN + state_BHPN * sum_BHT[..., -1, None, None].exp()
+                y_BHTP = y_BHTP + c_B1TN @ state_BHPN.mT * sum_BHT1.exp()
+                change_BHPN = change_BHPN + state_BHPN * sum_BHT1[:, :, -1:].exp()
             state_BHPN = change_BHPN
             results.append(y_BHTP.transpose(1, 2))
         return torch.cat(results, 1)
@@ -142,7 +145,9 @@ class StateSpaceBlock(nn.Module):
     def forward(self, x_BTD: Tensor, context: extend.Context) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``."""
         if "mask" in context:
-            raise extend.UserError("the state of a state-space model passes from document to document; remove `data.document_mask`")
+            raise extend.UserError(
+                "the state of a state-space model passes from document to document; remove `data.document_mask`"
+            )
         y_BTD: Tensor = x_BTD + self.mixer(self.norm(x_BTD))
         return y_BTD
 
