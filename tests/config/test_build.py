@@ -154,7 +154,7 @@ def test_two_lengths_on_the_command_line(recipe):
         ),
         ("--optimiser.beta1=0", 'optimiser.beta1 (command line): unknown key; did you mean "optimizer.beta1"?'),
         ("--a.b.c=3", "a.b.c (command line): unknown key"),
-        ("--model.=3", 'model. (command line): unknown key; did you mean "model.head"?'),
+        ("--model.=3", 'model. (command line): unknown key; did you mean "model.tied"?'),
         ("--model.num-layers=x", "model.num_layers = x (command line): expected an integer, got a string"),
         ("--model.num-layers", "model.num_layers (command line): expected an integer after the option"),
         ("--model.num-layers=0", "model.num_layers = 0 (command line): must be at least 1 and at most 10000"),

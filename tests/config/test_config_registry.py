@@ -76,8 +76,8 @@ def test_options_of_another_family_do_not_apply(mine, recipe):
     with pytest.raises(RecipeError) as caught:
         load_recipe(recipe, ["--model.num-layers", "2"])
     assert caught.value.problems == [
-        'model.num_layers (command line): applies only to model.family = "gpt", "bert", "roberta", "groupbert" or '
-        '"factorized_gpt", not "mine"; remove it or change model.family'
+        'model.num_layers (command line): applies only to model.family = "gpt", "bert", "roberta", "groupbert", '
+        '"decoder" or "factorized_gpt", not "mine"; remove it or change model.family'
     ]
 
 

@@ -67,6 +67,8 @@ def mended(recipe, draw):
     if nested["model"]["family"] == "factorized_gpt":
         width, groups = 2 * draw(st.integers(1, 64)), draw(st.sampled_from([1, heads]))
         nested["model"] |= {"embedding_size": width * heads, "norm_groups": groups}
+    if nested["model"]["family"] == "decoder":
+        nested["model"] |= fitting_decoder(nested["model"], draw)
     nested["data"] |= {"sequence_length": draw(st.integers(1, nested["model"]["max_positions"]))}
     nested["data"] |= draw(st.sampled_from([{"synthetic": False}, {"train": ()}]))
     num_stores = len(nested["data"]["train"])
@@ -102,7 +104,8 @@ def mended(recipe, draw):
     if nested["parallel"]["shard_size"] is None and nested["parallel"]["data_parallel"] == "hybrid":
         nested["parallel"]["data_parallel"] = "shard"
     nested["parallel"] |= {"tensor_parallel": 1, "sequence_parallel": False}
-    sparse = nested["sparsity"] | {"linears": ("blocks.*",), "block_size": 1, "density": 1.0, "kernel": "torch"}
+    table = {"embedding_block_size": None if nested["sparsity"]["embedding_block_size"] is None else 1}
+    sparse = nested["sparsity"] | table | {"linears": ("blocks.*",), "block_size": 1, "density": 1.0, "kernel": "torch"}
     fits = nested["parallel"]["data_parallel"] == "replicate" and nested["optimizer"]["name"] != "muon"
     fits = fits and nested["model"]["num_layers"] <= 64  # each sparse map is listed
     nested["sparsity"] = draw(st.sampled_from([recipe_to_dict(Recipe())["sparsity"], *([sparse] if fits else [])]))
@@ -138,12 +141,37 @@ def mended(recipe, draw):
     return recipe_from_dict(nested)
 
 
+def fitting_decoder(model, draw):
+    """Sizes and options of a decoder that suit each other."""
+    heads, window = model["num_heads"], draw(st.none() | st.integers(1, model["max_positions"]))
+    is_rotary, has_window = model["positions"] == "rotary", window is not None
+    scaling = dict.fromkeys(("rope_factor", "rope_original_positions", "rope_low_factor", "rope_high_factor"))
+    numbers = {"linear": {"rope_factor": 2.0}, "yarn": {"rope_factor": 2.0, "rope_original_positions": 7}}
+    numbers["llama3"] = {"rope_low_factor": 1.0, "rope_high_factor": 4.0, **numbers["yarn"]}
+    kind = draw(st.sampled_from(["none", *numbers] if is_rotary else ["none"]))
+    return {
+        "head_size": 2 * draw(st.integers(1, 64)),
+        "num_kv_heads": draw(st.sampled_from([None, 1, heads])),
+        "rope_share": 1.0,
+        "rope_scaling": kind,
+        **scaling,
+        **numbers.get(kind, {}),
+        "window": window,
+        "window_pattern": draw(st.sampled_from(["L", "LLG"] if has_window else ["L"])),
+        "local_rope_theta": model["local_rope_theta"] if has_window and is_rotary else None,
+        "norm_gain": model["norm"] == "layer" or model["norm_gain"],
+    }
+
+
 def fitting_kind(nested):
     """Sections that suit the family of the model."""
-    if "gpt" in (family := nested["model"]["family"]):
+    family = nested["model"]["family"]
+    if "gpt" in family or family == "decoder":
         objective = nested["objective"] if nested["objective"]["name"] == "causal_lm" else {"name": "causal_lm"}
         if "unscored_tokens" in objective:
             objective["unscored_tokens"] %= nested["data"]["sequence_length"]
+        if objective.get("recurrence_weights"):
+            objective["z_loss"] = 0.0
         if nested["model"].get("attention_block_size"):
             nested["data"]["document_mask"] = False
         kept = {"model": nested["model"] | {"head": "pretraining", "num_labels": None}} if family == "gpt" else {}

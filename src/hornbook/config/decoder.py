@@ -88,6 +88,7 @@ class DecoderConfig(TransformerConfig):
     )
     activation: Activation = option("silu", help="activation of the feed-forward")
     tied: bool = option(True, help="whether the output table is that of the embedding")
+    logit_cap: float | None = option(None, help="soft limit of the logits: cap * tanh(x / cap)", above=0)
     zero_init_outputs: bool = option(False, help="initialize the output layers of attention and feed-forward to zero")
 
     @property
@@ -146,7 +147,7 @@ class DecoderConfig(TransformerConfig):
     def _heads(self) -> Attention:
         hidden, size, bias = self.hidden_size, self.effective_head_size, self.qkv_bias
         width, kv_width = self.num_heads * size, self.effective_kv_heads * size
-        inputs = (
+        inputs: tuple[Linear, ...] = (
             Linear("attention.query", hidden, width, bias=bias, cut="outputs"),
             Linear("attention.key_value", hidden, 2 * kv_width, bias=bias, num_parts=2, cut="outputs"),
         )

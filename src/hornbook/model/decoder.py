@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -37,7 +37,9 @@ class DecoderAttention(SelfAttention):
     def __init__(self, *sizes: int, config: DecoderConfig, window: int | None, **options: Any) -> None:
         super().__init__(*sizes, num_kv_heads=config.num_kv_heads, **options)
         self.window, self.cap, self.norm_kind = window, config.attention_cap, config.query_key_norm
-        self.rotation = "local_rotation" if window is not None and config.local_rope_theta else "rotation"
+        self.rotation: Literal["rotation", "local_rotation"] = "rotation"
+        if window is not None and config.local_rope_theta:
+            self.rotation = "local_rotation"
         self.scale = 1.0 if config.attention_scale is None else config.attention_scale * math.sqrt(self.head_size)
         if self.norm_kind != "none":
             num_heads = (self.num_heads, self.num_kv_heads) if self.norm_kind == "width" else (1, 1)
@@ -68,21 +70,24 @@ class DecoderAttention(SelfAttention):
         q_BHTK, k_BGTK = self._turned(q_BTC, "query_norm", context), self._turned(k_BTC, "key_norm", context)
         if self.scale != 1.0:
             q_BHTK = q_BHTK * self.scale
-        v_BGTK = v_BTC.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+        v_BGTK = self._heads(v_BTC).transpose(1, 2)
         dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None
-        limits = {"window": self.window, "cap": self.cap}
-        y_BHTK = attend(self, q_BHTK, k_BGTK, v_BGTK, context, dropout=dropout, **limits)
+        heads = (q_BHTK, k_BGTK, v_BGTK)
+        y_BHTK = attend(self, *heads, context, dropout=dropout, window=self.window, cap=self.cap)
         return y_BHTK.transpose(1, 2).flatten(2)
+
+    def _heads(self, x_BTC: Tensor) -> Tensor:
+        return x_BTC.view(*x_BTC.shape[:-1], -1, self.head_size)
 
     def _turned(self, x_BTC: Tensor, norm: str, context: Context) -> Tensor:
         """Return queries or keys ``[B, heads, T, K]`` after their norm and rotation, if they have these."""
         if self.norm_kind == "width":
             x_BTC = getattr(self, norm)(x_BTC)
-        x_BTHK = x_BTC.unflatten(-1, (-1, self.head_size))
+        x_BTHK = self._heads(x_BTC)
         if self.norm_kind == "head":
             x_BTHK = getattr(self, norm)(x_BTHK)
         if self.rotation in context:
-            x_BTHK = rotate(x_BTHK, *context[self.rotation])  # type: ignore[literal-required]
+            x_BTHK = rotate(x_BTHK, *context[self.rotation])
         return x_BTHK.transpose(1, 2)
 
 
@@ -116,11 +121,19 @@ def build_decoder(config: DecoderConfig, compute_dtype: torch.dtype) -> Language
         )
         for index in range(config.num_layers)
     ]
-    norm = make_norm(config.hidden_size)
-    head = CausalHead(config.hidden_size, config.vocab_size, norm=norm, is_tied=config.tied, std=config.initializer_std)
+    head = CausalHead(
+        config.hidden_size,
+        config.vocab_size,
+        norm=make_norm(config.hidden_size),
+        is_tied=config.tied,
+        std=config.initializer_std,
+        cap=config.logit_cap,
+    )
     model = LanguageModel(embedding, blocks, head, max_positions=config.max_positions)
-    rotations = {"rotation": rotary_of(config), "local_rotation": local_rotary_of(config)}
-    model.rotations = {name: rotary for name, rotary in rotations.items() if rotary is not None}
+    if (rotary := rotary_of(config)) is not None:
+        model.rotations["rotation"] = rotary
+    if (rotary := local_rotary_of(config)) is not None:
+        model.rotations["local_rotation"] = rotary
     return model
 
 
