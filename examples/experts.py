@@ -44,7 +44,6 @@ class ExpertsConfig(extend.DecoderConfig):
             ),
             kept=share * (3 * size + 4 * inner),
             kept_fp32=4 * self.num_experts,
-            temporary_fp32=share * inner,
         )
         return replace(plain, block=replace(plain.block, parts=(plain.block.parts[0], experts)), splits=False)
 
@@ -64,9 +63,9 @@ class Experts(nn.Module):
     """``Σ over the chosen experts of share · down(silu(gate x) · up x)``, the shares being normalized.
 
     Attributes:
-        balance: of the last forward pass: Σ over windows of ``E / K · Σ over experts of f · p``, f being the share of the
-            window's tokens that an expert computes, and p its mean probability (DeepSeek-V3, equations 17 to 20); 1 for
-            each window if the load is balanced.
+        balance: of the last forward pass: Σ over windows of ``E / K · Σ over experts of f · p``, f being the share
+            of the window's tokens that an expert computes, and p its mean probability (DeepSeek-V3, equations 17 to
+            20); 1 for each window if the load is balanced.
     """
 
     is_incremental = True

@@ -48,7 +48,8 @@ class StateSpaceConfig(extend.Described):
         """Return the layers, by the names of their modules."""
         size, inner, mixed, heads = self.hidden_size, self.inner_size, self.mixed_size, self.num_heads
         table = (vocab_size or self.vocab_size or 0, size)
-        in_chunk = min(self.chunk_size, self.max_positions) * heads  # scores of a token
+        in_chunk = min(self.chunk_size, self.max_positions)
+        per_token = heads * in_chunk + inner * self.state_size // in_chunk  # scores of a token, and its share of states
         mixer = extend.OtherPart(
             name="mixer",
             layers=(
@@ -59,8 +60,9 @@ class StateSpaceConfig(extend.Described):
                 extend.NormLayer("mixer.norm", inner, "rms"),
                 extend.LinearLayer("mixer.down", inner, size, bias=False),
             ),
-            kept=2 * (inner + mixed + heads) + 4 * inner + 2 * mixed + 3 * in_chunk,
-            temporary_fp32=2 * inner + mixed + in_chunk,
+            kept=3 * (inner + mixed) + heads,
+            kept_fp32=4 * inner + mixed + 3 * per_token,
+            temporary_fp32=3 * (inner + mixed),
         )
         return extend.Description(
             embedding=(extend.TableLayer("embedding.tokens", table),),
@@ -111,7 +113,7 @@ class StateSpace(nn.Module):
         x_BTHP = x_BTE.unflatten(-1, (config.num_heads, config.head_size))
         step_BTH = functional.softplus(step_BTH.float() + self.step_bias)
         y_BTHP = self.recur(x_BTHP * step_BTH.unsqueeze(-1), b_BTN, c_BTN, -step_BTH * self.log_decay.exp())
-        y_BTE = (y_BTHP + x_BTHP * self.skip.unsqueeze(-1)).flatten(2) * functional.silu(gate_BTE.float())
+        y_BTE = (y_BTHP + x_BTHP * self.skip.unsqueeze(-1)).flatten(2) * functional.silu(gate_BTE)
         y_BTD: Tensor = self.down(self.norm(y_BTE).to(x_BTD.dtype))
         return y_BTD
 

@@ -144,3 +144,12 @@ def test_bad_options_are_one_line(example, tmp_path: Path, capsys: pytest.Captur
     words = [*TRAINING.split(), "--model.experts-per-token", "9", "--output", str(tmp_path / "run")]
     assert extend.main(["train", RECIPE, *words]) == 2
     assert "must be at most num_experts, which is 8" in capsys.readouterr().err
+
+
+def test_the_plan_is_what_steps_need(example) -> None:
+    """The memory of real steps, within the tolerance of ``--check``, 3 %."""
+    example("experts")
+    sizes = (
+        "--model.vocab-size 512 --training.global-batch-size 4 --training.micro-batch-size 4 --precision.compute fp32"
+    )
+    assert extend.main(["plan", RECIPE, *sizes.split(), "--check"]) == 0

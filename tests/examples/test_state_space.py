@@ -118,11 +118,10 @@ def test_document_masks_are_refused(example, tmp_path: Path, capsys: pytest.Capt
     assert "remove --data.document-mask" in capsys.readouterr().err
 
 
-def test_the_plan_is_what_steps_need(example, capsys: pytest.CaptureFixture[str]) -> None:
-    """The memory of steps, measured, within hornbook's tolerance of 3 %."""
+def test_the_plan_is_what_steps_need(example) -> None:
+    """The memory of real steps, within the tolerance of ``--check``, 3 %."""
     example("state_space")
     sizes = (
         "--model.vocab-size 512 --training.global-batch-size 4 --training.micro-batch-size 4 --precision.compute fp32"
     )
-    assert extend.main(["plan", RECIPE, *sizes.split(), "--check", "--threads", "1", "--json"]) == 0
-    print(capsys.readouterr().out)
+    assert extend.main(["plan", RECIPE, *sizes.split(), "--check"]) == 0
