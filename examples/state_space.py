@@ -48,7 +48,8 @@ class StateSpaceConfig(extend.Described):
         """Return the layers, by the names of their modules."""
         size, inner, mixed, heads = self.hidden_size, self.inner_size, self.mixed_size, self.num_heads
         table = (vocab_size or self.vocab_size or 0, size)
-        in_chunk = min(self.chunk_size, self.max_positions) * heads  # scores of a token
+        in_chunk = min(self.chunk_size, self.max_positions)
+        per_token = heads * in_chunk + inner * self.state_size // in_chunk  # scores of a token, and its share of states
         mixer = extend.OtherPart(
             name="mixer",
             layers=(
@@ -59,8 +60,9 @@ class StateSpaceConfig(extend.Described):
                 extend.NormLayer("mixer.norm", inner, "rms"),
                 extend.LinearLayer("mixer.down", inner, size, bias=False),
             ),
-            kept=2 * (inner + mixed + heads) + 4 * inner + 2 * mixed + 3 * in_chunk,
-            temporary=2 * inner + mixed + in_chunk,
+            kept=3 * (inner + mixed) + heads,
+            kept_fp32=4 * inner + mixed + 3 * per_token,
+            temporary_fp32=3 * (inner + mixed),
         )
         return extend.Description(
             embedding=(extend.TableLayer("embedding.tokens", table),),
@@ -74,7 +76,7 @@ class StateSpaceConfig(extend.Described):
 
 
 class StateSpace(nn.Module):
-    """``state = decay · state + step · x bᵀ``, ``y = state c + skip · x`` for each head, in fp32 (equations 16 and 18)."""
+    """``state = decay · state + step · x bᵀ``, ``y = state c + skip · x`` for each head, in fp32."""
 
     def __init__(self, config: StateSpaceConfig) -> None:
         super().__init__()
@@ -111,24 +113,24 @@ class StateSpace(nn.Module):
         x_BTHP = x_BTE.unflatten(-1, (config.num_heads, config.head_size))
         step_BTH = functional.softplus(step_BTH.float() + self.step_bias)
         y_BTHP = self.recur(x_BTHP * step_BTH.unsqueeze(-1), b_BTN, c_BTN, -step_BTH * self.log_decay.exp())
-        y_BTE = (y_BTHP + x_BTHP * self.skip.unsqueeze(-1)).flatten(2) * functional.silu(gate_BTE.float())
+        y_BTE = (y_BTHP + x_BTHP * self.skip.unsqueeze(-1)).flatten(2) * functional.silu(gate_BTE)
         y_BTD: Tensor = self.down(self.norm(y_BTE).to(x_BTD.dtype))
         return y_BTD
 
     def recur(self, x_BTHP: Tensor, b_BTN: Tensor, c_BTN: Tensor, log_decay_BTH: Tensor) -> Tensor:
         """Return ``y_t = Σ over u ≤ t of (c_t · b_u) exp(Σ of log_decay over u < s ≤ t) x_u``, chunk by chunk."""
-        chunks = zip(*(tensor.split(self.config.chunk_size, 1) for tensor in (x_BTHP, b_BTN, c_BTN, log_decay_BTH)))
+        inputs = (x_BTHP.transpose(1, 2), b_BTN.unsqueeze(1), c_BTN.unsqueeze(1), log_decay_BTH.transpose(1, 2))
+        chunks = zip(*(tensor.split(self.config.chunk_size, 2) for tensor in inputs), strict=True)
         state_BHPN, results = None, []
-        for x_BTHP, b_BTN, c_BTN, log_decay_BTH in chunks:
-            sum_BHT = log_decay_BTH.cumsum(1).transpose(1, 2)
-            is_later = sum_BHT.new_ones(2 * sum_BHT.shape[-1:], dtype=torch.bool).triu(1)
-            decay_BHTU = (sum_BHT.unsqueeze(-1) - sum_BHT.unsqueeze(-2)).masked_fill(is_later, -math.inf).exp()
-            scores_BHTU = (c_BTN @ b_BTN.mT).unsqueeze(1) * decay_BHTU
-            y_BHTP = scores_BHTU @ x_BTHP.transpose(1, 2)
-            change_BHPN = torch.einsum("bthp,btn,bht->bhpn", x_BTHP, b_BTN, decay_BHTU[:, :, -1])
+        for x_BHTP, b_B1TN, c_B1TN, log_decay_BHT in chunks:
+            sum_BHT1 = log_decay_BHT.cumsum(2).unsqueeze(-1)
+            is_later = sum_BHT1.new_ones(2 * log_decay_BHT.shape[-1:], dtype=torch.bool).triu(1)
+            decay_BHTU = (sum_BHT1 - sum_BHT1.mT).masked_fill(is_later, -math.inf).exp()
+            y_BHTP = c_B1TN @ b_B1TN.mT * decay_BHTU @ x_BHTP
+            change_BHPN = (x_BHTP * decay_BHTU[:, :, -1, :, None]).mT @ b_B1TN
             if state_BHPN is not None:
-                y_BHTP = y_BHTP + torch.einsum("btn,bhpn,bht->bhtp", c_BTN, state_BHPN, sum_BHT.exp())
-                change_BHPN = change_BHPN + state_BHPN * sum_BHT[..., -1, None, None].exp()
+                y_BHTP = y_BHTP + c_B1TN @ state_BHPN.mT * sum_BHT1.exp()
+                change_BHPN = change_BHPN + state_BHPN * sum_BHT1[:, :, -1:].exp()
             state_BHPN = change_BHPN
             results.append(y_BHTP.transpose(1, 2))
         return torch.cat(results, 1)

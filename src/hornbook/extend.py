@@ -17,7 +17,7 @@ command cannot.
 """
 
 from hornbook.__main__ import main
-from hornbook.config import AdamWConfig, Problem, option, register
+from hornbook.config import AdamWConfig, DecoderConfig, Problem, option, register
 from hornbook.config.description import Block as BlockDescription
 from hornbook.config.description import Described, Description
 from hornbook.config.optimizers import OptimizerConfig, role_of
@@ -25,8 +25,10 @@ from hornbook.config.parts import Attention as AttentionPart
 from hornbook.config.parts import FeedForward as FeedForwardPart
 from hornbook.config.parts import Linear as LinearLayer
 from hornbook.config.parts import Norm as NormLayer
+from hornbook.config.parts import Other as OtherPart
 from hornbook.config.parts import Table as TableLayer
 from hornbook.corpora.store import TokenStore, open_store
+from hornbook.errors import UserError
 from hornbook.evaluate import Row, TaskInput, register_task
 from hornbook.exchange.restore import LoadedModel
 from hornbook.model import LanguageModel, build_model
@@ -35,7 +37,7 @@ from hornbook.model.block import FeedForward, PreNormBlock
 from hornbook.model.forward import Forward
 from hornbook.model.head import CausalHead, OutputHead
 from hornbook.model.initialize import Draw
-from hornbook.model.layers import Dropout, Embedding, LayerNorm, Linear, MakeLinear
+from hornbook.model.layers import Dropout, Embedding, LayerNorm, Linear, MakeLinear, RMSNorm
 from hornbook.objective import Objective, build_objective
 from hornbook.ops.attention import WeightDropout, causal_attention, head_keys
 from hornbook.optim.adam import adamw
@@ -55,6 +57,7 @@ __all__ = [
     "CausalHead",
     "CausalSelfAttention",
     "Context",
+    "DecoderConfig",
     "Described",
     "Description",
     "Draw",
@@ -77,9 +80,11 @@ __all__ = [
     "NormLayer",
     "Objective",
     "OptimizerConfig",
+    "OtherPart",
     "OutputHead",
     "PreNormBlock",
     "Problem",
+    "RMSNorm",
     "Row",
     "Schedule",
     "Slot",
@@ -89,6 +94,7 @@ __all__ = [
     "TrackedRun",
     "Tracker",
     "Update",
+    "UserError",
     "WeightDropout",
     "adamw",
     "attend",

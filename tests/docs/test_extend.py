@@ -46,7 +46,8 @@ def test_every_command_is_run_by_a_test_below() -> None:
         "conv_model.py",
         "regularized.py",
         "accuracy.py",
-        "llama.py",
+        "state_space.py",
+        "experts.py",
         "lion.py",
         "json_tracker.py",
     }
@@ -67,7 +68,7 @@ def test_the_scripts_are_short() -> None:
 
 def test_the_examples_are_shown_as_they_are() -> None:
     shown = {block.file: block.body for block in blocks_of(PAGE) if block.file}
-    for name in ("llama.py", "llama.toml", "lion.py", "lion.toml"):
+    for name in ("state_space.py", "state_space.toml", "experts.py", "experts.toml", "lion.py", "lion.toml"):
         assert shown[name] == (EXAMPLES / name).read_text(encoding="utf-8")
 
 
@@ -115,14 +116,16 @@ def test_an_objective_of_ones_own(shell: Shell) -> None:
 
 
 @pytest.mark.slow
-def test_a_llama_like_family(shell: Shell) -> None:
+@pytest.mark.parametrize("name", ["state_space", "experts"])
+def test_families(shell: Shell, name: str) -> None:
     make_corpus(shell.folder, "corpora/mine")
-    train, generate = commands("llama.py")
+    train, generate, plan = commands(f"{name}.py")
     shell.run(f"{train} {SMALL} --schedule.warmup-steps 2")
-    losses = [row["loss"] for row in rows_of(shell.folder / "runs" / "llama", "train")]
+    losses = [row["loss"] for row in rows_of(shell.folder / "runs" / name, "train")]
     assert losses[-1] < losses[0] - 0.5
     text = shell.run(f"{generate} --temperature 0 --json")
     assert json.loads(text.splitlines()[-1])["texts"] == 1
+    assert "It fits" in shell.run(plan)
 
 
 @pytest.mark.slow

@@ -59,7 +59,12 @@ PEERS = {
         "Gemma3TextConfig",
         {"head_dim": 16, "sliding_window": 6, "layer_types": LOCAL, "query_pre_attn_scalar": 24},
     ),
-    "NanoChat": ("NanoChatConfig", {"final_logit_softcapping": None, "hidden_act": "relu2"}),
+    "Gemma2": (
+        "Gemma2Config",
+        {"head_dim": 8, "sliding_window": 6, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    ),
+    "NanoChat": ("NanoChatConfig", {}),
+    "NanoChat without its cap": ("NanoChatConfig", {"final_logit_softcapping": None, "tie_word_embeddings": True}),
 }
 
 

@@ -180,4 +180,18 @@ class Convolution:
         return (self.filters, self.filter_bias, self.up, self.norm, self.down)
 
 
-Part = Attention | FeedForward | Convolution
+@dataclass(frozen=True, kw_only=True)
+class Other:
+    """A part of another kind, such as a registered model's own; tensor parallelism does not split it."""
+
+    name: str
+    layers: tuple[Layer, ...]
+    kept: float = 0.0
+    """Numbers per token, in the dtype of the activations, that its operators keep for the backward pass."""
+    kept_fp32: float = 0.0
+    """The same in fp32."""
+    temporary_fp32: float = 0.0
+    """Further numbers per token, in fp32, at its peak."""
+
+
+Part = Attention | FeedForward | Convolution | Other

@@ -15,7 +15,8 @@ from typing import Protocol
 
 from hornbook.config.description import Block as BlockDescription
 from hornbook.config.parts import Attention as AttentionPart
-from hornbook.config.parts import Convolution, FeedForward, Linear, Norm
+from hornbook.config.parts import Convolution, FeedForward, Linear, Norm, Other
+from hornbook.plan import other_part
 from hornbook.plan.attention import Attention, Tokens
 from hornbook.plan.layers import FP32, Layers
 
@@ -147,6 +148,8 @@ class _Block:
             self.attend(layers, part, result)
         elif isinstance(part, FeedForward):
             self.feed(layers, part, result)
+        elif isinstance(part, Other):
+            other_part.compute(layers, self.name, part, self.tokens.num, self.size, result)
         else:
             self.convolve(layers, part, number, result)
 
@@ -157,6 +160,9 @@ class _Block:
             self.attend_backward(layers, part, gradient, result, *frees)
         elif isinstance(part, FeedForward):
             self.feed_backward(layers, part, gradient, result, *frees)
+        elif isinstance(part, Other):
+            sizes = (self.tokens.num, self.size)
+            other_part.compute_backward(layers, self.name, part, *sizes, gradient, result, *frees)
         else:
             self.convolve_backward(layers, part, gradient, result, *frees)
 

@@ -6,13 +6,26 @@ from hornbook.config import DecoderConfig
 from hornbook.errors import CheckpointError
 from hornbook.exchange.huggingface.decoders import DecoderFamily
 
-_GEMMA_3: Final = {
+_BOTH: Final = {
     "attention_norm": ("input_layernorm",),
     "attention_output_norm": ("post_attention_layernorm",),
     "feed_forward_norm": ("pre_feedforward_layernorm",),
     "feed_forward_output_norm": ("post_feedforward_layernorm",),
 }
-_AFTER: Final = {name: _GEMMA_3[name] for name in ("attention_output_norm", "feed_forward_output_norm")}
+_AFTER: Final = {name: _BOTH[name] for name in ("attention_output_norm", "feed_forward_output_norm")}
+_GEMMA: Final[dict[str, object]] = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "sliding_window": 4096,
+}
+_GEMMA_NAMES: Final = {"attention_scale": "query_pre_attn_scalar", "logit_cap": "final_logit_softcapping"}
 
 DECODERS: Final = {
     family.model_type: family
@@ -39,16 +52,27 @@ DECODERS: Final = {
             block=_AFTER,
         ),
         DecoderFamily(
+            model_type="gemma2",
+            architecture="Gemma2ForCausalLM",
+            own={"norm_placement": "both"},
+            names=_GEMMA_NAMES | {"attention_cap": "attn_logit_softcapping"},
+            defaults=_GEMMA
+            | {"vocab_size": 256000, "max_position_embeddings": 8192, "sliding_window_pattern": 2}
+            | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+            block=_BOTH,
+            has_windows=True,
+            norm_offset=1.0,
+            scales_embedding=True,
+        ),
+        DecoderFamily(
             model_type="gemma3_text",
             architecture="Gemma3ForCausalLM",
             own={"query_key_norm": "head", "norm_placement": "both"},
-            names={"attention_scale": "query_pre_attn_scalar"},
-            defaults={"vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26}
-            | {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256}
-            | {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "sliding_window": 4096}
-            | {"max_position_embeddings": 131072, "sliding_window_pattern": 6}
+            names=_GEMMA_NAMES,
+            defaults=_GEMMA
+            | {"vocab_size": 262208, "max_position_embeddings": 131072, "sliding_window_pattern": 6}
             | {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
-            block=_GEMMA_3,
+            block=_BOTH,
             has_windows=True,
             norm_offset=1.0,
             scales_embedding=True,
@@ -57,8 +81,9 @@ DECODERS: Final = {
             model_type="nanochat",
             architecture="NanoChatForCausalLM",
             own={"query_key_norm": "head", "norm_gain": False, "embedding_norm": True, "feed_forward": "plain"},
+            names={"logit_cap": "final_logit_softcapping"},
             defaults={"vocab_size": 50304, "hidden_size": 768, "intermediate_size": 8192, "num_hidden_layers": 12}
-            | {"num_attention_heads": 6, "hidden_act": "relu2"},
+            | {"num_attention_heads": 6, "hidden_act": "relu2", "final_logit_softcapping": 15.0},
             block={"feed_forward.up": ("mlp.fc1",), "feed_forward.down": ("mlp.fc2",)},
             rotates_back=True,
         ),

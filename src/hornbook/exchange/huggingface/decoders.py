@@ -106,6 +106,7 @@ _WITHOUT_EFFECT: Final = frozenset(
     }
 )
 """Options about files, tokens and outputs, and the parts of options that are translated together with others."""
+_CAPS: Final = ("attention_cap", "logit_cap")
 _WINDOWS: Final = ("sliding_window", "layer_types", "sliding_window_pattern", "_sliding_window_pattern")
 _LETTERS: Final = {"sliding_attention": "L", "full_attention": "G"}
 _LOST: Final = ("embedding_dropout", "residual_dropout", "initializer_std", "zero_init_outputs")
@@ -180,6 +181,7 @@ class DecoderFamily:
         section = {"family": "decoder", **self.own, **options_of(config, self._options)}
         activation = config.get(self._activation) or self.defaults.get(self._activation, "silu")
         problems = [*option_problems(self._activation, activation, "num_hidden_layers", section["num_layers"])]
+        section |= {ours: config.get(self.names[ours], section[ours]) for ours in _CAPS if ours in self.names}
         section["activation"] = ACTIVATIONS.get(str(activation))
         rotary, faults = rotary_options(config, section["max_positions"], self.defaults)
         section |= rotary
@@ -256,7 +258,8 @@ class DecoderFamily:
             values["layer_types"] = [kinds[letter] for letter in _letters(config)]
             if "sliding_window" not in self.defaults:
                 values["use_sliding_window"] = config.window is not None
-        given = {name: value for name, value in values.items() if value is not None}
+        caps = {self.names.get(ours) for ours in _CAPS}  # null is not their default
+        given = {name: value for name, value in values.items() if value is not None or name in caps}
         return {"model_type": self.model_type, "architectures": [self.architecture], **given}
 
     def differences(self, config: DecoderConfig) -> list[str]:
