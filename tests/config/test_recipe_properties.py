@@ -145,7 +145,7 @@ def fitting_decoder(model, draw):
     """Sizes and options of a decoder that suit each other."""
     heads, window = model["num_heads"], draw(st.none() | st.integers(1, model["max_positions"]))
     is_rotary, has_window = model["positions"] == "rotary", window is not None
-    scaling = {key: None for key in ("rope_factor", "rope_original_positions", "rope_low_factor", "rope_high_factor")}
+    scaling = dict.fromkeys(("rope_factor", "rope_original_positions", "rope_low_factor", "rope_high_factor"))
     numbers = {"linear": {"rope_factor": 2.0}, "yarn": {"rope_factor": 2.0, "rope_original_positions": 7}}
     numbers["llama3"] = {"rope_low_factor": 1.0, "rope_high_factor": 4.0, **numbers["yarn"]}
     kind = draw(st.sampled_from(["none", *numbers] if is_rotary else ["none"]))
