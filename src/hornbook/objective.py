@@ -54,6 +54,26 @@ class CausalLM:
         return {"causal_lm": head.cross_entropy(x_BTD, batch["targets"])}
 
 
+class RegularizedLM(CausalLM):
+    """Next-token prediction with a z-loss, the term ``z_loss``: the mean of ``(log Σ exp logits)²``.
+
+    Args:
+        weight: of the z-loss, whose gradient is part of that of ``causal_lm``.
+    """
+
+    def __init__(self, weight: float) -> None:
+        self.weights = {"causal_lm": 1.0, "z_loss": weight}
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Count the scored targets, for both terms."""
+        return dict.fromkeys(self.weights, super().counts(batch)["causal_lm"])
+
+    def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the summed cross-entropy of the next tokens and the summed squares."""
+        targets, weight = batch["targets"], self.weights["z_loss"]
+        return dict(zip(self.weights, head.z_regularized_cross_entropy(x_BTD, targets, weight), strict=True))
+
+
 class RecurrenceWeightedLM(CausalLM):
     """Next-token prediction with each target's loss divided by its number of occurrences in the window.
 
@@ -150,7 +170,13 @@ class SpanPrediction:
 
 
 OBJECTIVES: dict[type, Callable[[Any], Objective]] = {
-    CausalLMConfig: lambda config: RecurrenceWeightedLM() if config.recurrence_weights else CausalLM(),
+    CausalLMConfig: lambda config: (
+        RecurrenceWeightedLM()
+        if config.recurrence_weights
+        else RegularizedLM(config.z_loss)
+        if config.z_loss
+        else CausalLM()
+    ),
     MaskedLMConfig: lambda _: MaskedLM(),
     PretrainingConfig: lambda _: Pretraining(),
     ClassificationConfig: lambda _: Classification(),

@@ -35,6 +35,20 @@ CEREBRAS = {
     "cerebras-gpt-13b": (40, 5120, 40, 1080),
 }
 """Layers, hidden size, heads, sequences a step."""
+DECODERS = {
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "llama-3.1-8b": 8_030_261_248,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "olmo2-1b": 1_484_916_736,
+    "smollm-135m": 134_515_008,
+    "smollm-360m": 361_821_120,
+    "gemma3-270m": 268_098_176,
+    "gemma3-1b": 999_885_952,
+    "nanochat-d20": 560_988_160,
+}
+"""Parameters of the published models, a tied table once; nanochat's those of its model in transformers."""
 TUNED = ("bert-base-wikitext2", "roberta-base-wikitext2", "gpt2-small-wikitext2", "gpt2-medium-wikitext2")
 MNLI = {
     "gpt2-small-mnli": ("gpt2-small", 128, 128, 6e-5, 0.1),
@@ -224,3 +238,8 @@ def test_a_name_that_several_recipes_begin_with_gets_them_all_the_smallest_first
     assert str(caught.value) == f'recipe "gpt2": no such bundled recipe; did you mean one of {names}?'
     with pytest.raises(RecipeError, match=r"one of bert-tiny, bert-mini, bert-small, bert-medium, bert-base-phase1, "):
         find_recipe("bert")
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_has_the_parameters_of_the_published_model(name):
+    assert load_recipe(name, require_data=False).recipe.num_parameters() == DECODERS[name]

@@ -170,6 +170,8 @@ def fitting_kind(nested):
         objective = nested["objective"] if nested["objective"]["name"] == "causal_lm" else {"name": "causal_lm"}
         if "unscored_tokens" in objective:
             objective["unscored_tokens"] %= nested["data"]["sequence_length"]
+        if objective.get("recurrence_weights"):
+            objective["z_loss"] = 0.0
         if nested["model"].get("attention_block_size"):
             nested["data"]["document_mask"] = False
         kept = {"model": nested["model"] | {"head": "pretraining", "num_labels": None}} if family == "gpt" else {}

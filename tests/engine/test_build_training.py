@@ -80,8 +80,8 @@ def test_an_option_of_gpus_is_refused_on_a_cpu(changes):
 
 @pytest.mark.parametrize("model", ["gpt of 300 tokens", "bert of 300 tokens"])
 def test_a_head_in_chunks_of_the_vocabulary_learns_the_same(model, monkeypatch):
-    by_parts = Mock(wraps=cross_entropy._add_by_parts)
-    monkeypatch.setattr(cross_entropy, "_add_by_parts", by_parts)
+    by_parts = Mock(wraps=cross_entropy.add_by_parts)
+    monkeypatch.setattr(cross_entropy, "add_by_parts", by_parts)
     recipe = tiny_layouts.recipe_of(model, "adamw")
     recipe = replace(recipe, precision=replace(recipe.precision, kernels="torch"))
     expected = tiny_layouts.train(recipe, World(), steps=4)

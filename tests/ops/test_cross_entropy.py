@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hornbook.ops import chunk_losses
 from hornbook.ops import cross_entropy as module
 from hornbook.ops.cross_entropy import (
     counted_cross_entropy,
     linear_cross_entropy,
     token_losses,
     weighted_cross_entropy,
+    z_regularized_cross_entropy,
 )
 from hornbook.samples.windows import NOT_SCORED
 
@@ -272,13 +274,13 @@ def test_chunks_of_the_vocabulary_change_rounding_only(monkeypatch, vocab_size, 
 
 
 def test_chunks_of_the_vocabulary_have_fewer_logits(monkeypatch):
-    seen, complete = [], module._complete
+    seen, complete = [], chunk_losses._complete
 
     def note(logits, head):
         seen.append(logits.shape[1])
         return complete(logits, head)
 
-    monkeypatch.setattr(module, "_complete", note)
+    monkeypatch.setattr(chunk_losses, "_complete", note)
     x, weight, targets = example(40, 8, 500, 512)
     linear_cross_entropy(x, weight, targets, 500, 4).backward()
     token_losses(x, weight, targets, 500, chunks=4)
@@ -317,3 +319,27 @@ def test_weights_scale_each_tokens_loss_and_gradients(chunks, dtype):
     with torch.no_grad():
         without = weighted_cross_entropy(x_ND, weight_VD, targets, weights, 200, chunks)
     torch.testing.assert_close(torch.stack(without), torch.stack([loss, unweighted]), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_z_loss_and_cap_are_those_of_autograd(chunks, cap):
+    x, weight, targets = example(150, 24, 300, 320)
+    targets[::7] = NOT_SCORED
+    exact = [tensor.detach().double().requires_grad_() for tensor in (x, weight)]
+    logits = exact[0] @ exact[1][:300].T
+    logits = logits if cap is None else cap * torch.tanh(logits / cap)
+    squares = logits.logsumexp(-1)[targets != NOT_SCORED].square().sum()
+    expected = functional.cross_entropy(logits, targets, reduction="sum")
+    (0.5 * (expected + 0.1 * squares)).backward()
+    total, found = z_regularized_cross_entropy(x, weight, targets, 0.1, 300, chunks, cap)
+    (0.5 * (total + 0.1 * found)).backward()
+    with torch.no_grad():
+        again = z_regularized_cross_entropy(x, weight, targets, 0.1, 300, chunks, cap)
+    for value, other in ((total, expected), (found, squares), (again[0], expected), (again[1], squares)):
+        assert_near(value.double(), other, 1e-6)
+    assert_near(x.grad.double(), exact[0].grad, 2e-6)
+    assert_near(weight.grad.double(), exact[1].grad, 2e-6)
+    plain = linear_cross_entropy(x, weight, targets, 300, chunks, cap)
+    assert_near(plain.double(), expected, 1e-6)
+    assert_near(token_losses(x, weight, targets, 300, chunks=chunks, cap=cap).sum().double(), expected, 1e-6)

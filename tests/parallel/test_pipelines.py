@@ -29,6 +29,8 @@ TWO = {
         ("deep bert packed", "adamw", "zero-bubble 2"),
         ("deep gpt", "adamw", "zero-bubble 2, recomputed"),
         ("gpt in bf16", "adamw", "1f1b 2"),
+        ("decoder", "adamw", "1f1b 2"),
+        ("decoder", "adamw", "zero-bubble 2"),
         ("gpt with fp32 gradients", "lamb", "gpipe 2"),
         ("deep bert padded", "lamb", "interleaved 2"),
         ("deep gpt", "lamb", "v-shaped 2"),

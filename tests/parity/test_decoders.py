@@ -6,12 +6,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 import transformers
+from native_forms import NativeCalls, all_native
 from tiny import hidden_states, random_batch, randomize
 from torch import Tensor
 
 from hornbook.config import DecoderConfig, Recipe
 from hornbook.generate.decoder import CachedDecoder, make_decoder
 from hornbook.model import LanguageModel, initialize, model_of
+from hornbook.ops.native.kernels import NOT_CHOSEN, using
 
 SIZES = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 70, "max_positions": 24}
 LLAMA_MODULES = {
@@ -66,7 +68,7 @@ class Family:
         peer = getattr(transformers, f"{self.name}ForCausalLM")(getattr(transformers, own)(**options | self.theirs))
         peer = peer.eval()
         parts = {name: part for name, p in ours.own_parameters() for name, part in self.parts(ours, name, p.detach())}
-        if self.name == "Gemma3":
+        if self.name.startswith("Gemma"):
             parts = {name: part - 1 if "norm" in name else part for name, part in parts.items()}
         missing, unexpected = peer.load_state_dict(parts, strict=False)
         assert not unexpected
@@ -96,6 +98,33 @@ def rope(**parameters) -> dict:
     return {"rope_parameters": {"rope_theta": 10_000.0} | parameters}
 
 
+GEMMA = {
+    "num_layers": 3,
+    "tied": True,
+    "head_size": 12,
+    "norm_placement": "both",
+    "query_key_norm": "head",
+    "activation": "gelu_tanh",
+    "embedding_scale": 32**0.5,
+    "window": 7,
+    "window_pattern": "LLG",
+    "rope_theta": 1e6,
+    "local_rope_theta": 1e4,
+}
+GEMMA_OPTIONS = {
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "query_pre_attn_scalar": 12,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
+GEMMA_MODULES = {
+    "attention_output_norm": ["post_attention_layernorm"],
+    "feed_forward_norm": ["pre_feedforward_layernorm"],
+    "feed_forward_output_norm": ["post_feedforward_layernorm"],
+}
 FAMILIES = {
     "llama": Family("Llama"),
     "llama tied, one key-value head": Family("Llama", {"tied": True, "num_kv_heads": 1}),
@@ -125,6 +154,42 @@ FAMILIES = {
     ),
     "qwen3": Family("Qwen3", {"query_key_norm": "head", "head_size": 16, "norm_epsilon": 1e-6}),
     "qwen3 tied": Family("Qwen3", {"query_key_norm": "head", "tied": True, "num_kv_heads": 4}),
+    "olmo2": Family(
+        "Olmo2",
+        {"norm_placement": "after", "query_key_norm": "width"},
+        modules={
+            "attention_output_norm": ["post_attention_layernorm"],
+            "feed_forward_output_norm": ["post_feedforward_layernorm"],
+        },
+    ),
+    "gemma3": Family("Gemma3", GEMMA, GEMMA_OPTIONS, GEMMA_MODULES),
+    "gemma2 with caps and its own scale": Family(
+        "Gemma2",
+        GEMMA
+        | {"query_key_norm": "none", "local_rope_theta": None}
+        | {"attention_cap": 0.5, "logit_cap": 2.0, "attention_scale": 0.5},
+        {
+            **{key: GEMMA_OPTIONS[key] for key in ("sliding_window", "layer_types")},
+            "attn_logit_softcapping": 0.5,
+            "final_logit_softcapping": 2.0,
+            "query_pre_attn_scalar": 4,
+        },
+        GEMMA_MODULES,
+    ),
+    "nanochat": Family(
+        "NanoChat",
+        {
+            "norm_gain": False,
+            "embedding_norm": True,
+            "query_key_norm": "head",
+            "feed_forward": "plain",
+            "activation": "relu_squared",
+            "logit_cap": 3.0,
+            "num_kv_heads": None,
+        },
+        {"final_logit_softcapping": 3.0},
+        {"feed_forward.up": ["mlp.fc1"], "feed_forward.down": ["mlp.fc2"]},
+    ),
 }
 
 
@@ -141,7 +206,14 @@ def model(family: Family) -> LanguageModel:
     return model
 
 
-def test_logits_losses_and_gradients(family: Family, model: LanguageModel) -> None:
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+def test_logits_losses_and_gradients(family: Family, model: LanguageModel, kernels: str) -> None:
+    with using(all_native() if kernels == "native" else NOT_CHOSEN), NativeCalls() as calls:
+        compare_gradients(family, model)
+    assert ({"attention", "norm", "linear_activation"} <= calls.names) == (kernels == "native")
+
+
+def compare_gradients(family: Family, model: LanguageModel) -> None:
     peer, batch = family.model(model), random_batch(3, 24, unscored=0.1)
     theirs = peer(batch["tokens"]).logits
     assert theirs.std() > 0.1, "the weights matter"

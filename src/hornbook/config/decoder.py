@@ -88,6 +88,7 @@ class DecoderConfig(TransformerConfig):
     )
     activation: Activation = option("silu", help="activation of the feed-forward")
     tied: bool = option(True, help="whether the output table is that of the embedding")
+    logit_cap: float | None = option(None, help="soft limit of the logits: cap * tanh(x / cap)", above=0)
     zero_init_outputs: bool = option(False, help="initialize the output layers of attention and feed-forward to zero")
 
     @property

@@ -179,6 +179,13 @@ class Description:
         """
         return name.startswith(("embedding.", "blocks.")) and self.cut(name) is None
 
+    def sees_share(self, name: str) -> bool:
+        """Return whether tensor parallelism applies a parameter, of which all ranks have a copy, to a rank's heads.
+
+        Its gradient is then summed over the tensor-parallel ranks.
+        """
+        return name.rpartition(".")[0].partition(".")[2].partition(".")[2] in self._of_heads
+
     def divided(self) -> dict[str, int]:
         """Return the sizes that tensor parallelism divides, by the option of ``[model]`` that sets them."""
         sizes: dict[str, int] = {}
@@ -192,6 +199,10 @@ class Description:
                 if part.middle is not None:
                     sizes["feed_forward_groups"] = part.middle.num_groups
         return sizes
+
+    @cached_property
+    def _of_heads(self) -> set[str]:
+        return {layer.name for attention in self.block.attentions for layer in attention.others}
 
     @cached_property
     def _cuts(self) -> dict[str, int]:

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from hornbook.config.options import choice_of, option
+from hornbook.config.options import Problem, choice_of, option
 
 
 @choice_of("objective")
@@ -29,8 +29,18 @@ class CausalLMConfig:
         False,
         help=("divide the loss of each token by its number of occurrences as a target in the window"),
     )
+    z_loss: float = option(
+        0.0, help="weight of the mean of (log Σ exp logits)² in the loss, which keeps logits small", minimum=0
+    )
     scored_share: ClassVar[float] = 1.0
     """Share of the tokens for which logits over the vocabulary are computed."""
+
+    def problems(self) -> list[Problem]:
+        """List conflicting options."""
+        if self.z_loss and self.recurrence_weights:
+            message = "z_loss does not support recurrence_weights; remove one of them"
+            return [Problem(("z_loss", "recurrence_weights"), message)]
+        return []
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,8 +131,9 @@ class InMemory:
         has_sums = world.data.size > 1 and not world.is_sharded
         self._sums = GradientSums(summed, world.data) if has_sums else None
         described = model.description
-        sliced = [held.parameter for held in self._held if described and described.sees_slice(held.name)]
-        self._sums_over_slices = GradientSums(sliced, world.sequence) if sliced and world.sequence.size > 1 else None
+        is_partial = described and (described.sees_slice if world.sequence.size > 1 else described.sees_share)
+        partial = [held.parameter for held in self._held if is_partial and is_partial(held.name)]
+        self._partial_sums = GradientSums(partial, world.tensor) if partial and world.tensor.size > 1 else None
         self._sharded: list[Any] = [module for module in model.modules() if hasattr(module, "set_requires_all_reduce")]
 
     @classmethod
@@ -168,7 +169,7 @@ class InMemory:
         a slice of the tokens are also summed over the ranks that share them.
         """
         self.model.fold_tied_gradients()
-        for sums in (self._sums, self._sums_over_slices):
+        for sums in (self._sums, self._partial_sums):
             if sums is not None:
                 sums.finish()
 

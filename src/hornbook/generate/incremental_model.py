@@ -114,7 +114,7 @@ def _token_block(block: nn.Module) -> TokenBlock | None:
 
 def _token_head(head: nn.Module, table: Tensor) -> TokenHead | None:
     """Return a head with this output table for native operators; None if they do not support it."""
-    if not is_unmodified(head, CausalHead) or not is_unmodified(head.norm, LayerNorm):
+    if not is_unmodified(head, CausalHead) or not is_unmodified(head.norm, LayerNorm) or head.cap is not None:
         return None
     return TokenHead(head.norm.weight.detach(), head.norm.bias.detach(), table.contiguous(), head.norm.epsilon)
 

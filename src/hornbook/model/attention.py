@@ -187,30 +187,52 @@ class SelfAttention(nn.Module, ABC):
         *,
         is_causal: bool,
         columns_S: Tensor | None = None,
+        others_NE: tuple[Tensor, ...] = (),
+        **heads: Any,
     ) -> Tensor:
         """Return the attention ``[N, H·K]`` of concatenated sequences, computed by native operators.
 
         Args:
             form: of the native operator.
-            packed_NE: the output of ``qkv``.
+            packed_NE: the output of ``qkv``, or queries.
             firsts_S: index of each sequence's first token.
             lengths_S: number of tokens of each sequence.
             keys_N: the dropout key of each token.
             is_causal: whether tokens attend only to themselves and earlier tokens.
             columns_S: the dropout column of each sequence's first token; None for 0.
+            others_NE: key and value side by side, or both, if ``packed_NE`` is only the queries.
+            heads: how queries and keys are compared, see `hornbook.ops.native.attention`.
         """
         dropout = self.weight_dropout(keys_N.unsqueeze(0)) if self.dropout.drops else None
         keys_HN, site, probability = (None, 0, 0.0) if dropout is None else (dropout.keys[0], *dropout[1:])
-        qkv_N3HK = packed_NE.view(-1, 3, self.num_heads, self.head_size)
+        num_heads, size = self.num_heads, self.head_size
+        shape = (-1, num_heads, size) if others_NE else (-1, 3, num_heads, size)
+        shape_of_others = (-1, self.num_kv_heads, size) if len(others_NE) == 2 else (-1, 2, self.num_kv_heads, size)
+        others = [other.reshape(shape_of_others) for other in others_NE] + [None] * (2 - len(others_NE))
         sequences = (firsts_S, lengths_S, is_causal, keys_HN, site, probability)
-        y_NHK, _ = native_attention(qkv_N3HK, *sequences, form.isa, columns_S)
+        y_NHK, _ = native_attention(packed_NE.reshape(shape), *sequences, form.isa, columns_S, *others, **heads)
         y_NC: Tensor = y_NHK.flatten(1)
         return y_NC
+
+    def attend_windows(self, form: Form, packed_BTE: Tensor, context: Context, **options: Any) -> Tensor:
+        """Return the causal attention ``[B, T, H·K]`` of a decoder's windows; see ``attend_sequences``."""
+        batch, length = packed_BTE.shape[:2]
+        firsts_S, lengths_S = torch.arange(batch) * length, torch.full((batch,), length)
+        if "firsts" in context:
+            firsts_S, lengths_S = context["firsts"], context["lengths"]
+        sequences = (packed_BTE.flatten(0, 1), firsts_S, lengths_S, context["keys"].flatten())
+        y_NC = self.attend_sequences(form, *sequences, is_causal=True, columns_S=firsts_S % length, **options)
+        return y_NC.view(batch, length, -1)
 
     def weight_dropout(self, keys_BT: Tensor) -> WeightDropout:
         """Return the dropout of the attention weights."""
         keys_BHT = head_keys(keys_BT, self.num_heads, self.first_head)
         return WeightDropout(keys_BHT, self.dropout.site, self.dropout.probability)
+
+
+def is_of_sequences(context: Context) -> bool:
+    """Return whether all tokens that a decoder's tokens attend to are in the batch, in contiguous documents."""
+    return "cache" not in context and ("mask" not in context or "firsts" in context)
 
 
 class CausalSelfAttention(SelfAttention):
@@ -220,15 +242,8 @@ class CausalSelfAttention(SelfAttention):
 
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
         """Return the attention to earlier tokens; see ``SelfAttention``."""
-        may_be_native = "cache" not in context and ("mask" not in context or "firsts" in context)
-        if may_be_native and (form := self.native_form(packed_BTE)) is not None:
-            batch, length = packed_BTE.shape[:2]
-            firsts_S, lengths_S = torch.arange(batch) * length, torch.full((batch,), length)
-            if "firsts" in context:
-                firsts_S, lengths_S = context["firsts"], context["lengths"]
-            sequences = (packed_BTE.flatten(0, 1), firsts_S, lengths_S, context["keys"].flatten())
-            y_NC = self.attend_sequences(form, *sequences, is_causal=True, columns_S=firsts_S % length)
-            return y_NC.view(batch, length, -1)
+        if (form := self.native_form(packed_BTE)) is not None and is_of_sequences(context):
+            return self.attend_windows(form, packed_BTE, context)
         dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None
         y_BHTK = attend(self, *self.split(packed_BTE), context, dropout=dropout)
         return y_BHTK.transpose(1, 2).flatten(2)

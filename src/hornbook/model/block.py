@@ -63,14 +63,14 @@ class FeedForward(nn.Module):
 
     def forward(self, x_BTD: Tensor, keys_BT: Tensor | None = None) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``; ``keys_BT`` is int64, for the dropout."""
-        drops = self.dropout is not None and self.dropout.drops
-        if not self.is_gated and not drops:
-            return feed_forward_of(self.up, self.down, x_BTD, self.activation)
+        if self.dropout is None or not self.dropout.drops:
+            up = self.gate_up if self.is_gated else self.up
+            return feed_forward_of(up, self.down, x_BTD, self.activation, is_gated=self.is_gated)
         if self.is_gated:
             h_BTF = gated(self.gate_up(x_BTD), self.activation)
         else:
             h_BTF = activated(self.up, x_BTD, self.activation)
-        y_BTD: Tensor = self.down(self.dropout(h_BTF, keys_BT) if self.dropout is not None else h_BTF)
+        y_BTD: Tensor = self.down(self.dropout(h_BTF, keys_BT))
         return y_BTD
 
 

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from hornbook.config import DecoderConfig
-from hornbook.model.attention import Context, SelfAttention, attend
+from hornbook.model.attention import Context, SelfAttention, attend, is_of_sequences
 from hornbook.model.block import FeedForward, PreNormBlock
 from hornbook.model.head import CausalHead
 from hornbook.model.language_model import LanguageModel
-from hornbook.model.layers import Embedding, LayerNorm, RMSNorm
+from hornbook.model.layers import Embedding, LayerNorm, RMSNorm, is_unmodified
 from hornbook.model.rotary import local_rotary_of, rotary_of
+from hornbook.ops.native.library import Form
 from hornbook.ops.rotary import rotate
 
 
@@ -63,6 +64,8 @@ class DecoderAttention(SelfAttention):
             context: of the block.
             key_value_BTE: key and value side by side, if they are separate.
         """
+        if (form := self.native_form(packed_BTE)) is not None and is_of_sequences(context):
+            return self._mix_natively(form, packed_BTE, context, key_value_BTE)
         if key_value_BTE is None:
             q_BTC, k_BTC, v_BTC = packed_BTE.chunk(3, -1)
         else:
@@ -75,6 +78,34 @@ class DecoderAttention(SelfAttention):
         heads = (q_BHTK, k_BGTK, v_BGTK)
         y_BHTK = attend(self, *heads, context, dropout=dropout, window=self.window, cap=self.cap)
         return y_BHTK.transpose(1, 2).flatten(2)
+
+    def native_form(self, packed_BTE: Tensor) -> Form | None:
+        """Return the form of native attention, which normalizes each head itself; None if PyTorch computes."""
+        if self.norm_kind == "head" and not all(
+            is_unmodified(norm, RMSNorm) for norm in (self.query_norm, self.key_norm)
+        ):
+            return None
+        return super().native_form(packed_BTE)
+
+    def _mix_natively(self, form: Form, packed_BTE: Tensor, context: Context, key_value_BTE: Tensor | None) -> Tensor:
+        others: tuple[Tensor, ...] = () if key_value_BTE is None else (key_value_BTE,)
+        heads: dict[str, Any] = {
+            "window": self.window,
+            "cap": self.cap,
+            "scale": self.scale / math.sqrt(self.head_size),
+        }
+        if self.norm_kind == "width":
+            packed_BTE, k_BTC, v_BTC = (
+                (*packed_BTE.chunk(3, -1),) if not others else (packed_BTE, *others[0].chunk(2, -1))
+            )
+            packed_BTE, others = self.query_norm(packed_BTE), (self.key_norm(k_BTC), v_BTC)
+        if self.norm_kind == "head":
+            heads["q_gain_K"], heads["k_gain_K"] = self.query_norm.weight, self.key_norm.weight
+            heads["norm_epsilon"] = self.query_norm.epsilon
+        if self.rotation in context:
+            heads["cosines_NR"], heads["sines_NR"] = (angles.flatten(0, 1) for angles in context[self.rotation])
+        flat = tuple(other.flatten(0, 1) for other in others)
+        return self.attend_windows(form, packed_BTE, context, others_NE=flat, **heads)
 
     def _heads(self, x_BTC: Tensor) -> Tensor:
         return x_BTC.view(*x_BTC.shape[:-1], -1, self.head_size)
@@ -121,8 +152,14 @@ def build_decoder(config: DecoderConfig, compute_dtype: torch.dtype) -> Language
         )
         for index in range(config.num_layers)
     ]
-    norm = make_norm(config.hidden_size)
-    head = CausalHead(config.hidden_size, config.vocab_size, norm=norm, is_tied=config.tied, std=config.initializer_std)
+    head = CausalHead(
+        config.hidden_size,
+        config.vocab_size,
+        norm=make_norm(config.hidden_size),
+        is_tied=config.tied,
+        std=config.initializer_std,
+        cap=config.logit_cap,
+    )
     model = LanguageModel(embedding, blocks, head, max_positions=config.max_positions)
     if (rotary := rotary_of(config)) is not None:
         model.rotations["rotation"] = rotary

@@ -21,6 +21,7 @@ from hornbook.ops.cross_entropy import (
     token_losses,
     vocabulary_logits,
     weighted_cross_entropy,
+    z_regularized_cross_entropy,
 )
 from hornbook.parallel.ranks import local
 from hornbook.samples.batches import Batch
@@ -36,6 +37,7 @@ class OutputHead(nn.Module):
         norm: final norm (pre-norm models), which maps each token separately.
         is_tied: whether the output table is the embedding's.
         std: standard deviation of the initial weights, including an untied table.
+        cap: soft limit of the logits, if any.
     """
 
     table: nn.Parameter
@@ -52,9 +54,10 @@ class OutputHead(nn.Module):
         norm: nn.Module | None = None,
         is_tied: bool = True,
         std: float = 0.02,
+        cap: float | None = None,
     ) -> None:
         super().__init__()
-        self.vocab_size, self.is_tied, self.std = vocab_size, is_tied, std
+        self.vocab_size, self.is_tied, self.std, self.cap = vocab_size, is_tied, std, cap
         self._holds_copy = False
         self.bias = nn.Parameter(torch.empty(vocab_size)) if bias else None
         if not is_tied:
@@ -109,7 +112,7 @@ class OutputHead(nn.Module):
 
     def logits(self, x_ND: Tensor) -> Tensor:
         """Return the logits ``[..., V]`` in fp32, without padding, for hidden states ``[..., D]``."""
-        return vocabulary_logits(self.prepare(x_ND), self.table, self.vocab_size, self.bias)
+        return vocabulary_logits(self.prepare(x_ND), self.table, self.vocab_size, self.bias, self.cap)
 
 
 class CausalHead(OutputHead):
@@ -122,6 +125,7 @@ class CausalHead(OutputHead):
         norm: another final norm instead, which maps each token separately.
         is_tied: see ``OutputHead``.
         std: standard deviation of an untied table's initial weights.
+        cap: soft limit of the logits, if any.
     """
 
     def __init__(
@@ -133,30 +137,42 @@ class CausalHead(OutputHead):
         norm: nn.Module | None = None,
         is_tied: bool = True,
         std: float = 0.02,
+        cap: float | None = None,
     ) -> None:
         norm = norm or LayerNorm(hidden_size, epsilon=epsilon)
-        super().__init__(hidden_size, vocab_size, norm=norm, is_tied=is_tied, std=std)
+        super().__init__(hidden_size, vocab_size, norm=norm, is_tied=is_tied, std=std, cap=cap)
 
     def cross_entropy(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Return the summed cross-entropy, an fp32 scalar in nats; targets of -100 are ignored."""
-        x_ND = self.prepare(x_BTD).flatten(0, 1)
-        return linear_cross_entropy(x_ND, self.table, targets_BT.flatten(), self.vocab_size, self.vocabulary_chunks)
+        return linear_cross_entropy(*self._inputs(x_BTD, targets_BT), *self._options)
+
+    def z_regularized_cross_entropy(self, x_BTD: Tensor, targets_BT: Tensor, z_weight: float) -> tuple[Tensor, Tensor]:
+        """Return the sums of the cross-entropies and of the squared log-sums of exponentials, fp32 scalars.
+
+        The gradient of the first is that of both, the second times ``z_weight``; targets of -100 are ignored.
+        """
+        return z_regularized_cross_entropy(*self._inputs(x_BTD, targets_BT), z_weight, *self._options)
 
     def weighted_cross_entropy(self, x_BTD: Tensor, targets_BT: Tensor, weights_BT: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weighted and the unweighted sum of the tokens' cross-entropies; targets of -100 are ignored.
 
         Both are fp32 scalars in nats, the second without a gradient. ``weights_BT`` is fp32.
         """
-        x_ND = self.prepare(x_BTD).flatten(0, 1)
-        targets_N, weights_N = targets_BT.flatten(), weights_BT.flatten()
-        return weighted_cross_entropy(x_ND, self.table, targets_N, weights_N, self.vocab_size, self.vocabulary_chunks)
+        return weighted_cross_entropy(*self._inputs(x_BTD, targets_BT), weights_BT.flatten(), *self._options)
 
     @torch.no_grad()
     def token_losses(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Return each token's cross-entropy ``[B, T]``, fp32, in nats; 0 where the target is -100."""
-        x_ND = self.prepare(x_BTD).flatten(0, 1)
-        losses_N = token_losses(x_ND, self.table, targets_BT.flatten(), self.vocab_size, chunks=self.vocabulary_chunks)
+        vocab_size, chunks, cap = self._options
+        losses_N = token_losses(*self._inputs(x_BTD, targets_BT), vocab_size, chunks=chunks, cap=cap)
         return losses_N.view_as(targets_BT)
+
+    @property
+    def _options(self) -> tuple[int, int, float | None]:
+        return self.vocab_size, self.vocabulary_chunks, self.cap
+
+    def _inputs(self, x_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.prepare(x_BTD).flatten(0, 1), self.table, targets_BT.flatten()
 
 
 def tokens_at(x_BT: Tensor, indices_P: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from hornbook.ops.layers import (
     affine_dtype,
     dropout_add,
     feed_forward,
+    gated,
     layer_norm,
     layer_norm_beside,
     linear,
@@ -120,11 +121,11 @@ def activated(up: nn.Module, x: Tensor, activation: str) -> Tensor:
     return ACTIVATIONS[activation](up(x))
 
 
-def feed_forward_of(up: nn.Module, down: nn.Module, x: Tensor, activation: str) -> Tensor:
-    """Return ``down(f(up(x)))`` with f from ``ACTIVATIONS``; fused if both are unmodified ``Linear`` layers."""
-    if is_unmodified(up, Linear) and is_unmodified(down, Linear):
-        return feed_forward(x, (up.weight, up.bias), (down.weight, down.bias), activation)
-    y: Tensor = down(activated(up, x, activation))
+def feed_forward_of(up: nn.Module, down: nn.Module, x: Tensor, activation: str, *, is_gated: bool = False) -> Tensor:
+    """Return ``down(f(up(x)))`` with f from ``ACTIVATIONS``, or ``gated``; fused if both are unmodified layers."""
+    if is_unmodified(up, StackedLinear if is_gated else Linear) and is_unmodified(down, Linear):
+        return feed_forward(x, (up.weight, up.bias), (down.weight, down.bias), activation, is_gated=is_gated)
+    y: Tensor = down(gated(up(x), activation) if is_gated else activated(up, x, activation))
     return y
 
 

@@ -92,7 +92,7 @@ def gated(u: Tensor, activation: str) -> Tensor:
     return h
 
 
-def feed_forward(x: Tensor, up: Parameters, down: Parameters, activation: str) -> Tensor:
+def feed_forward(x: Tensor, up: Parameters, down: Parameters, activation: str, *, is_gated: bool = False) -> Tensor:
     """Return ``f(x W₁ᵀ + b₁) W₂ᵀ + b₂`` with f from ``ACTIVATIONS``; native products apply f and its derivative.
 
     Args:
@@ -100,11 +100,13 @@ def feed_forward(x: Tensor, up: Parameters, down: Parameters, activation: str) -
         up: ``W₁`` and ``b₁``, as for ``linear``.
         down: ``W₂`` and ``b₂``.
         activation: the name of f.
+        is_gated: whether the first layer computes gate and up, and the second maps ``f(gate) · up``, see ``gated``.
     """
     first, second = (_native_linear_form(x, of[0]) if FORMS else None for of in (up, down))
     if first is None or second is None:
-        return linear(activated_linear(x, *up, activation), *down)
-    h, u = linear_activation(x, *up, activation, first.isa)
+        h = gated(linear(x, *up), activation) if is_gated else activated_linear(x, *up, activation)
+        return linear(h, *down)
+    h, u = linear_activation(x, *up, activation, first.isa, is_gated)
     y: Tensor = native_linear(h.detach(), *down, second.isa, u, activation)
     return y
 
@@ -170,7 +172,7 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> T
         epsilon: added to the variance.
     """
     if FORMS and weight_D.dtype == torch.float32 and (form := form_of("layer_norm", x)) is not None:
-        normed: Tensor = native_norm.layer_norm(x, weight_D, bias_D, epsilon, form.isa)[0]
+        normed: Tensor = native_norm.norm(x, weight_D, bias_D, epsilon, form.isa)[0]
         return normed
     if x.dtype == torch.float32:
         return functional.layer_norm(x, weight_D.shape, weight_D.float(), bias_D.float(), epsilon)
@@ -187,7 +189,7 @@ def layer_norm_beside(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: floa
     None if PyTorch computes norms.
     """
     if FORMS and weight_D.dtype == torch.float32 and (form := form_of("layer_norm", x)) is not None:
-        return native_norm.layer_norm_beside(x, weight_D, bias_D, epsilon, form.isa)
+        return native_norm.norm_beside(x, weight_D, bias_D, epsilon, form.isa)
     return None
 
 

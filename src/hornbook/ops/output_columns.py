@@ -22,6 +22,8 @@ class Columns(NamedTuple):
     first: int = 0
     """The token id of the first column."""
     cut: Cut | None = None
+    cap: float | None = None
+    """Soft limit of the logits, ``cap · tanh(logit / cap)`` (Gemma 2, 2024, section 2)."""
 
     def parts(self, chunks: int) -> "list[Columns]":
         """Return the columns in at most ``chunks`` parts, whose sizes are multiples of 64 except for the last."""
@@ -31,7 +33,7 @@ class Columns(NamedTuple):
             weight = self.weight[start : start + size]
             bias = None if self.bias is None else self.bias[start : start + size]
             num_real = min(max(self.num_real - start, 0), len(weight))
-            found.append(Columns(weight, bias, num_real, self.first + start, self.cut))
+            found.append(Columns(weight, bias, num_real, self.first + start, self.cut, self.cap))
         return found
 
 

@@ -10,6 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hornbook.ops.native import layer_norm as native_norm
+from hornbook.ops.native.kernels import FORMS, form_of
+from hornbook.ops.native.library import Form
+
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
@@ -40,10 +44,21 @@ def rms_norm(x: Tensor, weight_D: Tensor | None, epsilon: float) -> Tensor:
         weight_D: gain, of any floating dtype, or None; its gradient is summed in fp32.
         epsilon: added to the mean square.
     """
-    y: Tensor = _RMSNorm.apply(x, weight_D, epsilon)  # type: ignore[no-untyped-call]
+    y: Tensor
+    if (form := _native_form(x, weight_D)) is not None:
+        y = native_norm.norm(x, weight_D, None, epsilon, form.isa, True)[0]
+    else:
+        y = _RMSNorm.apply(x, weight_D, epsilon)  # type: ignore[no-untyped-call]
     return y
 
 
 def rms_norm_beside(x: Tensor, weight_D: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
     """Return ``x`` and its norm, for ``x + f(norm(x))``; arguments as for ``rms_norm``."""
+    if (form := _native_form(x, weight_D)) is not None:
+        return native_norm.norm_beside(x, weight_D, None, epsilon, form.isa, is_rms=True)
     return x, rms_norm(x, weight_D, epsilon)
+
+
+def _native_form(x: Tensor, weight_D: Tensor | None) -> Form | None:
+    is_fp32 = weight_D is None or weight_D.dtype == torch.float32
+    return form_of("layer_norm", x) if FORMS and is_fp32 else None

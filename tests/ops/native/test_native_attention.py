@@ -11,6 +11,7 @@ from hornbook.model.initialize import Draw
 from hornbook.model.layers import Dropout
 from hornbook.ops.dropout import keep_mask
 from hornbook.ops.native import attention as module
+from hornbook.ops.native.attention import Heads, Sequences
 from hornbook.ops.native.kernels import using
 from hornbook.ops.sequence_groups import group_sequences
 
@@ -29,8 +30,13 @@ def example(lengths, heads, size, dtype, seed=0):
 
 
 def compute(form, qkv, gradient, *sequences):
-    y, log_sums = module._forward(form, qkv, *sequences)
-    return y, module._backward(form, gradient, qkv, log_sums, *sequences)
+    return compute_heads(form, (qkv,), gradient, Sequences(*sequences))
+
+
+def compute_heads(form, packed, gradient, sequences, heads=module._PLAIN):
+    y, log_sums = module._forward(form, packed, sequences, heads)
+    of_packed, of_gains = module._backward(form, gradient, packed, log_sums, sequences, heads)
+    return y, *of_packed, *(of for of in of_gains if of is not None)
 
 
 @settings(max_examples=60, deadline=None)
@@ -48,7 +54,7 @@ def test_attention_and_gradients(lengths, heads, size, is_causal, probability, d
     qkv, gradient, firsts, lengths, keys = example(lengths, heads, size, dtype)
     columns = None if column is None else column + 3 * torch.arange(len(lengths))
     sequences = (firsts, lengths, is_causal, keys if probability else None, 3, probability, columns)
-    right = module.exact_attention(gradient, qkv, *sequences)
+    right = module.exact_attention(gradient, (qkv,), Sequences(*sequences))
     for form in forms():
         with threads(num_threads):
             ours = compute(form, qkv, gradient, *sequences)
@@ -66,7 +72,8 @@ def test_drops_what_the_hash_drops(is_causal):
     if is_causal:
         kept = kept & torch.ones(length, length, dtype=torch.bool).tril()
     for form in forms():
-        y, _ = module._forward(form, qkv, torch.tensor([0]), torch.tensor([length]), is_causal, keys, 5, 0.25)
+        sequences = Sequences(torch.tensor([0]), torch.tensor([length]), is_causal, keys, 5, 0.25)
+        y, _ = module._forward(form, (qkv,), sequences)
         assert torch.equal(y.transpose(0, 1) != 0.0, kept)
 
 
@@ -91,8 +98,83 @@ def test_operators_are_registered_properly():
     columns = torch.tensor([0, 3])
     torch.library.opcheck(module.attention, (qkv, firsts, lengths, False, keys, 2, 0.2, isa, columns))
     log_sums = module.attention(qkv.detach(), firsts, lengths, False, keys, 2, 0.2, isa, columns)[1]
-    arguments = (gradient, qkv.detach(), firsts, lengths, keys, columns, log_sums, False, 2, 0.2, isa)
+    none = (None,) * 6
+    arguments = (gradient, log_sums, qkv.detach(), firsts, lengths, keys, columns, *none, False, 2, 0.2, *none[:4], isa)
     torch.library.opcheck(module.attention_backward, arguments)
+
+
+def test_operators_of_grouped_heads_are_registered_properly():
+    packed, gradient, sequences, heads = grouped_example([5, 9], 4, 2, 8, torch.float32, 3, 4, 2.0, True)
+    isa = forms()[0].isa
+    q, *others = (tensor.requires_grad_() for tensor in packed)
+    gains = [gain.requires_grad_() for gain in heads[2:4]]
+    options = (*others, *heads[:2], *gains, *heads[4:])
+    torch.library.opcheck(module.attention, (q, *sequences[:6], isa, None, *options))
+    y, _ = module.attention(q, *sequences[:6], isa, None, *options)
+    ours = torch.autograd.grad(y, (q, *others, *gains), gradient)
+    for own, right in zip(ours, module.exact_attention(gradient, packed, sequences, heads)[1:], strict=True):
+        torch.testing.assert_close(own.double(), right, rtol=1e-4, atol=1e-4)
+
+
+def grouped_example(lengths, heads, groups, size, dtype, num_tensors, half, cap, has_norm, window=7, is_causal=True):
+    """Queries with fewer keys and values in two or three tensors, and how they are compared."""
+    qkv, gradient, firsts, lengths, _ = example(lengths, heads, size, dtype)
+    draws = torch.Generator().manual_seed(1)
+    num_tokens = len(qkv)
+    key_value = torch.randn(num_tokens, 2, groups, size, generator=draws).to(dtype)
+    packed = (qkv[:, 0], key_value) if num_tensors == 2 else (qkv[:, 0], *key_value.unbind(1))
+    packed = tuple(tensor.contiguous() for tensor in packed)
+    angles = torch.randn(num_tokens, half, generator=draws) if half else None
+    rotation = (None, None) if angles is None else (angles.cos(), angles.sin())
+    gains = tuple(torch.randn(2, size, generator=draws)) if has_norm else (None, None)
+    options = Heads(*rotation, *gains, 1e-5 if has_norm else None, 0.3, window, cap)
+    return packed, gradient, Sequences(firsts, lengths, is_causal), options
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    lengths=st.lists(st.sampled_from([0, 1, 2, 7, 25, 64, 65, 100, 150]), min_size=1, max_size=2),
+    groups=st.integers(1, 2),
+    per_group=st.integers(1, 3),
+    size=st.sampled_from([2, 7, 16, 31, 64, 80, 96, 128, 256]),
+    num_tensors=st.integers(2, 3),
+    share=st.sampled_from([0.0, 0.5, 1.0]),
+    cap=st.none() | st.sampled_from([0.5, 20.0]),
+    has_norm=st.booleans(),
+    window=st.none() | st.sampled_from([1, 2, 5, 24, 64, 65, 1000]),
+    is_causal=st.booleans(),
+    dtype=st.sampled_from(DTYPES),
+    num_threads=st.integers(1, 2),
+)
+def test_heads_of_modern_decoders(
+    lengths, groups, per_group, size, num_tensors, share, cap, has_norm, window, is_causal, dtype, num_threads
+):
+    half = int(share * size / 2)
+    options = (num_tensors, half, cap, has_norm, window, is_causal)
+    packed, gradient, *problem = grouped_example(lengths, groups * per_group, groups, size, dtype, *options)
+    right = module.exact_attention(gradient, packed, *problem)
+    for form in forms():
+        with threads(num_threads):
+            ours = compute_heads(form, packed, gradient, *problem)
+        for own, exact in zip(ours, right, strict=True):
+            error = (own.double() - exact).norm() / max(float(exact.norm()), float(gradient.norm()))
+            assert error < (5e-6 if dtype == torch.float32 else 1e-2)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_a_window_hides_reaches_no_token(bad, dtype):
+    packed, gradient, *problem = grouped_example([150], 2, 1, 16, dtype, 2, 8, None, False, window=30)
+    broken, of_broken = [tensor.clone() for tensor in packed], gradient.clone()
+    for tensor in (*broken, of_broken):
+        tensor[40] = bad
+    untouched = slice(40 + 30, None)
+    for form in forms():
+        whole = compute_heads(form, packed, gradient, *problem)
+        partly = compute_heads(form, broken, of_broken, *problem)
+        for own, other in zip(whole, partly, strict=True):
+            assert torch.equal(own[untouched], other[untouched])
+        assert torch.equal(whole[0][:40], partly[0][:40])
 
 
 def test_wide_scores():
@@ -100,7 +182,7 @@ def test_wide_scores():
     qkv[:, 0, 0, 0], qkv[:, 1, 0, 0] = 1e4, torch.tensor([1.0, -1.0, 1.0, 0.0])
     qkv[:, 2, 0, 1] = torch.tensor([1.0, 2.0, 3.0, 4.0])
     for form in forms():
-        y, log_sums = module._forward(form, qkv, torch.tensor([0]), torch.tensor([4]), False, None, 0, 0.0)
+        y, log_sums = module._forward(form, (qkv,), Sequences(torch.tensor([0]), torch.tensor([4]), False))
         assert y[:, 0, 1].tolist() == pytest.approx([2.0] * 4)
         assert log_sums.isfinite().all()
 

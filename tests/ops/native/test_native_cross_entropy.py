@@ -63,13 +63,45 @@ def test_losses_gradients_and_predictions(num_rows, num_real, padding, offset, d
             torch.testing.assert_close(ours[2].double(), of_logits.sum(0), rtol=1e-5, atol=1e-5)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    num_rows=st.integers(0, 20),
+    num_real=st.integers(1, 90),
+    spread=st.sampled_from([0.1, 4.0, 50.0]),
+    cap=st.none() | st.sampled_from([0.5, 15.0, 30.0]),
+    z_weight=st.sampled_from([0.0, 1e-4, 0.3]),
+    dtype=st.sampled_from(DTYPES),
+    has_bias=st.booleans(),
+)
+def test_capped_logits_and_the_gradient_of_z_loss(num_rows, num_real, spread, cap, z_weight, dtype, has_bias):
+    draws = torch.Generator().manual_seed(0)
+    logits = (spread * torch.randn(num_rows, num_real, generator=draws)).to(dtype)
+    targets = torch.randint(num_real, (num_rows,), generator=draws)
+    targets[torch.rand(num_rows, generator=draws) < 0.3] = -100
+    bias = torch.randn(num_real, generator=draws) if has_bias else None
+    right = module.exact_cross_entropy(logits, targets, bias, cap, z_weight)
+    for form in forms():
+        own = logits.clone()
+        losses, predictions, of_bias, log_sums = module._compute(
+            form, own, targets, bias, num_real, True, True, cap, z_weight
+        )
+        torch.testing.assert_close(losses.double(), right[0], rtol=1e-5, atol=2e-5)
+        rounding = 2e-5 if dtype == torch.float32 else 2**-8
+        torch.testing.assert_close(own.double(), right[1], rtol=rounding, atol=2e-6)
+        torch.testing.assert_close(log_sums.double(), right[3], rtol=1e-5, atol=2e-6)
+        if cap is None or spread < cap:  # otherwise logits that differ become equal
+            assert torch.equal(predictions, right[4])
+        if has_bias:
+            torch.testing.assert_close(of_bias.double(), right[2], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_of_equal_logits_the_first_is_the_prediction(dtype):
     logits = torch.zeros(3, 70, dtype=dtype)
     logits[0, 40] = logits[0, 67] = 2.0
     logits[1, 69] = 1.0
     for form in forms():
-        _, predictions, _ = module._compute(
+        _, predictions, *_ = module._compute(
             form, logits.clone(), torch.zeros(3, dtype=torch.int64), None, 70, False, True
         )
         assert predictions.tolist() == [40, 69, 0]
@@ -78,7 +110,7 @@ def test_of_equal_logits_the_first_is_the_prediction(dtype):
 def test_extreme_logits():
     rows = torch.tensor([[1e4, -1e4, 0.0], [-math.inf, 0.0, 0.0], [math.nan, 0.0, 0.0], [1e-40, 0.0, -1e-40]])
     for form in forms():
-        losses, _, _ = module._compute(form, rows.clone(), torch.tensor([0, 1, 1, 2]), None, 3, True, False)
+        losses, *_ = module._compute(form, rows.clone(), torch.tensor([0, 1, 1, 2]), None, 3, True, False)
         assert losses[0] == 0.0
         assert losses[1] == pytest.approx(math.log(2))
         assert losses[2].isnan()
@@ -95,7 +127,7 @@ def test_same_bits_from_any_number_of_threads(dtype):
         for count in (1, 2, 3):
             gradient = logits.clone()
             with threads(count):
-                losses, _, of_bias = module._compute(form, gradient, targets, bias, 77, True, False)
+                losses, _, of_bias, _ = module._compute(form, gradient, targets, bias, 77, True, False)
             results.append((losses, gradient, of_bias))
         for other in results[1:]:
             assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))

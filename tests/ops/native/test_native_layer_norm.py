@@ -1,4 +1,4 @@
-"""The native layer norm of each instruction set against PyTorch's in float64."""
+"""The native layer and RMS norm of each instruction set against PyTorch's in float64."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def assert_near(tensor, right, tolerance):
 
 def compute(form, x, weight, bias, gradient, residual):
     y, *statistics = module._forward(form, x, weight, bias, 1e-5)
-    return y, *module._backward(form, gradient, x, weight, *statistics, residual)
+    return y, *module._backward(form, gradient, x, weight, bias, *statistics, residual)
 
 
 @settings(max_examples=60, deadline=None)
@@ -63,6 +63,37 @@ def test_norm_and_gradients(num_rows, size, gap, dtype, has_residual, num_thread
             assert_near(own, right, 10 * fp32_tolerance)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    num_rows=st.integers(0, 70),
+    size=st.integers(1, 100),
+    gap=st.integers(0, 5),
+    dtype=st.sampled_from(DTYPES),
+    has_gain=st.booleans(),
+    has_residual=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_rms_norm_and_gradients(num_rows, size, gap, dtype, has_gain, has_residual, seed):
+    draws = torch.Generator().manual_seed(seed)
+    x = torch.randn(num_rows, size + gap, generator=draws).to(dtype)[:, gap:]
+    weight = torch.randn(size, generator=draws) if has_gain else None
+    gradient, residual = torch.randn(2, num_rows, size, generator=draws).to(dtype)
+    leaves = [tensor.double().requires_grad_() for tensor in (x, *([weight] if has_gain else []))]
+    y = functional.rms_norm(leaves[0], (size,), leaves[1] if has_gain else None, 1e-5)
+    of_x, *of_weight = torch.autograd.grad(y, leaves, gradient.double())
+    of_x = of_x + residual.double() if has_residual else of_x
+    for form in forms():
+        own_y, *statistics = module._forward(form, x, weight, None, 1e-5, True)
+        others = (weight, None, *statistics, residual if has_residual else None, True)
+        ours = (own_y, *module._backward(form, gradient, x, *others))
+        small = x.double().square().mean(1).add(1e-5).sqrt().min() if num_rows else 1.0
+        tolerance = 3e-6 * (1.0 + 1.0 / float(small))
+        for own, right in zip(ours[:2], (y.detach(), of_x), strict=True):
+            assert_near(own, right, tolerance + (2**-8 if dtype == torch.bfloat16 else 0.0))
+        for own, right in zip(ours[2:], of_weight, strict=False):
+            assert_near(own, right, 10 * tolerance)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_same_bits_from_any_number_of_threads(dtype):
     draws = torch.Generator().manual_seed(0)
@@ -81,12 +112,15 @@ def test_operators_are_registered_properly():
     x = torch.randn(4, 5, 12, requires_grad=True)
     weight, bias = (torch.randn(12, requires_grad=True) for _ in range(2))
     isa = forms()[0].isa
-    torch.library.opcheck(module.layer_norm, (x, weight, bias, 1e-5, isa))
-    assert module.layer_norm(x, weight, bias, 1e-5, isa)[0]._base is None, "FSDP warns of blocks that return a view"
-    gradient, statistics = torch.randn(4, 5, 12), torch.ones(20)
-    arguments = (gradient, x.detach(), weight.detach(), statistics, statistics)
-    torch.library.opcheck(module.layer_norm_backward, (*arguments, None, isa))
-    torch.library.opcheck(module.layer_norm_backward, (*arguments, gradient, isa))
+    for parameters, is_rms in (((weight, bias), False), ((weight, None), True), ((None, None), True)):
+        torch.library.opcheck(module.norm, (x, *parameters, 1e-5, isa, is_rms))
+        y, *statistics = module.norm(x, *parameters, 1e-5, isa, is_rms)
+        assert y._base is None, "FSDP warns of blocks that return a view"
+        gradient = torch.randn(4, 5, 12)
+        fixed = (None if parameter is None else parameter.detach() for parameter in parameters)
+        arguments = (gradient, x.detach(), *fixed, *statistics)
+        torch.library.opcheck(module.norm_backward, (*arguments, None, isa, is_rms))
+        torch.library.opcheck(module.norm_backward, (*arguments, gradient, isa, is_rms))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -104,7 +138,7 @@ def test_a_residual_branch_gets_the_sum_of_both_gradients(dtype):
     _, right, of_weight, of_bias = exact(x.flatten(0, 1), weight, bias, of_norm.flatten(0, 1))
     with using(all_native()), NativeCalls() as calls:
         ours = gradients()
-    assert calls.names == {"layer_norm", "layer_norm_backward"}
+    assert calls.names == {"norm", "norm_backward"}
     right = right.view_as(x) + of_x.double()
     tolerance = 3e-5 if dtype == torch.float32 else 2**-7
     for own, expected in zip(ours, (right, of_weight, of_bias), strict=True):

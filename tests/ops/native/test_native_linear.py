@@ -174,6 +174,66 @@ def test_products_fuse_activations_and_their_derivatives(isa, name, activation):
     assert_near(products.activation_gradient(form, g, u, activation), g.double() * derivative, tolerance)
 
 
+@pytest.mark.parametrize(("isa", "name"), CASES)
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=st.sampled_from([0, 1, 6, 7, 49, 97]),
+    num_in=st.integers(0, 70) | st.sampled_from([1025, 2300]),
+    size=st.integers(0, 100) | st.sampled_from([683]),
+    activation=st.sampled_from(list(ACTIVATIONS)),
+    has_bias=st.booleans(),
+    threads=st.integers(1, 2),
+)
+def test_products_fuse_gates(isa, name, rows, num_in, size, activation, has_bias, threads):
+    dtype, form, f = DTYPES[name], Form(isa), ACTIVATIONS[activation]
+    x, weight, down = drawn(rows, num_in, dtype=dtype), drawn(2 * size, num_in, seed=1), drawn(31, size, seed=2)
+    weight, bias = weight / max(num_in, 1) ** 0.5, drawn(2 * size, seed=3) if has_bias else None
+    u, g = torch.empty(rows, 2 * size, dtype=dtype), drawn(rows, 31, seed=4, dtype=dtype)
+    torch.set_num_threads(threads)
+    try:
+        panels = products.pack(form, weight, dtype, False, None, is_gated=True)
+        h = products.product(form, x, panels, weight, bias, activation=activation, before=u, is_gated=True)
+        back, options = products.pack(form, down, dtype, True, None), {"for_gradient": True, "activation": activation}
+        of_u = products.product(form, g, back, down, derivative_at=u, is_gated=True, **options)
+        of_h = drawn(rows, size, seed=5, dtype=dtype)
+        alone = products.activation_gradient(form, of_h, u, activation)
+    finally:
+        torch.set_num_threads(1)
+    tolerance = max(TOLERANCE[dtype], 3e-6)
+    exact = x.double() @ weight.to(dtype).double().t() + (0.0 if bias is None else bias)
+    assert_near(u, exact, tolerance)
+    leaf = u.double().requires_grad_()
+    right = f(leaf[:, :size]) * leaf[:, size:]
+    assert_near(
+        h, right.detach(), 2 * tolerance, right.detach().abs().max() + exact.square() if right.numel() else None
+    )
+    upstream = g.double() @ down.to(dtype).double()
+    for found, through in ((of_u, upstream), (alone, of_h.double())):
+        (expected,) = torch.autograd.grad(right, leaf, through, retain_graph=True)
+        assert_near(found, expected, tolerance)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("has_next", [False, True])
+def test_gates_have_the_gradients_of_autograd(name, has_next):
+    """One gated layer, or a feed-forward of two layers."""
+    dtype, isa = DTYPES[name], instruction_sets()[0]
+    x, up, down = (drawn(*shape, seed=seed) for seed, shape in enumerate(((9, 17), (2, 24, 17), (7, 24))))
+    leaves = [leaf.requires_grad_() for leaf in (x.to(dtype), up, down)][: 2 + has_next]
+    exact = [leaf.detach().to(dtype).double().requires_grad_() for leaf in leaves]
+    gate, value = (exact[0] @ exact[1].flatten(0, 1).t()).chunk(2, 1)
+    right = ACTIVATIONS["silu"](gate) * value
+    ours, u = module.linear_activation(leaves[0], up, None, "silu", isa, True)
+    if has_next:
+        ours, right = linear(ours.detach(), down, None, isa, u, "silu"), right @ exact[2].t()
+    upstream = drawn(*ours.shape, seed=9, dtype=dtype)
+    tolerance = max(3 * TOLERANCE[dtype], 2e-6)
+    assert_near(ours, right, tolerance)
+    expected = torch.autograd.grad(right, exact, upstream.double())
+    for own, other in zip(torch.autograd.grad(ours, leaves, upstream), expected, strict=True):
+        assert_near(own, other, tolerance)
+
+
 @pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("layers", [1, 2])
@@ -237,6 +297,10 @@ def test_the_operators_pass_opcheck(name):
     torch.library.opcheck(module.linear_activation, (x, up, None, "relu", isa), test_utils=tests)
     torch.library.opcheck(module.linear_input_gradient, (g, weight.detach(), isa, u.detach(), "silu"), test_utils=tests)
     torch.library.opcheck(module.linear_activation_gradient, (x.detach(), u.detach(), "gelu", isa), test_utils=tests)
+    torch.library.opcheck(module.linear_activation, (x, up, None, "relu", isa, True), test_utils=tests)
+    u = drawn(2, 5, 34, dtype=dtype).requires_grad_()
+    torch.library.opcheck(linear, (x.detach(), weight, bias, isa, u, "silu"), test_utils=tests)
+    torch.library.opcheck(module.linear_activation_gradient, (x.detach(), u.detach(), "silu", isa), test_utils=tests)
     sums, rest = (drawn(12, 17), drawn(12)), tests[:1] + tests[2:3]  # it changes its arguments and has no gradient
     torch.library.opcheck(module.linear_add_weight_gradient, (g, x.detach(), *sums, isa), test_utils=rest)
     torch.library.opcheck(module.linear_add_weight_gradient, (g, x.detach(), sums[0], None, isa), test_utils=rest)
@@ -294,7 +358,7 @@ def test_a_changed_weight_is_packed_again():
 def test_a_weight_is_packed_once_while_it_does_not_change(monkeypatch, recomputes):
     packed = []
     pack = products.pack
-    monkeypatch.setattr(products, "pack", lambda *given: packed.append(given) or pack(*given))
+    monkeypatch.setattr(products, "pack", lambda *given, **kind: packed.append(given) or pack(*given, **kind))
     weight, isa = torch.nn.Parameter(torch.ones(4, 3)), instruction_sets()[0]
     compute = recomputed(linear) if recomputes else linear
     for _ in range(2):

@@ -15,7 +15,7 @@ from hornbook.ops.native.kernels import using
 from hornbook.ops.native.library import instruction_sets
 from hornbook.samples.windows import NOT_SCORED
 
-OPERATORS = {"linear", "linear_activation", "dropout", "attention", "layer_norm", "cross_entropy_"}
+OPERATORS = {"linear", "linear_activation", "dropout", "attention", "norm", "cross_entropy_"}
 
 
 def gpt_gradients(dtype, seed=0, memory=None, weights=torch.float32):
@@ -113,7 +113,7 @@ def test_recomputation_gives_the_same_bits(recompute):
         first, again = (
             gpt_gradients(torch.bfloat16, memory=chosen) for chosen in (replace(memory, recompute_layers=(9,)), memory)
         )
-    assert calls.names >= {"linear", "attention", "layer_norm"}
+    assert calls.names >= {"linear", "attention", "norm"}
     assert torch.equal(first[0], again[0])
     assert all(torch.equal(first[1][name], again[1][name]) for name in first[1])
 
@@ -130,7 +130,7 @@ def test_operators_with_weights_below_fp32_are_left_to_pytorch():
     expected = gpt_gradients(torch.float32)
     with using(all_native()), NativeCalls() as calls:
         found = gpt_gradients(torch.float32, weights=torch.bfloat16)
-    assert not calls.names & {"linear", "layer_norm"}
+    assert not calls.names & {"linear", "norm"}
     assert error(found, expected)[1] < 2e-2
 
 

@@ -1,12 +1,17 @@
-"""Softmax attention of sequences on a CPU, directly on the output of the stacked projection, one head at a time.
+"""Softmax attention of sequences on a CPU, directly on the output of the projections, one group of heads at a time.
 
-Sequences are anywhere in the flat tokens, so packed batches need no copies; nothing of size T × T is stored. Dropout
-is the hash of `hornbook.ops.dropout.keep_mask`, whose columns count from the beginning of the sequence.
+::
+
+    q, k --RMS norm of each head, rotation--> q', k'     v
+    scores = scale q' k'ᵀ, capped, of the keys in the window --softmax, dropout--> weights --weights v--> y
+
+Sequences are anywhere in the flat tokens, so packed batches need no copies; nothing of size T × T is stored, nor are q'
+and k'. Dropout is the hash of `hornbook.ops.dropout.keep_mask`, whose columns count from the beginning of the sequence.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,14 +24,42 @@ from hornbook.ops.native.library import SUFFIXES, Form, Kernel
 from hornbook.ops.operators import operator, shapes_of
 
 
+class Sequences(NamedTuple):
+    """Which tokens attend to each other, and the dropout of the weights; see ``attention``."""
+
+    firsts: Tensor
+    lengths: Tensor
+    is_causal: bool
+    keys: Tensor | None = None
+    site: int = 0
+    probability: float = 0.0
+    columns: Tensor | None = None
+
+
+class Heads(NamedTuple):
+    """How queries and keys are compared; see ``attention``."""
+
+    cosines: Tensor | None = None
+    sines: Tensor | None = None
+    q_gain: Tensor | None = None
+    k_gain: Tensor | None = None
+    norm_epsilon: float | None = None
+    scale: float | None = None
+    window: int | None = None
+    cap: float | None = None
+
+
+_PLAIN = Heads()
+
+
 def sequence_form(packed: Tensor) -> Form | None:
-    """Return the form for stacked query, key and value like ``packed``; None if PyTorch computes attention."""
+    """Return the form for queries like ``packed``; None if PyTorch computes attention."""
     return form_of("attention", packed) if FORMS else None
 
 
 @operator(has_gradient=True)
 def attention(
-    qkv_N3HK: Tensor,
+    qkv: Tensor,
     firsts_S: Tensor,
     lengths_S: Tensor,
     is_causal: bool,
@@ -35,11 +68,21 @@ def attention(
     probability: float,
     isa: str,
     columns_S: Tensor | None = None,
+    key_value: Tensor | None = None,
+    value: Tensor | None = None,
+    cosines_NR: Tensor | None = None,
+    sines_NR: Tensor | None = None,
+    q_gain_K: Tensor | None = None,
+    k_gain_K: Tensor | None = None,
+    norm_epsilon: float | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    cap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return ``drop(softmax(q kᵀ / √K)) v`` and the logarithms of the softmax's sums.
+    """Return ``drop(softmax(scale q kᵀ)) v`` and the logarithms of the softmax's sums.
 
     Args:
-        qkv_N3HK: fp32 or bf16, flat tokens.
+        qkv: stacked query, key and value ``[N, 3, H, K]``, fp32 or bf16, flat tokens; or queries ``[N, H, K]``.
         firsts_S: int64, index of each sequence's first token; sequences must not overlap.
         lengths_S: int64, number of tokens of each sequence.
         is_causal: whether the attention is causal.
@@ -48,102 +91,139 @@ def attention(
         probability: share of weights to drop, in [0, 1).
         isa: instruction set of the form for this operator and its gradients.
         columns_S: int64, the dropout column of each sequence's first token; None for 0.
+        key_value: keys and values ``[N, 2, G, K]``, or keys ``[N, G, K]``, if ``qkv`` has only queries. Each of the G
+            heads belongs to H / G consecutive heads of queries (Ainslie et al. 2023).
+        value: values ``[N, G, K]``, if ``key_value`` has only keys.
+        cosines_NR: fp32 ``[N, R/2]``, of the angles by which columns i and i + R/2 of queries and keys are rotated
+            (Su et al. 2021); None for no rotation.
+        sines_NR: likewise.
+        q_gain_K: fp32, of the queries' norm; None for 1.
+        k_gain_K: fp32, of the keys' norm.
+        norm_epsilon: of an RMS norm of each query and key before the rotation; None for no norm.
+        scale: of the scores; None for 1 / √K.
+        window: a token attends only to tokens that are less than this away; None: no limit.
+        cap: scores become ``cap tanh(score / cap)``; None: no limit.
 
     Returns:
         ``[N, H, K]`` in the dtype of ``qkv``, zero for tokens of no sequence, and ``[H, N]`` fp32.
     """
-    sequences = (firsts_S, lengths_S, is_causal, keys_HN, site, probability)
-    return _forward(Form(isa), qkv_N3HK, *sequences, columns_S)
+    packed = _packed(qkv, key_value, value)
+    sequences = Sequences(firsts_S, lengths_S, is_causal, keys_HN, site, probability, columns_S)
+    heads = Heads(cosines_NR, sines_NR, q_gain_K, k_gain_K, norm_epsilon, scale, window, cap)
+    return _forward(Form(isa), packed, sequences, heads)
 
 
 @shapes_of("attention")
-def _(qkv_N3HK: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    num_tokens, _, num_heads, size = qkv_N3HK.shape
-    y_NHK = qkv_N3HK.new_empty(num_tokens, num_heads, size)
-    return y_NHK, qkv_N3HK.new_empty(num_heads, num_tokens, dtype=torch.float32)
+def _(qkv: Tensor, *others: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    num_tokens, (num_heads, size) = len(qkv), qkv.shape[-2:]
+    return qkv.new_empty(num_tokens, num_heads, size), qkv.new_empty(num_heads, num_tokens, dtype=torch.float32)
 
 
 @operator()
 def attention_backward(
     gradient_NHK: Tensor,
-    qkv_N3HK: Tensor,
+    log_sums_HN: Tensor,
+    qkv: Tensor,
     firsts_S: Tensor,
     lengths_S: Tensor,
     keys_HN: Tensor | None,
     columns_S: Tensor | None,
-    log_sums_HN: Tensor,
+    key_value: Tensor | None,
+    value: Tensor | None,
+    cosines_NR: Tensor | None,
+    sines_NR: Tensor | None,
+    q_gain_K: Tensor | None,
+    k_gain_K: Tensor | None,
     is_causal: bool,
     site: int,
     probability: float,
+    norm_epsilon: float | None,
+    scale: float | None,
+    window: int | None,
+    cap: float | None,
     isa: str,
-) -> Tensor:
-    """Return the gradient of ``qkv``; arguments as for ``attention``."""
-    form, sequences = Form(isa), (firsts_S, lengths_S, is_causal, keys_HN, site, probability, columns_S)
-    return _backward(form, gradient_NHK, qkv_N3HK, log_sums_HN, *sequences)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of ``qkv``, ``key_value``, ``value`` and both gains, empty for None.
+
+    Arguments as for ``attention``.
+    """
+    packed = _packed(qkv, key_value, value)
+    sequences = Sequences(firsts_S, lengths_S, is_causal, keys_HN, site, probability, columns_S)
+    heads = Heads(cosines_NR, sines_NR, q_gain_K, k_gain_K, norm_epsilon, scale, window, cap)
+    of_packed, of_gains = _backward(Form(isa), gradient_NHK, packed, log_sums_HN, sequences, heads)
+    results = (*of_packed, *[None] * (3 - len(of_packed)), *of_gains)
+    of_q, of_kv, of_v, *of_gain = (qkv.new_empty(0) if of is None else of for of in results)
+    return of_q, of_kv, of_v, of_gain[0], of_gain[1]
 
 
 @shapes_of("attention_backward")
-def _(gradient_NHK: Tensor, qkv_N3HK: Tensor, *others: Any) -> Tensor:
-    return qkv_N3HK.new_empty(qkv_N3HK.shape)
+def _(gradient: Tensor, log_sums: Tensor, qkv: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    key_value, value, _, _, q_gain_K, k_gain_K = others[4:10]
+    return tuple(
+        qkv.new_empty(0 if x is None else x.shape, dtype=(qkv if x is None else x).dtype)
+        for x in (qkv, key_value, value, q_gain_K, k_gain_K)
+    )
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    qkv_N3HK, firsts_S, lengths_S, is_causal, keys_HN, site, probability, isa, columns_S = inputs
-    ctx.save_for_backward(qkv_N3HK, firsts_S, lengths_S, keys_HN, columns_S, output[1])
-    ctx.settings = (is_causal, site, probability, isa)
+    qkv, firsts_S, lengths_S, is_causal, keys_HN, site, probability, isa, columns_S, *others = inputs
+    ctx.save_for_backward(output[1], qkv, firsts_S, lengths_S, keys_HN, columns_S, *others[:6])
+    ctx.settings = (is_causal, site, probability, *others[6:], isa)
     ctx.mark_non_differentiable(output[1])
 
 
 def _of_inputs(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    return attention_backward(gradient, *ctx.saved_tensors, *ctx.settings), *[None] * 8
+    saved = ctx.saved_tensors  # once: recomputation allows no more
+    found = attention_backward(gradient, *saved, *ctx.settings)
+    key_value, value, _, _, q_gain, k_gain = saved[6:]
+    of_kv, of_v, of_q_gain, of_k_gain = (
+        None if tensor is None else of for tensor, of in zip((key_value, value, q_gain, k_gain), found[1:], strict=True)
+    )
+    return found[0], *[None] * 8, of_kv, of_v, None, None, of_q_gain, of_k_gain, *[None] * 4
 
 
 torch.library.register_autograd("hornbook::attention", _of_inputs, setup_context=_setup_context)
 
 
+def _packed(*tensors: Tensor | None) -> tuple[Tensor, ...]:
+    return tuple(tensor.contiguous() for tensor in tensors if tensor is not None)
+
+
+def _split(packed: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return query ``[N, H, K]``, key and value ``[N, G, K]``: views of ``qkv``, ``key_value`` and ``value``."""
+    return tuple(part for tensor in packed for part in (tensor.unbind(1) if tensor.dim() == 4 else (tensor,)))
+
+
 def _forward(
-    form: Form,
-    qkv_N3HK: Tensor,
-    firsts_S: Tensor,
-    lengths_S: Tensor,
-    is_causal: bool,
-    keys_HN: Tensor | None,
-    site: int,
-    probability: float,
-    columns_S: Tensor | None = None,
+    form: Form, packed: tuple[Tensor, ...], sequences: Sequences, heads: Heads = _PLAIN
 ) -> tuple[Tensor, Tensor]:
-    qkv_N3HK = qkv_N3HK.contiguous()
-    num_tokens, _, num_heads, size = qkv_N3HK.shape
-    make = _for_tokens_of(lengths_S, num_tokens)
-    y_NHK, log_sums_HN = make(num_tokens, num_heads, size, dtype=qkv_N3HK.dtype), make(num_heads, num_tokens)
-    problem = _problem(qkv_N3HK, firsts_S, lengths_S, is_causal, keys_HN, site, probability, columns_S)
-    name = f"attention_forward_{SUFFIXES[qkv_N3HK.dtype]}"
-    form(name, *problem, *qkv_N3HK.unbind(1), y_NHK, log_sums_HN, torch.get_num_threads())
+    q_NHK, k_NGK, v_NGK = _split(packed)
+    make = _for_tokens_of(sequences.lengths, len(q_NHK))
+    y_NHK, log_sums_HN = make(q_NHK.shape, dtype=q_NHK.dtype), make(q_NHK.shape[1], len(q_NHK))
+    problem = _problem(q_NHK, k_NGK, sequences, heads)
+    name = f"attention_forward_{SUFFIXES[q_NHK.dtype]}"
+    form(name, *problem, q_NHK, k_NGK, v_NGK, y_NHK, log_sums_HN, torch.get_num_threads())
     return y_NHK, log_sums_HN
 
 
 def _backward(
     form: Form,
     gradient_NHK: Tensor,
-    qkv_N3HK: Tensor,
+    packed: tuple[Tensor, ...],
     log_sums_HN: Tensor,
-    firsts_S: Tensor,
-    lengths_S: Tensor,
-    is_causal: bool,
-    keys_HN: Tensor | None,
-    site: int,
-    probability: float,
-    columns_S: Tensor | None = None,
-) -> Tensor:
-    qkv_N3HK = qkv_N3HK.contiguous()
-    make = _for_tokens_of(lengths_S, len(qkv_N3HK))
-    of_qkv_N3HK = make(qkv_N3HK.shape, dtype=qkv_N3HK.dtype)
-    problem = _problem(qkv_N3HK, firsts_S, lengths_S, is_causal, keys_HN, site, probability, columns_S)
+    sequences: Sequences,
+    heads: Heads = _PLAIN,
+) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
+    """Return the gradients of ``packed`` and of the gains."""
+    q_NHK, k_NGK, v_NGK = _split(packed)
+    make = _for_tokens_of(sequences.lengths, len(q_NHK))
+    of_packed = tuple(make(tensor.shape, dtype=tensor.dtype) for tensor in packed)
+    of_gains = tuple(None if gain is None else torch.zeros_like(gain) for gain in (heads.q_gain, heads.k_gain))
     form(
-        f"attention_backward_{SUFFIXES[qkv_N3HK.dtype]}", *problem, *qkv_N3HK.unbind(1), log_sums_HN,
-        gradient_NHK.contiguous(), *of_qkv_N3HK.unbind(1), torch.get_num_threads(),
+        f"attention_backward_{SUFFIXES[q_NHK.dtype]}", *_problem(q_NHK, k_NGK, sequences, heads), q_NHK, k_NGK, v_NGK,
+        log_sums_HN, gradient_NHK.contiguous(), *_split(of_packed), *of_gains, torch.get_num_threads(),
     )  # fmt: skip
-    return of_qkv_N3HK
+    return of_packed, of_gains
 
 
 def _for_tokens_of(lengths_S: Tensor, num_tokens: int) -> Callable[..., Tensor]:
@@ -151,79 +231,100 @@ def _for_tokens_of(lengths_S: Tensor, num_tokens: int) -> Callable[..., Tensor]:
     return torch.empty if int(lengths_S.sum()) == num_tokens else torch.zeros
 
 
-def _problem(
-    qkv_N3HK: Tensor,
-    firsts_S: Tensor,
-    lengths_S: Tensor,
-    is_causal: bool,
-    keys_HN: Tensor | None,
-    site: int,
-    probability: float,
-    columns_S: Tensor | None,
-) -> tuple[Tensor | None, ...]:
-    """Return the arguments of both passes in csrc/attention.cpp: sizes, factors, dropout keys and sequences."""
-    num_tokens, _, num_heads, size = qkv_N3HK.shape
-    of_token, _, of_head, _ = qkv_N3HK.stride()
-    sizes = [len(firsts_S), num_heads, size, num_tokens, int(is_causal), *[of_token, of_head] * 2]
-    sizes += [num_heads * size, size, site, int(probability * (1 << 31))]
-    factors = torch.tensor([1.0 / math.sqrt(max(size, 1)), 1.0 / (1.0 - probability)], dtype=torch.float32)
-    keys_HN = None if keys_HN is None else keys_HN.contiguous()
-    columns_S = None if columns_S is None else columns_S.contiguous()
-    return torch.tensor(sizes), factors, keys_HN, firsts_S.contiguous(), lengths_S.contiguous(), columns_S
+def _problem(q_NHK: Tensor, k_NGK: Tensor, sequences: Sequences, heads: Heads) -> tuple[Tensor | None, ...]:
+    """Return the arguments of both passes in csrc/attention.cpp before the queries."""
+    firsts_S, lengths_S, is_causal, keys_HN, site, probability, columns_S = sequences
+    num_tokens, num_heads, size = q_NHK.shape
+    sizes = [len(firsts_S), num_heads, k_NGK.shape[1], size, num_tokens, int(is_causal), heads.window or 0]
+    sizes += [*q_NHK.stride()[:2], *k_NGK.stride()[:2], num_heads * size, size, site, int(probability * (1 << 31))]
+    sizes.append(0 if heads.cosines is None else heads.cosines.shape[1])
+    scale = 1.0 / math.sqrt(max(size, 1)) if heads.scale is None else heads.scale
+    epsilon = -1.0 if heads.norm_epsilon is None else heads.norm_epsilon
+    factors = torch.tensor([scale, 1.0 / (1.0 - probability), heads.cap or 0.0, epsilon], dtype=torch.float32)
+    tensors = (keys_HN, firsts_S, lengths_S, columns_S, *heads[:4])
+    return torch.tensor(sizes), factors, *(None if tensor is None else tensor.contiguous() for tensor in tensors)
 
 
 def _agrees(form: Form, dtype: torch.dtype) -> bool:
-    """Compare a form with its formula in float64: three sequences, bidirectional and causal, with dropout."""
+    """Compare a form with its formula in float64: three sequences, bidirectional and causal, with every option."""
     generator = torch.Generator().manual_seed(0)
-    qkv_N3HK = torch.randn(90, 3, 2, 19, generator=generator).to(dtype)
-    gradient_NHK = torch.randn(90, 2, 19, generator=generator).to(dtype)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    qkv_N3HK, gradient_NHK = drawn(90, 3, 2, 19).to(dtype), drawn(90, 2, 19).to(dtype)
     firsts_S, lengths_S = torch.tensor([1, 7, 9]), torch.tensor([6, 1, 81])
     keys_HN = torch.randint(1 << 32, (2, 90), generator=generator)
+    causal = Sequences(firsts_S, lengths_S, is_causal=True)
+    dropped = Sequences(firsts_S, lengths_S, False, keys_HN, 3, 0.3, torch.tensor([0, 5, 7]))
+    grouped = (drawn(90, 2, 19).to(dtype), drawn(90, 2, 1, 19).to(dtype))
+    angles, gains = drawn(90, 7), drawn(2, 19)
+    options = Heads(angles.cos(), angles.sin(), *gains, norm_epsilon=1e-5, scale=0.5, window=17, cap=2.0)
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
-    columns_S = torch.tensor([0, 5, 7])
-    dropped = (firsts_S, lengths_S, False, keys_HN, 3, 0.3, columns_S)
-    for sequences in ((firsts_S, lengths_S, True, None, 0, 0.0), dropped):
-        y_NHK, log_sums_HN = _forward(form, qkv_N3HK, *sequences)
-        ours = y_NHK, _backward(form, gradient_NHK, qkv_N3HK, log_sums_HN, *sequences)
-        pairs = zip(ours, exact_attention(gradient_NHK, qkv_N3HK, *sequences), strict=True)
-        if not all(torch.allclose(own.double(), right, rtol=tolerance, atol=tolerance) for own, right in pairs):
+    for packed, sequences, heads in (
+        ((qkv_N3HK,), causal, Heads()),
+        ((qkv_N3HK,), dropped, Heads()),
+        (grouped, causal, options),
+    ):
+        y_NHK, log_sums_HN = _forward(form, packed, sequences, heads)
+        of_packed, of_gains = _backward(form, gradient_NHK, packed, log_sums_HN, sequences, heads)
+        ours = (y_NHK, *of_packed, *(of for of in of_gains if of is not None))
+        pairs = zip(ours, exact_attention(gradient_NHK, packed, sequences, heads), strict=True)
+        if not all((own.double() - right).abs().max() <= tolerance * (1.0 + right.abs().max()) for own, right in pairs):
             return False
     return True
 
 
 def exact_attention(
-    gradient_NHK: Tensor,
-    qkv_N3HK: Tensor,
-    firsts_S: Tensor,
-    lengths_S: Tensor,
-    is_causal: bool,
-    keys_HN: Tensor | None,
-    site: int,
-    probability: float,
-    columns_S: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return attention and the gradient of ``qkv`` by their formulas in float64; arguments as for ``attention``."""
-    qkv_N3HK, gradient_NHK = qkv_N3HK.detach().double(), gradient_NHK.double()
-    y_NHK, of_qkv_N3HK = torch.zeros_like(gradient_NHK), torch.zeros_like(qkv_N3HK)
-    columns_S = torch.zeros_like(firsts_S) if columns_S is None else columns_S
-    for first, length, column in zip(firsts_S.tolist(), lengths_S.tolist(), columns_S.tolist(), strict=True):
-        own = slice(first, first + length)
-        q_HtK, k_HtK, v_HtK = qkv_N3HK[own].permute(1, 2, 0, 3)
-        g_HtK, scale = gradient_NHK[own].transpose(0, 1), 1.0 / math.sqrt(q_HtK.shape[2])
-        scores_Htt = q_HtK @ k_HtK.mT * scale
-        if is_causal:
-            scores_Htt = scores_Htt.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -math.inf)
-        weights_Htt, kept_Htt = scores_Htt.softmax(-1), torch.ones_like(scores_Htt)
-        if keys_HN is not None:
-            kept_Htt = keep_mask(keys_HN[:, own], site, column + length, probability)[..., column:] / (
-                1.0 - probability
+    gradient_NHK: Tensor, packed: tuple[Tensor, ...], sequences: Sequences, heads: Heads = _PLAIN
+) -> tuple[Tensor, ...]:
+    """Return attention and the gradients of ``packed`` and of the gains by PyTorch in float64."""
+    gains = [gain for gain in (heads.q_gain, heads.k_gain) if gain is not None]
+    with torch.enable_grad():
+        leaves = [tensor.detach().double().requires_grad_() for tensor in (*packed, *gains)]
+        q, k, v = _split(tuple(leaves[: len(packed)]))
+        rest = leaves[len(packed) :]
+        q = _entering(q, heads, rest.pop(0) if heads.q_gain is not None else None)
+        k = _entering(k, heads, rest.pop(0) if heads.k_gain is not None else None)
+        k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v))
+        y_NHK = q * 0.0  # zeros that depend on the leaves, also without sequences
+        for number, (first, length) in enumerate(zip(*(of.tolist() for of in sequences[:2]), strict=True)):
+            own = slice(first, first + length)
+            weights_Htt = _weights(q[own], k[own], sequences, heads)
+            if sequences.keys is not None:
+                column = 0 if sequences.columns is None else int(sequences.columns[number])
+                drop = sequences.site, column + length, sequences.probability
+                kept = keep_mask(sequences.keys[:, own], *drop)[..., column:]
+                weights_Htt = weights_Htt * kept / (1.0 - sequences.probability)
+            y_NHK = y_NHK.index_add(
+                0, torch.arange(first, first + length), torch.einsum("hij,jhk->ihk", weights_Htt, v[own])
             )
-        y_NHK[own] = (weights_Htt * kept_Htt @ v_HtK).transpose(0, 1)
-        of_weights_Htt = g_HtK @ v_HtK.mT * kept_Htt
-        of_scores_Htt = weights_Htt * (of_weights_Htt - (weights_Htt * of_weights_Htt).sum(-1, keepdim=True)) * scale
-        gradients = of_scores_Htt @ k_HtK, of_scores_Htt.mT @ q_HtK, (weights_Htt * kept_Htt).mT @ g_HtK
-        of_qkv_N3HK[own] = torch.stack(gradients).permute(2, 0, 1, 3)
-    return y_NHK, of_qkv_N3HK
+        return y_NHK.detach(), *torch.autograd.grad(y_NHK, leaves, gradient_NHK.double(), materialize_grads=True)
+
+
+def _entering(x_NHK: Tensor, heads: Heads, gain_K: Tensor | None) -> Tensor:
+    """Return queries or keys as they are multiplied."""
+    if heads.norm_epsilon is not None:
+        x_NHK = x_NHK * (x_NHK.square().mean(-1, keepdim=True) + heads.norm_epsilon).rsqrt()
+        x_NHK = x_NHK if gain_K is None else x_NHK * gain_K
+    if heads.cosines is None or heads.sines is None:
+        return x_NHK
+    cos, sin, half = heads.cosines.unsqueeze(1), heads.sines.unsqueeze(1), heads.cosines.shape[1]
+    a, b, rest = x_NHK.tensor_split((half, 2 * half), -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
+
+
+def _weights(q_tHK: Tensor, k_tHK: Tensor, sequences: Sequences, heads: Heads) -> Tensor:
+    """Return the attention weights ``[H, t, t]`` of a sequence, before dropout."""
+    scale = 1.0 / math.sqrt(q_tHK.shape[2]) if heads.scale is None else heads.scale
+    scores_Htt = torch.einsum("ihk,jhk->hij", q_tHK, k_tHK) * scale
+    if heads.cap is not None:
+        scores_Htt = heads.cap * torch.tanh(scores_Htt / heads.cap)
+    away_tt = torch.arange(len(q_tHK)).unsqueeze(1) - torch.arange(len(q_tHK))
+    hidden_tt = away_tt < 0 if sequences.is_causal else torch.zeros_like(away_tt, dtype=torch.bool)
+    if heads.window is not None:
+        hidden_tt = hidden_tt | (away_tt.abs() >= heads.window)
+    return scores_Htt.masked_fill(hidden_tt, -math.inf).softmax(-1)
 
 
 def _trial(form: Form | None, dtype: torch.dtype) -> None:
@@ -237,9 +338,9 @@ def _trial(form: Form | None, dtype: torch.dtype) -> None:
                 y_1HtK = causal_attention(*qkv_1HtK) if is_causal else torch_attention(*qkv_1HtK)
                 torch.autograd.grad(y_1HtK.transpose(1, 2), leaf_N3HK, gradient_NHK.unsqueeze(0))
         else:
-            sequences = (torch.tensor([0]), torch.tensor([256]), is_causal, None, 0, 0.0)
-            _, log_sums_HN = _forward(form, qkv_N3HK, *sequences)
-            _backward(form, gradient_NHK, qkv_N3HK, log_sums_HN, *sequences)
+            sequences = Sequences(torch.tensor([0]), torch.tensor([256]), is_causal)
+            _, log_sums_HN = _forward(form, (qkv_N3HK,), sequences)
+            _backward(form, gradient_NHK, (qkv_N3HK,), log_sums_HN, sequences)
 
 
 KERNELS = (

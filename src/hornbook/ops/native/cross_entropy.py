@@ -17,7 +17,9 @@ def cross_entropy_(
     with_gradient: bool,
     with_predictions: bool,
     isa: str,
-) -> tuple[Tensor, Tensor, Tensor]:
+    cap: float | None = None,
+    z_weight: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the losses of ``softmax(logits + bias)``, and overwrite the logits by the gradients of their sum.
 
     Args:
@@ -28,12 +30,16 @@ def cross_entropy_(
         with_gradient: whether to write gradients; otherwise, the logits are unchanged.
         with_predictions: whether to return predictions.
         isa: instruction set of the form.
+        cap: logits become ``cap tanh(logit / cap)``, after the bias; None: no limit.
+        z_weight: gradients are those of the losses plus this many times the squared logarithms of the softmax's sums
+            (z-loss, Chowdhery et al. 2022, section 5).
 
     Returns:
         Losses in nats, ``[C]`` fp32; the first largest column of each scored row, int64, -1 elsewhere, ``[C]`` or
-        empty; the gradient of the bias, fp32 ``[num_real]``, or empty.
+        empty; the gradient of the bias, fp32 ``[num_real]``, or empty; the logarithms of the softmax's sums, fp32
+        ``[C]``, 0 where nothing is scored.
     """
-    return _compute(Form(isa), logits_CV, targets_C, bias_V, num_real, with_gradient, with_predictions)
+    return _compute(Form(isa), logits_CV, targets_C, bias_V, num_real, with_gradient, with_predictions, cap, z_weight)
 
 
 @shapes_of("cross_entropy_")
@@ -45,16 +51,19 @@ def _(
     with_gradient: bool,
     with_predictions: bool,
     isa: str,
-) -> tuple[Tensor, Tensor, Tensor]:
+    cap: float | None = None,
+    z_weight: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _results(logits_CV, num_real, with_gradient and bias_V is not None, with_predictions)
 
 
 def _results(
     logits_CV: Tensor, num_real: int, with_bias: bool, with_predictions: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    losses_C = logits_CV.new_empty(len(logits_CV), dtype=torch.float32)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    losses_C, log_sums_C = (logits_CV.new_empty(len(logits_CV), dtype=torch.float32) for _ in range(2))
     predictions_C = logits_CV.new_empty(len(logits_CV) if with_predictions else 0, dtype=torch.int64)
-    return losses_C, predictions_C, logits_CV.new_zeros(num_real if with_bias else 0, dtype=torch.float32)
+    of_bias_V = logits_CV.new_zeros(num_real if with_bias else 0, dtype=torch.float32)
+    return losses_C, predictions_C, of_bias_V, log_sums_C
 
 
 def _compute(
@@ -65,36 +74,59 @@ def _compute(
     num_real: int,
     with_gradient: bool,
     with_predictions: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    cap: float | None = None,
+    z_weight: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     assert logits_CV.stride(1) == 1 or logits_CV.shape[1] == 1, "rows must be contiguous"
     with_bias = with_gradient and bias_V is not None
-    losses_C, predictions_C, of_bias_V = _results(logits_CV, num_real, with_bias, with_predictions)
+    results = losses_C, predictions_C, of_bias_V, log_sums_C = _results(
+        logits_CV, num_real, with_bias, with_predictions
+    )
     form(
         f"cross_entropy_{SUFFIXES[logits_CV.dtype]}", logits_CV, *logits_CV.shape, logits_CV.stride(0), num_real,
-        targets_C.contiguous(), None if bias_V is None else bias_V.detach().contiguous(), losses_C,
-        predictions_C if with_predictions else None, of_bias_V if with_bias else None, int(with_gradient),
+        targets_C.contiguous(), None if bias_V is None else bias_V.detach().contiguous(),
+        torch.tensor([cap or 0.0, z_weight], dtype=torch.float32), losses_C,
+        predictions_C if with_predictions else None, log_sums_C, of_bias_V if with_bias else None, int(with_gradient),
         torch.get_num_threads(),
     )  # fmt: skip
-    return losses_C, predictions_C, of_bias_V
+    return results
 
 
 def _agrees(form: Form, dtype: torch.dtype) -> bool:
-    """Compare a form with PyTorch's in float64, on sizes that no block divides, with padding and a row unscored."""
+    """Compare a form with float64, on sizes that no block divides, with padding and a row unscored."""
     generator = torch.Generator().manual_seed(0)
     logits, bias = (3 * torch.randn(21, 75, generator=generator)).to(dtype), torch.randn(71, generator=generator)
     targets = torch.randint(71, (21,), generator=generator)
     targets[4] = -100
-    gradient = logits.clone()
-    losses, predictions, of_bias = _compute(form, gradient, targets, bias, 71, True, True)
-    logarithms = torch.log_softmax(logits[:, :71].double() + bias, -1)
-    is_scored = targets >= 0
-    right = -logarithms.gather(1, targets.clamp(min=0).unsqueeze(1)).squeeze(1) * is_scored
-    of_exact = (logarithms.exp() - functional.one_hot(targets.clamp(min=0), 71)) * is_scored.unsqueeze(1)
-    pairs = ((losses, right), (gradient[:, :71], of_exact), (of_bias, of_exact.sum(0)))
-    is_same = torch.equal(predictions, logarithms.argmax(1).masked_fill_(~is_scored, -1))
     tolerance = 1e-4 if dtype == torch.float32 else 1e-2
-    is_close = all(torch.allclose(ours.double(), other, rtol=tolerance, atol=1e-5) for ours, other in pairs)
-    return is_same and is_close and not gradient[:, 71:].any()
+    for cap, z_weight in ((None, 0.0), (4.0, 0.1)):
+        gradient = logits.clone()
+        losses, predictions, of_bias, log_sums = _compute(form, gradient, targets, bias, 71, True, True, cap, z_weight)
+        exact = exact_cross_entropy(logits[:, :71], targets, bias, cap, z_weight)
+        pairs = zip((losses, gradient[:, :71], of_bias, log_sums), exact[:4], strict=True)
+        if not all(torch.allclose(ours.double(), other, rtol=tolerance, atol=1e-5) for ours, other in pairs):
+            return False
+        if not torch.equal(predictions, exact[4]) or gradient[:, 71:].any():
+            return False
+    return True
+
+
+def exact_cross_entropy(
+    logits_CV: Tensor, targets_C: Tensor, bias_V: Tensor | None, cap: float | None = None, z_weight: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return losses, gradients of logits and of the bias, logarithms of sums and predictions, by PyTorch in float64."""
+    bias_V = logits_CV.new_zeros(logits_CV.shape[1]) if bias_V is None else bias_V
+    is_scored_C = targets_C >= 0
+    with torch.enable_grad():
+        leaf_CV, leaf_V = (tensor.detach().double().requires_grad_() for tensor in (logits_CV, bias_V))
+        scores_CV = leaf_CV + leaf_V
+        if cap is not None:
+            scores_CV = cap * torch.tanh(scores_CV / cap)
+        losses_C = functional.cross_entropy(scores_CV, targets_C, reduction="none", ignore_index=-100)
+        log_sums_C = scores_CV.logsumexp(1) * is_scored_C
+        gradients = torch.autograd.grad((losses_C + z_weight * log_sums_C.square()).sum(), (leaf_CV, leaf_V))
+    predictions_C = scores_CV.argmax(1).masked_fill(~is_scored_C, -1)
+    return losses_C.detach(), *gradients, log_sums_C.detach(), predictions_C
 
 
 def _trial(form: Form | None, dtype: torch.dtype) -> None:

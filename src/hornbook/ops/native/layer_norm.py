@@ -1,7 +1,7 @@
-"""Layer norm on a CPU, with gain and bias in fp32 and their gradients summed in fp32.
+"""Layer and RMS norm on a CPU, with gain and bias in fp32 and their gradients summed in fp32.
 
-``layer_norm_beside`` is for residual branches, ``x + f(norm(x))``: it returns both ``x`` and the norm, so that the
-backward pass adds the two gradients of ``x`` while it computes one of them.
+``norm_beside`` is for residual branches, ``x + f(norm(x))``: it returns both ``x`` and the norm, so that the backward
+pass adds the two gradients of ``x`` while it computes one of them.
 """
 
 from typing import Any
@@ -16,127 +16,184 @@ from hornbook.ops.operators import operator, shapes_of
 
 
 @operator(has_gradient=True)
-def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float, isa: str) -> tuple[Tensor, Tensor, Tensor]:
+def norm(
+    x: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, epsilon: float, isa: str, is_rms: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the norm of ``x`` ``[..., D]`` in its dtype, and the rows' means and inverse deviations, fp32 ``[N]``.
 
     Args:
         x: fp32 or bf16.
-        weight_D: gain, fp32.
-        bias_D: fp32.
+        weight_D: gain, fp32; None for 1.
+        bias_D: fp32; None for 0.
         epsilon: added to the variance.
         isa: instruction set of the form for this operator and its gradients.
+        is_rms: whether means count as 0 (RMS norm, Zhang and Sennrich 2019), and are not returned.
     """
-    return _forward(Form(isa), x, weight_D, bias_D, epsilon)
+    return _forward(Form(isa), x, weight_D, bias_D, epsilon, is_rms)
 
 
-@shapes_of("layer_norm")
-def _(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float, isa: str) -> tuple[Tensor, Tensor, Tensor]:
-    num_rows = x.numel() // x.shape[-1]
-    means_N, inverse_stds_N = (x.new_empty(num_rows, dtype=torch.float32) for _ in range(2))
-    return x.new_empty(x.shape), means_N, inverse_stds_N
+@shapes_of("norm")
+def _(
+    x: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, epsilon: float, isa: str, is_rms: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), *_statistics(x, is_rms)
 
 
 @operator()
-def layer_norm_backward(
+def norm_backward(
     gradient: Tensor,
     x: Tensor,
-    weight_D: Tensor,
+    weight_D: Tensor | None,
+    bias_D: Tensor | None,
     means_N: Tensor,
     inverse_stds_N: Tensor,
     residual: Tensor | None,
     isa: str,
+    is_rms: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of ``x``, plus ``residual`` if given, gain and bias; arguments as for ``layer_norm``."""
-    return _backward(Form(isa), gradient, x, weight_D, means_N, inverse_stds_N, residual)
+    """Return the gradients of ``x``, plus ``residual`` if given, gain and bias, empty for None.
+
+    Arguments as for ``norm``.
+    """
+    return _backward(Form(isa), gradient, x, weight_D, bias_D, means_N, inverse_stds_N, residual, is_rms)
 
 
-@shapes_of("layer_norm_backward")
-def _(gradient: Tensor, x: Tensor, weight_D: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), torch.empty_like(weight_D), torch.empty_like(weight_D)
+@shapes_of("norm_backward")
+def _(
+    gradient: Tensor, x: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, *others: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), _like(weight_D, x), _like(bias_D, x)
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight_D, _, _, ctx.isa = inputs
-    ctx.save_for_backward(x, weight_D, *output[1:])
+    x, weight_D, bias_D, _, ctx.isa, ctx.is_rms = inputs
+    ctx.save_for_backward(x, weight_D, bias_D, *output[1:])
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _of_inputs(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    return *layer_norm_backward(gradient, *ctx.saved_tensors, None, ctx.isa), None, None
+    return *_gradients(ctx, gradient, None), None, None, None
 
 
-torch.library.register_autograd("hornbook::layer_norm", _of_inputs, setup_context=_setup_context)
+torch.library.register_autograd("hornbook::norm", _of_inputs, setup_context=_setup_context)
 
 
-def layer_norm_beside(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float, isa: str) -> tuple[Tensor, Tensor]:
-    """Return ``x`` and its norm; arguments as for ``layer_norm``."""
-    beside, normed = _Beside.apply(x, weight_D, bias_D, epsilon, isa)  # type: ignore[no-untyped-call]
+def _gradients(ctx: Any, gradient: Tensor, residual: Tensor | None) -> tuple[Tensor | None, ...]:
+    x, weight_D, bias_D, *statistics = ctx.saved_tensors  # once: recomputation allows no more
+    arguments = (gradient, x, weight_D, bias_D, *statistics, residual, ctx.isa, ctx.is_rms)
+    of_x, of_weight_D, of_bias_D = norm_backward(*arguments)
+    return of_x, None if weight_D is None else of_weight_D, None if bias_D is None else of_bias_D
+
+
+def norm_beside(
+    x: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, epsilon: float, isa: str, is_rms: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return ``x`` and its norm; arguments as for ``norm``."""
+    beside, normed = _Beside.apply(x, weight_D, bias_D, epsilon, isa, is_rms)  # type: ignore[no-untyped-call]
     return beside, normed
 
 
 class _Beside(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float, isa: str
-    ) -> tuple[Tensor, Tensor]:
-        y, *statistics = layer_norm(x, weight_D, bias_D, epsilon, isa)
-        ctx.isa = isa
-        ctx.save_for_backward(x, weight_D, *statistics)
-        return x.view_as(x), y
+    def forward(ctx: Any, x: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+        output = norm(x, *others)
+        _setup_context(ctx, (x, *others), output)
+        return x.view_as(x), output[0]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         residual, gradient = gradients
-        return *layer_norm_backward(gradient, *ctx.saved_tensors, residual, ctx.isa), None, None
+        return *_gradients(ctx, gradient, residual), None, None, None
 
 
-def _forward(form: Form, x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    x_ND = rows(x)
-    y = x.new_empty(x.shape)
-    means_N, inverse_stds_N = (x.new_empty(len(x_ND), dtype=torch.float32) for _ in range(2))
+def _statistics(x: Tensor, is_rms: bool) -> tuple[Tensor, Tensor]:
+    num_rows = x.shape[:-1].numel()
+    means_N, inverse_stds_N = (x.new_empty(size, dtype=torch.float32) for size in (0 if is_rms else num_rows, num_rows))
+    return means_N, inverse_stds_N
+
+
+def _like(parameter_D: Tensor | None, x: Tensor) -> Tensor:
+    return x.new_empty(0) if parameter_D is None else torch.empty_like(parameter_D)
+
+
+def _forward(
+    form: Form, x: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, epsilon: float, is_rms: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    x_ND, y, statistics = rows(x), x.new_empty(x.shape), _statistics(x, is_rms)
+    parameters = (None if parameter_D is None else parameter_D.contiguous() for parameter_D in (weight_D, bias_D))
     form(
-        f"layer_norm_forward_{SUFFIXES[x.dtype]}", x_ND, len(x_ND), x_ND.shape[1], x_ND.stride(0),
-        weight_D.contiguous(), bias_D.contiguous(), torch.tensor(epsilon, dtype=torch.float32), y, means_N,
-        inverse_stds_N, torch.get_num_threads(),
+        f"{_kind(is_rms)}_norm_forward_{SUFFIXES[x.dtype]}", x_ND, len(x_ND), x_ND.shape[1], x_ND.stride(0),
+        *parameters, torch.tensor(epsilon, dtype=torch.float32), y, *statistics, torch.get_num_threads(),
     )  # fmt: skip
-    return y, means_N, inverse_stds_N
+    return y, *statistics
 
 
 def _backward(
     form: Form,
     gradient: Tensor,
     x: Tensor,
-    weight_D: Tensor,
+    weight_D: Tensor | None,
+    bias_D: Tensor | None,
     means_N: Tensor,
     inverse_stds_N: Tensor,
     residual: Tensor | None,
+    is_rms: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     x_ND, of_x = rows(x), x.new_empty(x.shape)
-    of_weight_D, of_bias_D = torch.empty_like(weight_D), torch.empty_like(weight_D)
+    of_weight_D, of_bias_D = _like(weight_D, x), _like(bias_D, x)
     form(
-        f"layer_norm_backward_{SUFFIXES[x.dtype]}", gradient.contiguous(), x_ND, len(x_ND), x_ND.shape[1],
-        x_ND.stride(0), weight_D.contiguous(), means_N, inverse_stds_N,
-        None if residual is None else residual.contiguous(), of_x, of_weight_D, of_bias_D, torch.get_num_threads(),
+        f"{_kind(is_rms)}_norm_backward_{SUFFIXES[x.dtype]}", gradient.contiguous(), x_ND, len(x_ND), x_ND.shape[1],
+        x_ND.stride(0), None if weight_D is None else weight_D.contiguous(), means_N, inverse_stds_N,
+        None if residual is None else residual.contiguous(), of_x, None if weight_D is None else of_weight_D,
+        None if bias_D is None else of_bias_D, torch.get_num_threads(),
     )  # fmt: skip
     return of_x, of_weight_D, of_bias_D
 
 
+def _kind(is_rms: bool) -> str:
+    return "rms" if is_rms else "layer"
+
+
 def _agrees(form: Form, dtype: torch.dtype) -> bool:
-    """Compare a form with PyTorch's in float64, on sizes that no block divides."""
+    """Compare a form with float64, on sizes that no block divides: layer norm, RMS norm, and that without gain."""
     generator = torch.Generator().manual_seed(0)
     x, gradient, residual = (torch.randn(45, 37, generator=generator).to(dtype) for _ in range(3))
     weight_D, bias_D = torch.randn(2, 37, generator=generator)
-    y, means_N, inverse_stds_N = _forward(form, x, weight_D, bias_D, 1e-5)
-    ours = (y, *_backward(form, gradient, x, weight_D, means_N, inverse_stds_N, residual))
-    exact, g = x.double(), gradient.double()
-    deviations = exact - exact.mean(1, keepdim=True)
-    scale = (deviations.square().mean(1, keepdim=True) + 1e-5).rsqrt()
-    normed, scaled = deviations * scale, g * weight_D
-    through = scaled - scaled.mean(1, keepdim=True) - normed * (scaled * normed).mean(1, keepdim=True)
-    right = (normed * weight_D + bias_D, through * scale + residual.double(), (g * normed).sum(0), g.sum(0))
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
-    pairs = zip(ours, right, strict=True)
-    return all(torch.allclose(own.double(), exact, rtol=tolerance, atol=tolerance) for own, exact in pairs)
+    for parameters, is_rms in (((weight_D, bias_D), False), ((weight_D, None), True), ((None, None), True)):
+        y, *statistics = _forward(form, x, *parameters, 1e-5, is_rms)
+        ours = (y, *_backward(form, gradient, x, *parameters, *statistics, residual, is_rms))
+        pairs = zip(ours, exact_norm(x, *parameters, gradient, residual, is_rms), strict=True)
+        if not all(torch.allclose(own.double(), exact, rtol=tolerance, atol=tolerance) for own, exact in pairs):
+            return False
+    return True
+
+
+def exact_norm(
+    x: Tensor,
+    weight_D: Tensor | None,
+    bias_D: Tensor | None,
+    gradient: Tensor,
+    residual: Tensor | None,
+    is_rms: bool,
+    epsilon: float = 1e-5,
+) -> tuple[Tensor, ...]:
+    """Return the norm and the gradients of ``x``, gain and bias by their formulas in float64; see ``norm_backward``."""
+    exact, g = x.double(), gradient.double()
+    deviations = exact if is_rms else exact - exact.mean(-1, keepdim=True)
+    scale = (deviations.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+    normed = deviations * scale
+    scaled = g if weight_D is None else g * weight_D.double()
+    through = scaled - normed * (scaled * normed).mean(-1, keepdim=True)
+    of_x = (through if is_rms else through - scaled.mean(-1, keepdim=True)) * scale
+    y = normed if weight_D is None else normed * weight_D.double()
+    none = x.new_empty(0, dtype=torch.float64)
+    return (
+        y if bias_D is None else y + bias_D.double(),
+        of_x if residual is None else of_x + residual.double(),
+        none if weight_D is None else (g * normed).flatten(0, -2).sum(0),
+        none if bias_D is None else g.flatten(0, -2).sum(0),
+    )
 
 
 def _trial(form: Form | None, dtype: torch.dtype) -> None:
@@ -144,7 +201,7 @@ def _trial(form: Form | None, dtype: torch.dtype) -> None:
     weight_D, bias_D = torch.ones(2, 384)
     if form is not None:
         _, means_N, inverse_stds_N = _forward(form, x, weight_D, bias_D, 1e-5)
-        _backward(form, gradient, x, weight_D, means_N, inverse_stds_N, gradient)
+        _backward(form, gradient, x, weight_D, bias_D, means_N, inverse_stds_N, gradient)
         return
     with torch.enable_grad():
         leaf, gain_D, shift_D = (tensor.detach().requires_grad_() for tensor in (x, weight_D, bias_D))

@@ -5,6 +5,8 @@
     h, u = linear_activation(x, W₁, b₁, f)     u = x W₁ᵀ + b₁, h = f(u), in one pass
     y = linear(h, W₂, b₂, u, f)                h W₂ᵀ + b₂; its backward pass gives u the gradient (g W₂) f'(u)
 
+Of a gated layer, u is twice as wide as h: gates, and what their activations multiply, h = f(gate) · up.
+
 A layer that no activation follows is ``linear(x, W, b)``.
 """
 
@@ -30,7 +32,8 @@ def linear(
         weight: ``[num_out, num_in]`` fp32, or a stack whose leading dimensions count as ``num_out``.
         bias: ``num_out`` values in fp32, of any shape, or None.
         isa: instruction set of the form for this operator and its gradients.
-        before: if given, ``x`` is ``activation(before)``, and ``before`` gets the gradient instead of ``x``.
+        before: if given, ``x`` is ``activation(before)``, gated if that is twice as wide; ``before`` gets the gradient
+            instead of ``x``.
         activation: of ``products.ACTIVATIONS``.
     """
     form = Form(isa)
@@ -45,21 +48,25 @@ def _(x: Tensor, weight: Tensor, *others: Any) -> Tensor:
 
 @operator(has_gradient=True)
 def linear_activation(
-    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, isa: str
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, isa: str, is_gated: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return ``f(u)`` and ``u = x Wᵀ + b``, both differentiable; arguments as for ``linear``."""
+    """Return ``f(u)`` and ``u = x Wᵀ + b``, both differentiable; arguments as for ``linear``.
+
+    With ``is_gated``, the halves of ``u`` are gate and up, and the first result is ``f(gate) · up``.
+    """
     form = Form(isa)
     u_MN = x.new_empty(x.shape[:-1].numel(), weight.shape[:-1].numel())
-    panels = panels_of(form, weight, x.dtype, for_gradient=False)
-    h_MN = product(form, rows(x), panels, weight, bias, activation=activation, before=u_MN)
-    shape = (*x.shape[:-1], u_MN.shape[1])
-    return h_MN.view(shape), u_MN.view(shape)
+    panels = panels_of(form, weight, x.dtype, for_gradient=False, is_gated=is_gated)
+    h_MN = product(form, rows(x), panels, weight, bias, activation=activation, before=u_MN, is_gated=is_gated)
+    return h_MN.view(*x.shape[:-1], h_MN.shape[1]), u_MN.view(*x.shape[:-1], u_MN.shape[1])
 
 
 @shapes_of("linear_activation")
-def _(x: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    shape = (*x.shape[:-1], weight.shape[:-1].numel())
-    return x.new_empty(shape), x.new_empty(shape)
+def _(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, isa: str, is_gated: bool = False
+) -> tuple[Tensor, Tensor]:
+    width = weight.shape[:-1].numel()
+    return x.new_empty(*x.shape[:-1], width // 2 if is_gated else width), x.new_empty(*x.shape[:-1], width)
 
 
 @operator()
@@ -71,13 +78,23 @@ def linear_input_gradient(
     panels = panels_of(form, weight, gradient.dtype, for_gradient=True)
     at = None if before is None else rows(before)
     g_MN = rows(gradient)
-    of_x_MN = product(form, g_MN, panels, weight, for_gradient=True, activation=activation, derivative_at=at)
-    return of_x_MN.view(*gradient.shape[:-1], weight.shape[-1])
+    is_gated = at is not None and at.shape[1] != weight.shape[-1]
+    of_x_MN = product(
+        form,
+        g_MN,
+        panels,
+        weight,
+        for_gradient=True,
+        activation=activation,
+        derivative_at=at,
+        is_gated=is_gated,
+    )
+    return of_x_MN.view(*gradient.shape[:-1], of_x_MN.shape[1])
 
 
 @shapes_of("linear_input_gradient")
-def _(gradient: Tensor, weight: Tensor, *others: Any) -> Tensor:
-    return gradient.new_empty(*gradient.shape[:-1], weight.shape[-1])
+def _(gradient: Tensor, weight: Tensor, isa: str, before: Tensor | None = None, activation: str = "none") -> Tensor:
+    return gradient.new_empty(*gradient.shape[:-1], (weight if before is None else before).shape[-1])
 
 
 @operator()
@@ -152,7 +169,7 @@ torch.library.register_autograd("hornbook::linear", _of_linear, setup_context=_s
 
 
 def _setup_linear_activation(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight, bias, ctx.activation, ctx.isa = inputs
+    x, weight, bias, ctx.activation, ctx.isa, _ = inputs
     _save(ctx, x, weight, bias, output[1])
     ctx.set_materialize_grads(False)
 
@@ -163,9 +180,9 @@ def _of_linear_activation(ctx: Any, of_h: Tensor | None, of_u: Tensor | None) ->
         through = linear_activation_gradient(of_h, u, ctx.activation, ctx.isa)
         of_u = through if of_u is None else of_u + through
     if of_u is None:
-        return None, None, None, None, None
+        return (None,) * 6
     of_x = linear_input_gradient(of_u, weight, ctx.isa) if ctx.needs_input_grad[0] else None
-    return of_x, *_of_parameters(ctx, of_u, x, weight, bias), None, None
+    return of_x, *_of_parameters(ctx, of_u, x, weight, bias), None, None, None
 
 
 torch.library.register_autograd(

@@ -23,8 +23,8 @@ from hornbook.ops.native.library import SUFFIXES, Form, Kernel, rows
 
 ACTIVATIONS: Final = ("none", "gelu", "gelu_tanh", "relu", "relu_squared", "silu")
 """In the order of ``Activation`` in csrc/activations.h."""
-_Key = tuple[torch.dtype, bool, str]
-"""Dtype of the activations, whether panels are for the gradient, instruction set."""
+_Key = tuple[torch.dtype, bool, str, bool]
+"""Dtype of the activations, whether panels are for the gradient, instruction set, whether they are of gates."""
 _State = tuple[int, int]
 """The period in which a weight does not change, and its address."""
 _packed: MutableMapping[Tensor, dict[_Key, tuple[_State, Tensor]]] = WeakTensorKeyDictionary()
@@ -56,20 +56,32 @@ class Products:
         add_weight_gradient(self._form, gradient_MN, x_MK, total_NK, None, accumulate=True)
 
 
-def panels_of(form: Form, weight: Tensor, dtype: torch.dtype, *, for_gradient: bool) -> Tensor:
-    """Return the weight packed for activations of ``dtype``, cached as long as the weight does not change."""
+def panels_of(form: Form, weight: Tensor, dtype: torch.dtype, *, for_gradient: bool, is_gated: bool = False) -> Tensor:
+    """Return the weight packed for activations of ``dtype``, cached as long as the weight does not change.
+
+    ``is_gated`` is for the product with a stack of gates and of what they multiply, see ``product``.
+    """
     period = kernels.period()
     if period is None or not isinstance(weight, torch.nn.Parameter):
-        return pack(form, weight, dtype, for_gradient, None)
-    kept, key, state = _packed.setdefault(weight, {}), (dtype, for_gradient, form.isa), (period, weight.data_ptr())
+        return pack(form, weight, dtype, for_gradient, None, is_gated=is_gated)
+    kept, state = _packed.setdefault(weight, {}), (period, weight.data_ptr())
+    key = (dtype, for_gradient, form.isa, is_gated)
     known_state, panels = kept.get(key, (None, None))
     if panels is None or known_state != state:
-        panels = pack(form, weight, dtype, for_gradient, panels)
+        panels = pack(form, weight, dtype, for_gradient, panels, is_gated=is_gated)
         kept[key] = (state, panels)
     return panels
 
 
-def pack(form: Form, weight: Tensor, dtype: torch.dtype, for_gradient: bool, panels: Tensor | None) -> Tensor:
+def pack(
+    form: Form,
+    weight: Tensor,
+    dtype: torch.dtype,
+    for_gradient: bool,
+    panels: Tensor | None,
+    *,
+    is_gated: bool = False,
+) -> Tensor:
     """Pack a weight into ``panels``, or into new memory if that is None."""
     name, matrix = SUFFIXES[dtype], rows(weight.detach())
     num_out, num_in = matrix.shape
@@ -77,8 +89,8 @@ def pack(form: Form, weight: Tensor, dtype: torch.dtype, for_gradient: bool, pan
     size = form.integer(f"linear_packed_bytes_{name}", columns, depth)
     if panels is None or panels.numel() != size:
         panels = torch.empty(size, dtype=torch.uint8)
-    threads = torch.get_num_threads()
-    form(f"linear_pack_{name}", matrix, matrix.stride(0), num_out, num_in, int(for_gradient), panels, threads)
+    kind = (int(for_gradient), int(is_gated))
+    form(f"linear_pack_{name}", matrix, matrix.stride(0), num_out, num_in, *kind, panels, torch.get_num_threads())
     return panels
 
 
@@ -94,8 +106,13 @@ def product(
     activation: str = "none",
     before: Tensor | None = None,
     derivative_at: Tensor | None = None,
+    is_gated: bool = False,
 ) -> Tensor:
     """Return ``f(x Wᵀ + b)``, or ``x W`` for a gradient, ``[M, columns]``.
+
+    With ``is_gated``, half of the columns of ``x Wᵀ + b`` are gates, and the result is ``f(gate) · up``
+    ``[M, columns / 2]`` (Shazeer 2020). With ``derivative_at``, too, ``x W`` is the gradient of that, and the result
+    those of gate and up, ``[M, 2 columns]``.
 
     Args:
         form: of the product.
@@ -106,27 +123,33 @@ def product(
         out: contiguous; the result is written to it if it is given.
         for_gradient: whether the product is with ``W`` rather than ``Wᵀ``.
         activation: f, of ``ACTIVATIONS``.
-        before: ``[M, columns]``, contiguous; the input of f is written to it.
-        derivative_at: ``[M, columns]``; multiply the product by f' of these instead of applying f.
+        before: ``[M, columns]``, contiguous; ``x Wᵀ + b`` is written to it.
+        derivative_at: ``before``; multiply the product by f' of these instead of applying f.
+        is_gated: see above; panels are of gates, too, unless there is ``derivative_at``.
     """
     num_rows, depth = x_MK.shape
     columns = weight.shape[-1] if for_gradient else weight.shape[:-1].numel()
-    y_MN = x_MK.new_empty(num_rows, columns) if out is None else out
+    gated = 0 if not is_gated else columns if derivative_at is not None else columns // 2
+    width = columns if not is_gated else 2 * gated if derivative_at is not None else gated
+    y_MN = x_MK.new_empty(num_rows, width) if out is None else out
     bias = None if bias is None else bias.detach().contiguous()
     at_stride = 0 if derivative_at is None else derivative_at.stride(0)
     form(
         f"linear_product_{SUFFIXES[x_MK.dtype]}", x_MK, x_MK.stride(0), panels, num_rows, columns, depth,
-        ACTIVATIONS.index(activation), bias, before, derivative_at, at_stride, y_MN, columns, torch.get_num_threads(),
+        ACTIVATIONS.index(activation), bias, before, derivative_at, at_stride, y_MN, width, gated,
+        torch.get_num_threads(),
     )  # fmt: skip
     return y_MN
 
 
 def activation_gradient(form: Form, gradient: Tensor, u: Tensor, activation: str) -> Tensor:
-    """Return ``gradient · f'(u)``; both have the same shape and dtype."""
-    gradient, u = gradient.contiguous(), u.contiguous()
+    """Return ``gradient · f'(u)``, or the gradients of gate and up if ``u`` has both, ``[..., 2 F]``."""
+    gradient, u, size = gradient.contiguous(), u.contiguous(), gradient.shape[-1]
     result = torch.empty_like(u)
-    name, number = f"activation_gradient_{SUFFIXES[u.dtype]}", ACTIVATIONS.index(activation)
-    form(name, gradient, u, u.numel(), number, result, torch.get_num_threads())
+    form(
+        f"activation_gradient_{SUFFIXES[u.dtype]}", gradient, u, gradient.shape[:-1].numel(), size,
+        int(u.shape[-1] != size), ACTIVATIONS.index(activation), result, torch.get_num_threads(),
+    )  # fmt: skip
     return result
 
 
@@ -152,12 +175,33 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
     back = pack(form, weight, dtype, True, None)
     of_x = product(form, g, back, weight, for_gradient=True)
     of_u = product(form, g, back, weight, for_gradient=True, activation="relu", derivative_at=x)
+    gated_panels = pack(form, weight[:74], dtype, False, None, is_gated=True)
+    u = x.new_empty(55, 74)
+    gated = product(form, x, gated_panels, weight[:74], bias[:74], activation="silu", before=u, is_gated=True)
+    half = pack(form, weight[:, :37], dtype, True, None)
+    of_gated = product(
+        form,
+        g,
+        half,
+        weight[:, :37],
+        for_gradient=True,
+        activation="relu_squared",
+        derivative_at=g[:, :74],
+        is_gated=True,
+    )
     of_weight, of_bias = torch.ones(75, 131), torch.ones(75)
     add_weight_gradient(form, g, x, of_weight, of_bias, accumulate=True)
     exact_x, exact_g, exact_weight = x.double(), g.double(), weight.to(dtype).double()
     exact_y = exact_x @ exact_weight.t() + bias
+    gate, up = exact_y[:, :74].chunk(2, 1)
+    at_gate, at_up = exact_g[:, :74].chunk(2, 1)
+    of_half = exact_g @ exact_weight[:, :37]
+    of_both = torch.cat((of_half * at_up * 2 * at_gate.relu(), of_half * at_gate.relu().square()), 1)
     pairs = (
         (y, exact_y),
+        (u, exact_y[:, :74]),
+        (gated, functional.silu(gate) * up),
+        (of_gated, of_both),
         (before, exact_y),
         (active, functional.gelu(exact_y)),
         (of_u, exact_g @ exact_weight * (exact_x > 0)),

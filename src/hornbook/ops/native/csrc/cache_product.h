@@ -136,6 +136,7 @@ void multiply_rows(i64 rows, i64 columns, Left a, Right b, float* c, i64 stride,
     const float* panel = b.words + n / kPanel * b.panel;
     for (i64 m = 0; m < rows; m++) {
       const Span own = span(m);
+      if (add && own.begin >= own.end) continue;
       const float* row = a.words + m * a.row;
       bool any = add;
       const auto add_words = [&](const float* left, const float* right, i64 count) {

@@ -2,7 +2,7 @@
 //
 // Weights are fp32 [num_out][num_in] and packed once for all products with them. Each element of a result is added up
 // over the contraction in one order, whatever the number of rows or threads: the same call gives the same bits.
-#include "activations.h"
+#include "epilogue.h"
 #include "halves.h"
 #include "panels.h"
 #ifdef HB_AMX
@@ -43,23 +43,41 @@ i64 packed_bytes(i64 columns, i64 depth) {
   return packed_size<P>(columns, depth) * i64(sizeof(typename P::Element)) + factors * i64(sizeof(float));
 }
 
-// T is the dtype of the activations: weights are rounded to it, also where the product takes floats.
+// The row of a gated weight, [2][columns / 2][...], in a packed column: a panel has some gates, then as many values that
+// these multiply, so that a block of results has both.
+template <class P>
+i64 gated_row(i64 column, i64 columns) {
+  const i64 first = column / P::width * P::width, half = smaller(P::width, columns - first) / 2, at = column - first;
+  return first / 2 + (at < half ? at : columns / 2 + at - half);
+}
+
+// T is the dtype of the activations: weights are rounded to it, also where the product takes floats. `is_gated` is only
+// for the product with the rows of the weight.
 template <class P, class T>
-void pack_weight(const float* weight, i64 stride, i64 num_out, i64 num_in, bool for_gradient,
+void pack_weight(const float* weight, i64 stride, i64 num_out, i64 num_in, bool for_gradient, bool is_gated,
                  typename P::Element* packed, i64 threads) {
   const i64 columns = for_gradient ? num_in : num_out, depth = for_gradient ? num_out : num_in;
   parallel(threads, [=](int thread, int count) {
     const Range own = share(columns, P::width, thread, count);
     if constexpr (P::is_scaled) {
       float* factors = panel_factors<P>(packed, columns, depth);
-      for (i64 first = own.begin; first < own.end; first += P::width)
-        factors[first / P::width] = P::pack_panel(weight, stride, for_gradient, first, smaller(P::width, own.end - first),
-                                                  depth, packed + first * num_steps<P>(depth) * P::depth);
+      for (i64 first = own.begin; first < own.end; first += P::width) {
+        const i64 width = smaller(P::width, own.end - first);
+        auto* panel = packed + first * num_steps<P>(depth) * P::depth;
+        auto* rows = static_cast<float*>(scratch(0, is_gated ? width * depth * i64(sizeof(float)) : 0));
+        for (i64 i = 0; is_gated && i < width; i++) {
+          const float* row = weight + gated_row<P>(first + i, columns) * stride;
+          std::copy(row, row + depth, rows + i * depth);
+        }
+        factors[first / P::width] = is_gated ? P::pack_panel(rows, depth, false, 0, width, depth, panel)
+                                             : P::pack_panel(weight, stride, for_gradient, first, width, depth, panel);
+      }
       return;
     }
     const i64 step_of_k = for_gradient ? stride : 1, step_of_column = for_gradient ? 1 : stride;
     pack_panels<P>(own.begin, own.end, depth, packed, [=](i64 k, i64 column) {
-      const float value = weight[k * step_of_k + column * step_of_column];
+      const i64 at = is_gated ? gated_row<P>(column, columns) : column;
+      const float value = weight[k * step_of_k + at * step_of_column];
       if constexpr (sizeof(T) == 2)
         return to_bf16(value);
       else
@@ -93,50 +111,6 @@ const typename P::Element* operand_rows(const T* x, i64 stride, i64 rows, i64 de
   std::fill(copy + rows * padded, copy + round_up(rows, P::row_multiple) * padded, Element(0));
   *new_stride = padded;
   return copy;
-}
-
-// What happens to a block of results [rows][width] before it is stored.
-template <class T>
-struct Epilogue {
-  const float* bias;    // [columns] or null
-  T* before;            // [rows][columns]: the results before the activation, or null
-  const T* derivative;  // [rows][columns]: multiply by the activation's derivative there; null: apply the activation
-  i64 derivative_stride;
-  T* out;
-  i64 out_stride;
-
-  // Adds the memory that store_block reads and writes.
-  void announce(i64 row, i64 rows, i64 column, i64 columns, Ahead& ahead) const {
-    ahead.add(out + row * out_stride + column, out_stride, rows, columns);
-    if (before) ahead.add(before + row * out_stride + column, out_stride, rows, columns);
-    if (derivative) ahead.add(derivative + row * derivative_stride + column, derivative_stride, rows, columns);
-  }
-
-  template <Activation activation>
-  void store_block(const float* block, i64 width, i64 row, i64 rows, i64 column, i64 columns) const {
-    for (i64 r = row; r < row + rows; r++, block += width)
-      for (i64 c = 0; c < columns; c += Vec::lanes) {
-        const i64 n = smaller(Vec::lanes, columns - c), at = column + c;
-        Vec y = load(block + c);
-        if (bias) y = y + load(bias + at, n);
-        if (before) store(before + r * out_stride + at, y, n);
-        if (derivative)
-          y = y * activation_derivative<activation>(load(derivative + r * derivative_stride + at, n));
-        else
-          y = activate<activation>(y);
-        store(out + r * out_stride + at, y, n);
-      }
-  }
-};
-
-template <class T>
-using StoreBlock = void (Epilogue<T>::*)(const float*, i64, i64, i64, i64, i64) const;
-
-template <class T>
-StoreBlock<T> store_block(Activation activation) {
-  return with_activation(activation, [](auto fixed) -> StoreBlock<T> {
-    return &Epilogue<T>::template store_block<decltype(fixed)::value>;
-  });
 }
 
 inline void scale_rows(float* block, i64 width, i64 rows, const float* row_factors, float factor) {
@@ -198,7 +172,7 @@ template <class P, class T>
 void product(const T* x, i64 stride, const typename P::Element* packed, i64 rows, i64 columns, i64 depth,
              Activation activation, const Epilogue<T>& epilogue, i64 threads) {
   const bool by_rows = rows >= threads * P::rows;
-  const StoreBlock<T> store = store_block<T>(activation);
+  const StoreBlock<T> store = store_function(activation, epilogue);
   const float* factors = panel_factors<P>(packed, columns, depth);
   parallel(threads, [&](int thread, int count) {
     const Range own = by_rows ? share(rows, P::rows, thread, count) : share(columns, P::width, thread, count);
@@ -285,16 +259,24 @@ void weight_gradient(const T* g, i64 g_stride, const T* x, i64 x_stride, i64 tok
   });
 }
 
-// The gradient of u for that of f(u), where no product computes it.
+// The gradient of u, [rows][size], for that of f(u), where no product computes it; of a gated layer, of u [rows][2][size].
 template <class T>
-void activation_gradient(const T* gradient, const T* u, i64 count, Activation activation, T* out, i64 threads) {
+void activation_gradient(const T* gradient, const T* u, i64 rows, i64 size, bool is_gated, Activation activation, T* out,
+                         i64 threads) {
+  const i64 row = is_gated ? size : rows * size, rows_of_u = is_gated ? rows : 1;
   with_activation(activation, [=](auto fixed) {
     parallel(threads, [=](int thread, int num_threads) {
-      const Range own = share(count, Vec::lanes, thread, num_threads);
-      for (i64 i = own.begin; i < own.end; i += Vec::lanes) {
-        const i64 n = smaller(Vec::lanes, own.end - i);
-        store(out + i, load(gradient + i, n) * activation_derivative<decltype(fixed)::value>(load(u + i, n)), n);
-      }
+      const Range own = share(row, Vec::lanes, thread, num_threads);
+      for (i64 r = 0; r < rows_of_u; r++)
+        for (i64 i = own.begin; i < own.end; i += Vec::lanes) {
+          const i64 n = smaller(Vec::lanes, own.end - i);
+          const Vec g = load(gradient + r * row + i, n);
+          const T* at = u + (is_gated ? 2 : 1) * r * row + i;
+          if (is_gated)
+            gated_gradient<decltype(fixed)::value>(g, at, at + size, n, out + 2 * r * row + i, size);
+          else
+            store(out + i, g * activation_derivative<decltype(fixed)::value>(load(at, n)), n);
+        }
     });
   });
 }
@@ -306,13 +288,14 @@ void activation_gradient(const T* gradient, const T* u, i64 count, Activation ac
     return packed_bytes<P>(columns, depth);                                                                           \
   }                                                                                                                   \
   HB_EXPORT(void, linear_pack_##name)(const float* weight, i64 stride, i64 num_out, i64 num_in, i64 for_gradient,      \
-                                     void* packed, i64 threads) {                                                     \
-    pack_weight<P, T>(weight, stride, num_out, num_in, for_gradient != 0, static_cast<P::Element*>(packed), threads);    \
+                                     i64 is_gated, void* packed, i64 threads) {                                                     \
+    pack_weight<P, T>(weight, stride, num_out, num_in, for_gradient != 0, is_gated != 0,                              \
+                      static_cast<P::Element*>(packed), threads);                                                     \
   }                                                                                                                   \
   HB_EXPORT(void, linear_product_##name)(const T* x, i64 stride, const void* packed, i64 rows, i64 columns, i64 depth, \
                                         i64 activation, const float* bias, T* before, const T* derivative,            \
-                                        i64 derivative_stride, T* out, i64 out_stride, i64 threads) {                 \
-    const Epilogue<T> epilogue{bias, before, derivative, derivative_stride, out, out_stride};                         \
+                                        i64 derivative_stride, T* out, i64 out_stride, i64 gated, i64 threads) {      \
+    const Epilogue<T> epilogue{bias, before, derivative, derivative_stride, out, out_stride, gated};                  \
     product<P>(x, stride, static_cast<const P::Element*>(packed), rows, columns, depth,                               \
                static_cast<Activation>(activation), epilogue, threads);                                               \
   }                                                                                                                   \
@@ -322,9 +305,9 @@ void activation_gradient(const T* gradient, const T* u, i64 count, Activation ac
     weight_gradient<G>(g, g_stride, x, x_stride, tokens, num_out, num_in, of_weight, of_bias, accumulate != 0,        \
                        threads);                                                                                      \
   }                                                                                                                   \
-  HB_EXPORT(void, activation_gradient_##name)(const T* gradient, const T* u, i64 count, i64 activation, T* out,        \
-                                             i64 threads) {                                                           \
-    activation_gradient(gradient, u, count, static_cast<Activation>(activation), out, threads);                       \
+  HB_EXPORT(void, activation_gradient_##name)(const T* gradient, const T* u, i64 rows, i64 size, i64 is_gated,          \
+                                             i64 activation, T* out, i64 threads) {                                   \
+    activation_gradient(gradient, u, rows, size, is_gated != 0, static_cast<Activation>(activation), out, threads);   \
   }
 
 HB_LINEAR(f32, float, FloatProduct, FloatProduct)
