@@ -96,7 +96,7 @@ def _orthogonal(
 
 def _by_heads(matrix: Tensor, head_size: int | None) -> Tensor:
     """Return a view ``[..., heads, head_size, columns]`` of ``[..., rows, columns]``; without heads the matrix."""
-    return matrix if head_size is None else matrix.unflatten(-2, (-1, head_size))
+    return matrix if head_size is None else matrix.view(*matrix.shape[:-2], -1, head_size, matrix.shape[-1])
 
 
 def _direction(slot: Slot, config: MuonConfig) -> Tensor:
