@@ -4,15 +4,14 @@ from pathlib import Path
 
 from hornbook.config import Recipe
 from hornbook.config.shapes import padded_rows
-from hornbook.engine.build_training import needs_files
 from hornbook.parallel.device import DTYPES, compute_dtype
 from hornbook.parallel.world import World
 from hornbook.storage.files import make_directory
 from hornbook.storage.scratch import require_scratch
 
 
-def folder_for_scratch(recipe: Recipe, output: Path, world: World) -> Path | None:
-    """Return the folder for this rank's files of phased execution, created if missing; None for other executions.
+def folder_for_scratch(recipe: Recipe, output: Path, world: World) -> Path:
+    """Return the folder for this rank's files of phased execution, created if missing.
 
     Args:
         recipe: complete, with a vocabulary.
@@ -22,8 +21,6 @@ def folder_for_scratch(recipe: Recipe, output: Path, world: World) -> Path | Non
     Raises:
         StorageError: the disk has too little free space, or the folder cannot be created.
     """
-    if not needs_files(recipe, world.device):
-        return None
     folder = scratch_base(recipe, output)
     require_scratch(folder, bytes_of_scratch(recipe, world))
     make_directory(folder)

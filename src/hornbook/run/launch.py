@@ -11,7 +11,7 @@ import torch
 from hornbook.config import LabelledConfig, Recipe, Resolved, recipe_to_dict
 from hornbook.config.recipe import flatten
 from hornbook.config.recipe_files import run_of
-from hornbook.engine.build_training import build_samples, build_training, num_steps
+from hornbook.engine.build_training import build_samples, build_training, needs_files, num_steps
 from hornbook.errors import DivergedError, HornbookError, UserError
 from hornbook.model.sparse_layers import describe_blocks
 from hornbook.ops.native.kernels import in_use
@@ -128,7 +128,7 @@ def open_run(
         if first:
             accepted.callback(folder.enter(recipe, sources.fingerprints, origin_of(folder, init_from, recipe, sources)))
         steps = num_steps(recipe, samples)
-        scratch = folder_for_scratch(recipe, output, world)
+        scratch = folder_for_scratch(recipe, output, world) if needs_files(recipe, world.device) else None
         state, step_config = build_training(recipe, steps, world, folder.forms, scratch)
         if world.from_first(first and folder.has_begun) or folder.origin:
             restore(state, recipe, folder, world, console)

@@ -92,7 +92,8 @@ def checks_of_state(
     if state.progress.step < num_steps(recipe, samples):
         if output is not None:
             checks.append(("disk", partial(require_space, output, 2 * state.home.num_bytes)))
-        checks.append(("evaluation", partial(refuse_blind_stopping, recipe, samples)))
+        if recipe.evaluation.early_stopping_patience is not None:
+            checks.append(("evaluation", partial(refuse_blind_stopping, recipe, samples)))
     return checks
 
 
@@ -153,9 +154,7 @@ def refuse_large_batch(recipe: Recipe, samples: Samples, world: World) -> None:
 
 def refuse_blind_stopping(recipe: Recipe, samples: Samples) -> None:
     """Raise UserError for early stopping by a validation loss without validation data."""
-    evaluation = recipe.evaluation
-    by_validation = evaluation.early_stopping_patience is not None and recipe.checkpoint.best_by == "validation"
-    if by_validation and samples.held_out is None:
+    if recipe.checkpoint.best_by == "validation" and samples.held_out is None:
         raise UserError(
             "early stopping needs the validation loss, but the run has no validation data: set "
             "data.validation, or a task in checkpoint.best_by"
