@@ -171,7 +171,7 @@ def test_products_fuse_activations_and_their_derivatives(isa, name, activation):
     place = u.double().requires_grad_()
     (derivative,) = torch.autograd.grad(f(place).sum(), place)
     assert_near(slope, exact * derivative, tolerance)
-    assert_near(module.linear_activation_gradient(g, u, activation, isa), g.double() * derivative, tolerance)
+    assert_near(products.activation_gradient(form, g, u, activation), g.double() * derivative, tolerance)
 
 
 @pytest.mark.parametrize("name", DTYPES)

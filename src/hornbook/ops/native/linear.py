@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from hornbook.ops.native import kernels
-from hornbook.ops.native.library import SUFFIXES, Form, rows
-from hornbook.ops.native.products import ACTIVATIONS, add_weight_gradient, panels_of, product
+from hornbook.ops.native.library import Form, rows
+from hornbook.ops.native.products import activation_gradient, add_weight_gradient, panels_of, product
 from hornbook.ops.operators import operator, shapes_of
 
 
@@ -82,12 +82,8 @@ def _(gradient: Tensor, weight: Tensor, *others: Any) -> Tensor:
 
 @operator()
 def linear_activation_gradient(gradient: Tensor, u: Tensor, activation: str, isa: str) -> Tensor:
-    """Return the gradient of ``u``, given that of ``f(u)``: ``gradient · f'(u)``, of the same shape and dtype."""
-    gradient, u = gradient.contiguous(), u.contiguous()
-    result, number = torch.empty_like(u), ACTIVATIONS.index(activation)
-    name = f"activation_gradient_{SUFFIXES[u.dtype]}"
-    Form(isa)(name, gradient, u, u.numel(), number, result, torch.get_num_threads())
-    return result
+    """Return the gradient of ``u``, given that of ``f(u)``."""
+    return activation_gradient(Form(isa), gradient, u, activation)
 
 
 @shapes_of("linear_activation_gradient")

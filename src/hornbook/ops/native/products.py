@@ -30,6 +30,32 @@ _State = tuple[int, int]
 _packed: MutableMapping[Tensor, dict[_Key, tuple[_State, Tensor]]] = WeakTensorKeyDictionary()
 
 
+class Products:
+    """The products of one weight, ``x Wᵀ`` and its gradients, without autograd, for `hornbook.ops.cross_entropy`.
+
+    Args:
+        form: of the products.
+        weight: ``[num_out, num_in]`` fp32, packed by the constructor.
+        dtype: of the other operands.
+    """
+
+    def __init__(self, form: Form, weight: Tensor, dtype: torch.dtype) -> None:
+        self._form, self._weight = form, weight
+        self._panels = [panels_of(form, weight, dtype, for_gradient=of_input) for of_input in (False, True)]
+
+    def product(self, x_MK: Tensor) -> Tensor:
+        """Return ``x Wᵀ`` ``[M, num_out]``."""
+        return product(self._form, rows(x_MK), self._panels[0], self._weight)
+
+    def input_gradient(self, gradient_MN: Tensor, out_MK: Tensor) -> None:
+        """Write ``g W`` to ``out`` ``[M, num_in]``, contiguous."""
+        product(self._form, rows(gradient_MN), self._panels[1], self._weight, out=out_MK, for_gradient=True)
+
+    def add_weight_gradient(self, gradient_MN: Tensor, x_MK: Tensor, total_NK: Tensor) -> None:
+        """Add ``gᵀ x`` to ``total``, contiguous fp32."""
+        add_weight_gradient(self._form, gradient_MN, x_MK, total_NK, None, accumulate=True)
+
+
 def panels_of(form: Form, weight: Tensor, dtype: torch.dtype, *, for_gradient: bool) -> Tensor:
     """Return the weight packed for activations of ``dtype``, cached as long as the weight does not change."""
     period = kernels.period()
@@ -93,6 +119,15 @@ def product(
         ACTIVATIONS.index(activation), bias, before, derivative_at, at_stride, y_MN, columns, torch.get_num_threads(),
     )  # fmt: skip
     return y_MN
+
+
+def activation_gradient(form: Form, gradient: Tensor, u: Tensor, activation: str) -> Tensor:
+    """Return ``gradient · f'(u)``; both have the same shape and dtype."""
+    gradient, u = gradient.contiguous(), u.contiguous()
+    result = torch.empty_like(u)
+    name, number = f"activation_gradient_{SUFFIXES[u.dtype]}", ACTIVATIONS.index(activation)
+    form(name, gradient, u, u.numel(), number, result, torch.get_num_threads())
+    return result
 
 
 def add_weight_gradient(
