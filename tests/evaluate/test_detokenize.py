@@ -1,8 +1,7 @@
 import pytest
 from tiny_tasks import GPT2, WIKITEXT_2_RAW, WIKITEXT_103
 
-from hornbook.evaluate.detokenize import detokenize_wikitext
-from hornbook.evaluate.wikitext_perplexity import count_words, join_rows
+from hornbook.evaluate.wikitext_perplexity import count_words, detokenize_wikitext, join_rows
 from hornbook.text.tokenizer import Tokenizer
 
 

@@ -12,9 +12,8 @@ from tiny_text import one_line, tiny_tokenizer
 
 from hornbook.errors import DataError, UserError
 from hornbook.evaluate import lambada
-from hornbook.evaluate.lambada import make_span, read, split_last_word
+from hornbook.evaluate.lambada import STOP_WORDS, make_span, read, split_last_word, stop_word_tokens
 from hornbook.evaluate.spans import batches
-from hornbook.evaluate.stop_words import STOP_WORDS, stop_word_tokens
 from hornbook.evaluate.tasks import find_task, run_task
 from hornbook.text.tokenizer import Tokenizer
 

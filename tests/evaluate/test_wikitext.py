@@ -8,9 +8,15 @@ from tiny_tasks import GPT2, WIKITEXT_2_RAW, WIKITEXT_103, log_probabilities, ti
 from tiny_text import one_line, tiny_tokenizer
 
 from hornbook.errors import DataError, UserError
-from hornbook.evaluate.detokenize import detokenize_wikitext
 from hornbook.evaluate.tasks import find_task, run_task
-from hornbook.evaluate.wikitext_perplexity import PUBLISHED_WORDS, articles, count_words, join_rows, rolling_spans
+from hornbook.evaluate.wikitext_perplexity import (
+    PUBLISHED_WORDS,
+    articles,
+    count_words,
+    detokenize_wikitext,
+    join_rows,
+    rolling_spans,
+)
 from hornbook.text.tokenizer import Tokenizer
 
 TEXT = """ \n = The cat = \n \n The cat sat on the mat , and the mat @-@ cat ( number 4 ) sat . \n \n = = Story = = \n

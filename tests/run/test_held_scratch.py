@@ -16,7 +16,7 @@ from ranks import environment, train_on_ranks
 from hornbook.errors import StorageError
 from hornbook.parallel.world import World
 from hornbook.run.examine import examine
-from hornbook.run.held_scratch import bytes_of_scratch
+from hornbook.run.preflight import bytes_of_scratch
 from hornbook.run.training_run import TrainingRun
 
 PHASED = "--memory.execution=phased"

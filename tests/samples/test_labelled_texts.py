@@ -10,7 +10,7 @@ from tiny_text import one_line
 
 from hornbook.config import ClassificationConfig
 from hornbook.errors import DataError, UserError
-from hornbook.samples.labelled_batches import LabelledBatches
+from hornbook.samples.labelled_samples import LabelledBatches
 from hornbook.samples.labelled_texts import encode_examples, frame, label_numbers, labels_of, read_examples
 from hornbook.text.special_tokens import ROBERTA_TOKENS
 from hornbook.text.tokenizer import Tokenizer

@@ -66,10 +66,12 @@ class Manifest:
         values = {"format": _FORMAT, "version": 1, "step": self.step, "files": files}
         if self.tensors is None:
             return dump_json(values)
-        groups = {
-            group: {name: _layout_to_json(layout) for name, layout in tensors.items()}
-            for group, tensors in self.tensors.items()
-        }
+        groups: dict[str, dict[str, object]] = {group: {} for group in self.tensors}
+        for group, layouts in self.tensors.items():
+            for name, stored in layouts.items():
+                places = sorted(stored.boxes.items())
+                boxes = [{"file": file, "begin": box.begin, "shape": box.shape} for file, box in places]
+                groups[group][name] = {"dtype": stored.dtype, "shape": stored.shape, "boxes": boxes}
         return dump_sealed(values | {"version": _VERSION, "tensors": groups})
 
 
@@ -170,7 +172,15 @@ def _parse(value: Any) -> Manifest:
         if not isinstance(value[key], dict):
             raise CheckpointError(f"{MANIFEST}: {key} must be an object")
     files = {name: _parse_entry(name, item) for name, item in value["files"].items()}
-    tensors = _parse_tensors(value["tensors"], files) if version > 1 else None
+    if version == 1:
+        return Manifest(step=value["step"], files=files)
+    groups = value["tensors"]
+    if not all(isinstance(tensors, dict) for tensors in groups.values()):
+        raise CheckpointError(f"{MANIFEST}: each group of tensors must be an object")
+    tensors = {
+        group: {name: _parse_layout(name, item, files) for name, item in found.items()}
+        for group, found in groups.items()
+    }
     return Manifest(step=value["step"], files=files, tensors=tensors)
 
 
@@ -190,20 +200,6 @@ def _parse_entry(name: str, value: Any) -> Entry:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def _layout_to_json(layout: Layout) -> dict[str, Any]:
-    boxes = [{"file": file, "begin": box.begin, "shape": box.shape} for file, box in sorted(layout.boxes.items())]
-    return {"dtype": layout.dtype, "shape": layout.shape, "boxes": boxes}
-
-
-def _parse_tensors(groups: dict[str, Any], files: Mapping[str, Entry]) -> dict[str, dict[str, Layout]]:
-    if not all(isinstance(tensors, dict) for tensors in groups.values()):
-        raise CheckpointError(f"{MANIFEST}: each group of tensors must be an object")
-    return {
-        group: {name: _parse_layout(name, item, files) for name, item in tensors.items()}
-        for group, tensors in groups.items()
-    }
 
 
 def _parse_layout(name: str, value: Any, files: Mapping[str, Entry]) -> Layout:

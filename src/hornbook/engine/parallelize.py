@@ -68,7 +68,9 @@ def parallelize(
         slice_tokens(model, world.sequence)
     model.head.vocabulary_chunks = memory.vocabulary_chunks
     if compiled:
-        _compile_blocks(model)
+        prepare_compilation()
+        for block in model.blocks:  # names, parameters and later hooks stay; PyTorch caches compiled code on disk
+            block.forward = torch.compile(block.forward)
     if memory.recompute is not None:
         recompute_layers(model, memory)
     if memory.offload_activations:
@@ -118,16 +120,6 @@ def _split(model: LanguageModel, name: str, mesh: DeviceMesh, placements: Sequen
     part = distribute_tensor(model.get_parameter(name).detach(), mesh, placements, src_data_rank=None)
     owner, _, leaf = name.rpartition(".")
     setattr(model.get_submodule(owner), leaf, nn.Parameter(part))
-
-
-def _compile_blocks(model: LanguageModel) -> None:
-    """Compile the forward pass of each block; names, parameters and later hooks are unaffected.
-
-    PyTorch caches compiled code on disk, so only the first run waits for the compiler.
-    """
-    prepare_compilation()
-    for block in model.blocks:
-        block.forward = torch.compile(block.forward)
 
 
 def _shard(model: LanguageModel, mesh: DeviceMesh) -> None:

@@ -5,7 +5,7 @@
 
 The last *word* is correct if each of its tokens is the most likely one; the last *token* is easier if the word has
 several, since the start of the answer is given. Published results use either, which is why they differ by a third. The
-stop-word filter skips predictions that spell one of `hornbook.evaluate.stop_words`: at the answer's first token for
+stop-word filter skips predictions that spell one of ``STOP_WORDS``: at the answer's first token for
 words, at its last for tokens. There is no filtered perplexity: it would be infinite if an answer is itself a stop word.
 """
 
@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from hornbook.errors import DataError
 from hornbook.evaluate.spans import Score, Span, score
-from hornbook.evaluate.stop_words import stop_word_tokens
 from hornbook.evaluate.task_files import read_passages
 from hornbook.evaluate.tasks import Row, TaskInput
 from hornbook.evaluate.validation import perplexity
@@ -30,6 +31,18 @@ _PUBLISHED: Final = {
 }
 PUBLISHED_PASSAGES: Final = 5153
 """Number of passages in the test file of the published figures."""
+_LIST: Final = """
+    i me my myself we our ours ourselves you your yours yourself yourselves he him his himself she her hers herself it
+    its itself they them their theirs themselves what which who whom this that these those
+    am is are was were be been being have has had having do does did doing can will just don should now s t
+    a an the and but if or because as until while of at by for with about against between into through during before
+    after above below to from up down in out on off over under
+    again further then once here there when where why how all any both each few more most other some such no nor not
+    only own same so than too very
+"""
+STOP_WORDS: Final = frozenset(_LIST.split())
+"""Words that rarely end a passage. The filter of GPT-2's paper (Radford et al. 2019, 3.3) has an unpublished list; this
+is NLTK's English list of that time, 127 words, which reproductions have used."""
 
 
 def split_last_word(passage: str) -> tuple[str, str]:
@@ -109,3 +122,11 @@ def _values(scores: Sequence[Score]) -> list[tuple[str, float, str]]:
         ("last_word_perplexity", perplexity(word_nats / count), "exp of the mean nats of a last word, all its tokens"),
         ("last_token_perplexity", perplexity(token_nats / count), "exp of the mean nats of a last token"),
     ]
+
+
+def stop_word_tokens(tokenizer: Tokenizer, vocab_size: int) -> Tensor:
+    """Return bool ``[vocab_size]``: whether a token is a stop word after a blank, in upper or lower case."""
+    known = min(vocab_size, tokenizer.vocab_size)
+    texts = [tokenizer.decode([index]) for index in range(known)]
+    banned = [text.startswith(" ") and text[1:].lower() in STOP_WORDS for text in texts]
+    return torch.tensor([*banned, *[False] * (vocab_size - known)])

@@ -9,8 +9,7 @@ the device's random state.
 """
 
 from hornbook.config.generation import GenerationConfig, Sampling
-from hornbook.generate.decoder import Decoder, make_decoder
-from hornbook.generate.ids import generate, generate_batch
+from hornbook.generate.decoder import Decoder, generate, generate_batch, make_decoder
 from hornbook.generate.sampling import draws_of
 from hornbook.generate.text import Request, Text, TextWriter, Timing, find_stop_id
 

@@ -62,7 +62,12 @@ class Cache:
             self.starts[row] = self.end + 1 - length
         is_full = self.end == self.capacity
         if is_full:
-            self._move_left(min(self.starts))
+            distance = min(self.starts)
+            assert distance > 0, "a full cache with more columns than positions has an unused first column"
+            for tensor in self.in_use.values():
+                tensor[:, :, :, : self.end - distance] = tensor[:, :, :, distance : self.end].clone()
+            self.end -= distance
+            self.starts = [start - distance for start in self.starts]
         self.end += 1
         if restarts or is_full:
             self._arrange()
@@ -99,13 +104,6 @@ class Cache:
                 self.tensors[owner] = torch.zeros(shape, dtype=self._dtype, device=self._columns_C.device)
             self.in_use[owner] = self.tensors[owner][: len(self.starts)]
         return self.in_use[owner]
-
-    def _move_left(self, distance: int) -> None:
-        assert distance > 0, "a full cache with more columns than positions has an unused first column"
-        for tensor in self.in_use.values():
-            tensor[:, :, :, : self.end - distance] = tensor[:, :, :, distance : self.end].clone()
-        self.end -= distance
-        self.starts = [start - distance for start in self.starts]
 
     def _arrange(self) -> None:
         """Update the tensors that depend on the starts."""

@@ -16,8 +16,6 @@ from hornbook.exchange.restore import LoadedModel
 from hornbook.generate.sequence_outputs import outputs_of
 from hornbook.model import LanguageModel
 from hornbook.model.forward import Forward, forward_resident
-from hornbook.model.label_heads import ClassificationHead
-from hornbook.samples.batches import Batch
 from hornbook.samples.labelled_texts import listed
 from hornbook.samples.sequences import TokenSequence
 
@@ -56,11 +54,10 @@ def class_logits(
     forward: Forward = forward_resident,
 ) -> Tensor:
     """Return each sequence's logits, fp32 ``[N, C]`` on the CPU; see ``outputs_of`` for the arguments."""
-    return torch.stack(outputs_of(model, sequences, _label_logits, batch_size=batch_size, forward=forward))
-
-
-def _label_logits(head: ClassificationHead, x_BTD: Tensor, batch: Batch) -> Tensor:
-    return head.label_logits(x_BTD, batch)
+    outputs = outputs_of(
+        model, sequences, lambda head, x, batch: head.label_logits(x, batch), batch_size=batch_size, forward=forward
+    )
+    return torch.stack(outputs)
 
 
 def most_likely(logits_NC: Tensor, labels: Sequence[str], top_k: int | None = None) -> list[Classified]:

@@ -1,4 +1,10 @@
-"""Compute the next token's logits for a batch of growing texts, one token per call.
+"""The generation loop: ids in, ids out, for many texts at a time, and the decoders, which compute logits.
+
+    prompts -> decoder.start -> logits -> chooser -> ids -> decoder.advance -> logits -> ...
+                                             |
+                                             +--> on_token(row, id), which may end a row
+
+A row that ends leaves the batch, so that the others become faster. A decoder computes one token of each text per call:
 
     start([[5, 9], [7]])   reads all prompts at once     -> logits [2, V]
     advance([3, 8])        adds a token to each text                  -> logits [2, V]
@@ -14,21 +20,26 @@ tests of the first.
 
 import functools
 import logging
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from hornbook.config.generation import Sampling
 from hornbook.generate.cache import Cache
 from hornbook.generate.incremental_model import IncrementalModel, incremental_model
+from hornbook.generate.sampling import Chooser, draws_of
 from hornbook.model import LanguageModel
-from hornbook.model.forward import Forward, forward_resident
+from hornbook.model.forward import Forward, evaluation_mode, forward_resident
 from hornbook.model.head import tokens_at
 from hornbook.ops.attention import document_mask
 from hornbook.samples.given import decoder_batch
 
 _logger = logging.getLogger("hornbook.generate")
+OnToken = Callable[[int, int], bool]
+"""Called with (row, id) for every chosen id, including stop ids; returning True ends that text."""
 
 
 class Decoder(Protocol):
@@ -108,18 +119,16 @@ class CachedDecoder:
         tokens_B1 = self._tensor(ids).unsqueeze(1)
         logits_BV = self._model.logits(tokens_B1, cache.positions_B1, cache.columns(cache.mask()))
         for row in restarts:
-            logits_BV = logits_BV.index_copy(0, self._tensor([row]), self._read_again(row))
+            tokens_1T = self._tensor([self._windows[row]])
+            positions_1T = torch.arange(tokens_1T.shape[1], device=self._device).unsqueeze(0)
+            read_again_1V = self._model.logits(tokens_1T, positions_1T, cache.columns_of(row))
+            logits_BV = logits_BV.index_copy(0, self._tensor([row]), read_again_1V)
         return logits_BV
 
     def keep(self, rows: Sequence[int]) -> None:
         """See ``Decoder``."""
         self._windows = [self._windows[row] for row in rows]
         self.cache.keep(rows)
-
-    def _read_again(self, row: int) -> Tensor:
-        tokens_1T = self._tensor([self._windows[row]])
-        positions_1T = torch.arange(tokens_1T.shape[1], device=self._device).unsqueeze(0)
-        return self._model.logits(tokens_1T, positions_1T, self.cache.columns_of(row))
 
     def _tensor(self, ids: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor(ids, device=self._device)
@@ -175,3 +184,95 @@ def padding_mask(is_token_BT: Tensor) -> Tensor:
     Padding attends to padding, since the softmax of a row of only -inf would be NaN.
     """
     return document_mask(is_token_BT)
+
+
+def generate(
+    model: LanguageModel,
+    prompt: Sequence[int],
+    *,
+    num_tokens: int,
+    seed: int,
+    vocab_size: int | None = None,
+    sampling: Sampling | None = None,
+    stop_id: int | None = None,
+    forward: Forward = forward_resident,
+) -> list[int]:
+    """Return up to ``num_tokens`` ids that continue ``prompt``.
+
+    Args:
+        model: left in its current mode.
+        prompt: at least one id; only the last ``max_positions`` count.
+        num_tokens: number of ids to add.
+        seed: seed of the draws.
+        vocab_size: only smaller ids are chosen, for a tokenizer with fewer than the model; None for the model's.
+        sampling: how to choose ids.
+        stop_id: id that ends the text; it is not returned.
+        forward: runs the model on a batch.
+    """
+    with evaluation_mode(model):
+        (ids,) = generate_batch(
+            make_decoder(model, forward),
+            [prompt],
+            num_tokens=num_tokens,
+            vocab_size=min(model.vocab_size, vocab_size or model.vocab_size),
+            draws=[draws_of(seed, prompt)],
+            sampling=sampling,
+            stop_id=stop_id,
+        )
+    return ids
+
+
+def generate_batch(
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    *,
+    num_tokens: int,
+    vocab_size: int,
+    draws: Sequence[random.Random],
+    sampling: Sampling | None = None,
+    stop_id: int | None = None,
+    on_token: OnToken | None = None,
+) -> list[list[int]]:
+    """Return up to ``num_tokens`` ids for each prompt; in fp32, the same ids as for each prompt alone.
+
+    (The last bits of sums depend on the number of rows, so ids may differ if two candidates are equally likely to six
+    digits.)
+
+    Args:
+        decoder: decoder of a model in evaluation mode.
+        prompts: at least one id each.
+        num_tokens: number of ids to add.
+        vocab_size: only smaller ids are chosen.
+        draws: the numbers of each row, see ``draws_of``.
+        sampling: how to choose ids.
+        stop_id: id that ends a text; it is not returned.
+        on_token: called for every chosen id; may end a text.
+
+    Raises:
+        NotFiniteError: the model's logits are not finite.
+    """
+    assert all(prompts), "a prompt needs at least one id"
+    ids: list[list[int]] = [[] for _ in prompts]
+    active = list(range(len(prompts))) if num_tokens > 0 else []
+    if not active:
+        return ids
+    chooser = Chooser(sampling or Sampling(), prompts, draws, vocab_size=vocab_size)
+    logits_BV = decoder.start(prompts, num_tokens)
+    for number in range(1, num_tokens + 1):
+        chosen = chooser.choose(logits_BV)
+        going = []
+        for slot, (row, token) in enumerate(zip(active, chosen, strict=True)):
+            has_ended = on_token is not None and on_token(row, token)
+            if token == stop_id:
+                continue
+            ids[row].append(token)
+            if not has_ended:
+                going.append(slot)
+        if not going or number == num_tokens:
+            break
+        if len(going) < len(active):
+            decoder.keep(going)
+            chooser.keep(going)
+            active, chosen = [active[slot] for slot in going], [chosen[slot] for slot in going]
+        logits_BV = decoder.advance(chosen)
+    return ids

@@ -123,17 +123,9 @@ def _max(head: OutputHead, x_BTD: Tensor, batch: Batch) -> Tensor:
     return x_STD.masked_fill(outside_ST[..., None], -torch.inf).amax(1)
 
 
-def _first(head: OutputHead, x_BTD: Tensor, batch: Batch) -> Tensor:
-    return head.first_tokens(x_BTD, batch["firsts"]).float()
-
-
-def _last(head: OutputHead, x_BTD: Tensor, batch: Batch) -> Tensor:
-    return head.last_tokens(x_BTD, batch).float()
-
-
 _POOLED: dict[Pooling, Callable[[OutputHead, Tensor, Batch], Tensor]] = {
     "mean": _mean,
-    "cls": _first,
+    "cls": lambda head, x_BTD, batch: head.first_tokens(x_BTD, batch["firsts"]).float(),
     "max": _max,
-    "last": _last,
+    "last": lambda head, x_BTD, batch: head.last_tokens(x_BTD, batch).float(),
 }

@@ -115,10 +115,9 @@ class GapFiller:
             logits_PV = forward_resident(self._model, batch, _logits_of_gaps)
         best = logits_PV.softmax(-1)[:, : self._tokenizer.vocab_size].topk(self._top_k)
         gaps = map(self._guesses, best.indices.tolist(), best.values.tolist())
-        return [self._filled(request, list(islice(gaps, self._num_gaps(request)))) for request in requests]
-
-    def _num_gaps(self, request: Gapped) -> int:
-        return request.prompt.count(self._mask_name)
+        return [
+            self._filled(request, list(islice(gaps, request.prompt.count(self._mask_name)))) for request in requests
+        ]
 
     def _guesses(self, ids: list[int], probabilities: list[float]) -> list[Guess]:
         return [

@@ -46,7 +46,7 @@ class Chooser:
         if sampling.repetition_penalty != 1.0:
             self._seen_BV = torch.zeros(len(prompts), vocab_size, dtype=torch.bool)
             for row, prompt in enumerate(prompts):
-                self._mark([row] * len(prompt), prompt)
+                self._mark(self._seen_BV, [row] * len(prompt), prompt)
 
     def choose(self, logits_BV: Tensor) -> list[int]:
         """Return the next id of each row of ``logits_BV``, fp32.
@@ -65,7 +65,8 @@ class Chooser:
             chosen: list[int] = ids_B.tolist()
         else:
             chosen = draw(*candidates(logits_BV, self.sampling), [numbers.random() for numbers in self._draws])
-        self._mark(range(len(chosen)), chosen)
+        if self._seen_BV is not None:
+            self._mark(self._seen_BV, range(len(chosen)), chosen)
         return chosen
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -74,12 +75,10 @@ class Chooser:
         if self._seen_BV is not None:
             self._seen_BV = self._seen_BV[list(rows)]
 
-    def _mark(self, rows: Sequence[int], ids: Sequence[int]) -> None:
-        if self._seen_BV is None:
-            return
+    def _mark(self, seen_BV: Tensor, rows: Sequence[int], ids: Sequence[int]) -> None:
         for row, token in zip(rows, ids, strict=True):
             if token < self.vocab_size:
-                self._seen_BV[row, token] = True
+                seen_BV[row, token] = True
 
 
 def draws_of(seed: int, prompt: Sequence[int], sample: int = 0) -> random.Random:

@@ -19,8 +19,7 @@ from typing import Any, Literal
 from hornbook.config.generation import GenerationConfig
 from hornbook.config.options import show
 from hornbook.errors import UserError
-from hornbook.generate.decoder import make_decoder
-from hornbook.generate.ids import generate_batch
+from hornbook.generate.decoder import generate_batch, make_decoder
 from hornbook.generate.sampling import draws_of
 from hornbook.model import LanguageModel
 from hornbook.model.label_heads import ClassificationHead
@@ -105,7 +104,15 @@ class TextWriter:
     def __init__(
         self, model: LanguageModel, tokenizer: Tokenizer, options: GenerationConfig, *, has_start_token: bool = True
     ) -> None:
-        _refuse_mistakes(model, tokenizer, options)
+        if isinstance(model.head, ClassificationHead):
+            raise UserError("the model classifies texts and cannot generate: use `hornbook predict`, or another model")
+        if options.input_length is not None and options.input_length > model.max_positions:
+            raise UserError(
+                f"the input length is {options.input_length}; expected 1 to {model.max_positions}, the model's "
+                "positions"
+            )
+        if (end_of_text := tokenizer.require_end_of_text()) >= model.num_ids:
+            raise UserError(f"the tokenizer ends texts by token {end_of_text}, {_not_in_vocabulary(model.vocab_size)}")
         self.tokenizer, self.options, self.timing = tokenizer, options, Timing()
         self.stop_id = find_stop_id(options.stop_token, tokenizer)
         self._has_start_token = has_start_token if options.start_token is None else options.start_token
@@ -205,18 +212,17 @@ class _Batch:
         timing.first_seconds += self._first_seconds or self._elapsed()
         timing.batches += 1
         timing.steps += max(self._num_chosen, 1) - 1
-        return [self._text(row, request) for row, request in enumerate(self._requests)]
-
-    def _text(self, row: int, request: Request) -> Text:
-        reason, seconds = self._ends[row]
-        return Text(
-            prompt=request.prompt,
-            sample=request.sample,
-            text=self._texts[row],
-            tokens=self._counts[row],
-            finish_reason=reason,
-            seconds=seconds,
-        )
+        return [
+            Text(
+                prompt=request.prompt,
+                sample=request.sample,
+                text=self._texts[row],
+                tokens=self._counts[row],
+                finish_reason=self._ends[row][0],
+                seconds=self._ends[row][1],
+            )
+            for row, request in enumerate(self._requests)
+        ]
 
     def _end(self, row: int, reason: FinishReason) -> bool:
         self._ends[row] = (reason, self._elapsed())
@@ -252,18 +258,6 @@ def find_stop_id(name: str | None, tokenizer: Tokenizer) -> int | None:
             f"`stop_token` {show(name)} is {len(ids)} tokens; expected one; to stop at a string, use `stop`"
         )
     return ids[0]
-
-
-def _refuse_mistakes(model: LanguageModel, tokenizer: Tokenizer, options: GenerationConfig) -> None:
-    """Raise UserError for an option that the model or tokenizer does not support."""
-    if isinstance(model.head, ClassificationHead):
-        raise UserError("the model classifies texts and cannot generate: use `hornbook predict`, or another model")
-    if options.input_length is not None and options.input_length > model.max_positions:
-        raise UserError(
-            f"the input length is {options.input_length}; expected 1 to {model.max_positions}, the model's positions"
-        )
-    if (end_of_text := tokenizer.require_end_of_text()) >= model.num_ids:
-        raise UserError(f"the tokenizer ends texts by token {end_of_text}, {_not_in_vocabulary(model.vocab_size)}")
 
 
 def _not_in_vocabulary(vocab_size: int) -> str:

@@ -27,9 +27,7 @@ from torch.nn import functional
 from hornbook.config.shapes import HEAD_TOKENS
 from hornbook.ops.chunk_losses import Chunk, add_by_parts, losses_of, squares_of, summary_of
 from hornbook.ops.native.kernels import FORMS, form_of
-from hornbook.ops.native.library import Form
-from hornbook.ops.native.library import rows as rows_of
-from hornbook.ops.native.products import add_weight_gradient, panels_of, product
+from hornbook.ops.native.products import Products
 from hornbook.ops.output_columns import Columns
 from hornbook.ops.tensor_parallel import enter
 from hornbook.parallel.ranks import cut_of, is_cut, local
@@ -60,9 +58,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         x_gradient = torch.empty_like(x_ND)
         weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
-        form = _product_form(x_ND, weight_VD, chunks)
-        weight = weight_VD.to(x_ND.dtype) if form is None and chunks == 1 else weight_VD
-        panels = [panels_of(form, weight, x_ND.dtype, for_gradient=back) for back in (False, True)] if form else []
+        native = _native_products(x_ND, weight_VD) if FORMS and chunks == 1 else None
+        weight = weight_VD.to(x_ND.dtype) if native is None and chunks == 1 else weight_VD
         for start in range(0, len(x_ND), HEAD_TOKENS):
             rows = slice(start, start + HEAD_TOKENS)
             x, targets, weights = x_ND[rows], targets_N[rows], None if weights_N is None else weights_N[rows]
@@ -78,7 +75,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 num_correct += right
                 continue
             chunk = losses_of(  # no variable refers to the logits, so that they are freed
-                x @ weight.t() if form is None else product(form, rows_of(x), panels[0], weight),
+                x @ weight.t() if native is None else native.product(x),
                 targets,
                 head,
                 with_count=with_count,
@@ -91,12 +88,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if weights is not None:
                 weighted += chunk.losses @ weights
                 chunk.gradient.mul_(weights.unsqueeze(1))
-            if form is None:
+            if native is None:
                 torch.mm(chunk.gradient, weight, out=x_gradient[rows])
                 weight_gradient += chunk.gradient.t() @ x
             else:
-                product(form, rows_of(chunk.gradient), panels[1], weight, out=x_gradient[rows], for_gradient=True)
-                add_weight_gradient(form, chunk.gradient, x, weight_gradient, None, accumulate=True)
+                native.input_gradient(chunk.gradient, x_gradient[rows])
+                native.add_weight_gradient(chunk.gradient, x, weight_gradient)
             if bias_gradient is not None:
                 bias_gradient += chunk.bias_gradient
         ctx.save_for_backward(x_gradient, weight_gradient, bias_gradient)
@@ -264,9 +261,8 @@ def _chunks(
     x_ND: Tensor, targets_N: Tensor, head: Columns, chunks: int, *, with_count: bool, z_weight: float = 0.0
 ) -> Iterator[tuple[slice, Chunk]]:
     """Yield the slice and the results of each chunk of tokens."""
-    form = _product_form(x_ND, head.weight, chunks)
-    weight = head.weight.to(x_ND.dtype) if form is None and chunks == 1 else head.weight
-    panels = None if form is None else panels_of(form, weight, x_ND.dtype, for_gradient=False)
+    native = _native_products(x_ND, head.weight) if FORMS and chunks == 1 else None
+    weight = head.weight.to(x_ND.dtype) if native is None and chunks == 1 else head.weight
     for start in range(0, len(x_ND), HEAD_TOKENS):
         rows = slice(start, start + HEAD_TOKENS)
         x, targets = x_ND[rows], targets_N[rows]
@@ -274,10 +270,11 @@ def _chunks(
             normalizer, picked, num_correct = summary_of(x, targets, head.parts(chunks), with_count=with_count)
             yield rows, Chunk(-picked, num_correct, picked, picked, squares_of(normalizer, targets))
         else:
-            logits = x @ weight.t() if form is None or panels is None else product(form, rows_of(x), panels, weight)
+            logits = x @ weight.t() if native is None else native.product(x)
             yield rows, losses_of(logits, targets, head, with_count=with_count, with_gradient=False, z_weight=z_weight)
 
 
-def _product_form(x_ND: Tensor, weight_VD: Tensor, chunks: int) -> Form | None:
-    """Return the native form of the products with the table; None if PyTorch computes them."""
-    return form_of("linear", x_ND) if FORMS and chunks == 1 and weight_VD.dtype == torch.float32 else None
+def _native_products(x_ND: Tensor, weight_VD: Tensor) -> Products | None:
+    """Return the products with the table, packed once for all chunks; None if PyTorch computes them."""
+    form = form_of("linear", x_ND) if weight_VD.dtype == torch.float32 else None
+    return None if form is None else Products(form, weight_VD, x_ND.dtype)

@@ -20,7 +20,7 @@ import torch
 from hornbook import checkpoint
 from hornbook.config import Recipe
 from hornbook.corpora.store import open_store
-from hornbook.engine.build_training import build_samples, needs_files, num_steps, refuse_layout
+from hornbook.engine.build_training import build_samples, num_steps, refuse_layout
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, HornbookError, RecipeError, UserError
 from hornbook.evaluate import tasks
@@ -31,7 +31,6 @@ from hornbook.exchange.upgrade import upgrade
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.ranks import Ranks
 from hornbook.parallel.world import World, axes_of
-from hornbook.run.held_scratch import bytes_of_scratch, scratch_base
 from hornbook.run.initial_weights import InitFrom, outline
 from hornbook.run.launch import open_data, origin_of
 from hornbook.run.planning import scarce_memory
@@ -49,7 +48,6 @@ from hornbook.run.run_folder import RunFolder
 from hornbook.run.scheduled_tasks import refuse_unknown_metric
 from hornbook.samples.batches import Loader, Samples
 from hornbook.samples.sources import Sources
-from hornbook.storage.scratch import require_scratch
 from hornbook.storage.system import format_bytes, free_bytes, is_locked
 from hornbook.wording import counted
 
@@ -128,8 +126,6 @@ def examine(
         findings.check("ranks", refuse_layout, recipe, world)
     recipe, sources = _open(recipe, folder, init_from, findings) or (recipe, None)
     findings.check("output", _refuse_folder, folder.path)
-    if needs_files(recipe, world.device):
-        findings.check("scratch", require_scratch, scratch_base(recipe, output), bytes_of_scratch(recipe, world))
     if sources is None:
         findings.check("memory", refuse_large_model, recipe, world)
     else:
@@ -187,7 +183,7 @@ def _examine_run(
         findings.check("memory", refuse_large_model, recipe, world)
     else:
         findings.check("data", _read_one, recipe, samples)
-        findings.check_all(checks_of_data(recipe, samples, world))
+        findings.check_all(checks_of_data(recipe, samples, world, folder.path))
     findings.check("output", folder.refuse_other_run, recipe, sources.fingerprints)
     findings.check("weights", origin_of, folder, init_from, recipe, sources)
     if samples is None:

@@ -11,14 +11,13 @@ import torch
 from hornbook.config import LabelledConfig, Recipe, Resolved, recipe_to_dict
 from hornbook.config.recipe import flatten
 from hornbook.config.recipe_files import run_of
-from hornbook.engine.build_training import build_samples, build_training, num_steps
+from hornbook.engine.build_training import build_samples, build_training, needs_files, num_steps
 from hornbook.errors import DivergedError, HornbookError, UserError
 from hornbook.model.sparse_layers import describe_blocks
 from hornbook.ops.native.kernels import in_use
 from hornbook.parallel.device import choose_device, dtype_name, prepare, synchronize
 from hornbook.parallel.launched import num_ranks, report_once
 from hornbook.parallel.world import World
-from hornbook.run.held_scratch import folder_for_scratch
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect
 from hornbook.run.loop import train_until_done
 from hornbook.run.preflight import (
@@ -27,6 +26,7 @@ from hornbook.run.preflight import (
     checks_of_state,
     find_mistakes,
     find_unused_vocabulary,
+    scratch_base,
 )
 from hornbook.run.resume import find_tokenizer, restore
 from hornbook.run.run_folder import RunFolder
@@ -35,7 +35,7 @@ from hornbook.run.training_run import TrainingRun
 from hornbook.run.utilization import measure_utilization
 from hornbook.samples.labelled_samples import open_labelled
 from hornbook.samples.sources import Sources, complete, open_sources
-from hornbook.storage import lock_folder
+from hornbook.storage import lock_folder, make_directory
 from hornbook.track.console import Console
 from hornbook.track.environment import record_end, record_session
 from hornbook.track.metrics import MetricsLog, cut_back
@@ -117,7 +117,7 @@ def open_run(
     recipe, sources = open_data(recipe, folder, init_from)
     world.refuse_difference("the data", str(sorted(sources.fingerprints.items())))
     samples = build_samples(recipe, sources, on_cpu=world.device.type == "cpu")
-    for _, check in checks_of_data(recipe, samples, world):
+    for _, check in checks_of_data(recipe, samples, world, output):
         check()
     first = world.is_first
     with ExitStack() as stack:
@@ -128,7 +128,9 @@ def open_run(
         if first:
             accepted.callback(folder.enter(recipe, sources.fingerprints, origin_of(folder, init_from, recipe, sources)))
         steps = num_steps(recipe, samples)
-        scratch = folder_for_scratch(recipe, output, world)
+        scratch = scratch_base(recipe, output) if needs_files(recipe, world.device) else None
+        if scratch is not None:
+            make_directory(scratch)
         state, step_config = build_training(recipe, steps, world, folder.forms, scratch)
         if world.from_first(first and folder.has_begun) or folder.origin:
             restore(state, recipe, folder, world, console)

@@ -26,13 +26,16 @@ from hornbook.config import CausalLMConfig, Recipe
 from hornbook.config.description import description_of
 from hornbook.config.optimizers import ScheduleConfig
 from hornbook.config.sections import DTYPE_BYTES
-from hornbook.engine.build_training import num_steps
+from hornbook.config.shapes import padded_rows
+from hornbook.engine.build_training import needs_files, num_steps
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import UserError
 from hornbook.optim.schedules import build_schedule, warmup_steps_of
+from hornbook.parallel.device import DTYPES, compute_dtype
 from hornbook.parallel.world import World
 from hornbook.samples.batches import Samples, refuse_misfit
 from hornbook.samples.sources import Sources
+from hornbook.storage.scratch import require_scratch
 from hornbook.storage.system import format_bytes, require_space
 from hornbook.track.environment import memory_bytes
 from hornbook.track.trackers.tracker import open_function
@@ -68,12 +71,16 @@ def checks_of_recipe(recipe: Recipe, num_ranks: int) -> list[Check]:
     return [("ranks", partial(refuse_misfit, recipe, num_ranks)), *functions]
 
 
-def checks_of_data(recipe: Recipe, samples: Samples, world: World) -> list[Check]:
+def checks_of_data(recipe: Recipe, samples: Samples, world: World, output: Path) -> list[Check]:
     """Return the checks of a start, in order, that need the data and the axes, before any file is written."""
-    return [
+    checks: list[Check] = [
         ("memory", partial(refuse_large_model, recipe, world)),
         ("memory", partial(refuse_large_batch, recipe, samples, world)),
     ]
+    if needs_files(recipe, world.device):
+        needed = bytes_of_scratch(recipe, world)
+        checks.append(("scratch", partial(require_scratch, scratch_base(recipe, output), needed)))
+    return checks
 
 
 def checks_of_state(
@@ -92,7 +99,8 @@ def checks_of_state(
     if state.progress.step < num_steps(recipe, samples):
         if output is not None:
             checks.append(("disk", partial(require_space, output, 2 * state.home.num_bytes)))
-        checks.append(("evaluation", partial(refuse_blind_stopping, recipe, samples)))
+        if recipe.evaluation.early_stopping_patience is not None:
+            checks.append(("evaluation", partial(refuse_blind_stopping, recipe, samples)))
     return checks
 
 
@@ -153,9 +161,7 @@ def refuse_large_batch(recipe: Recipe, samples: Samples, world: World) -> None:
 
 def refuse_blind_stopping(recipe: Recipe, samples: Samples) -> None:
     """Raise UserError for early stopping by a validation loss without validation data."""
-    evaluation = recipe.evaluation
-    by_validation = evaluation.early_stopping_patience is not None and recipe.checkpoint.best_by == "validation"
-    if by_validation and samples.held_out is None:
+    if recipe.checkpoint.best_by == "validation" and samples.held_out is None:
         raise UserError(
             "early stopping needs the validation loss, but the run has no validation data: set "
             "data.validation, or a task in checkpoint.best_by"
@@ -229,3 +235,26 @@ def find_unused_vocabulary(recipe: Recipe, sources: Sources) -> str | None:
         f"model.vocab_size is {own:,}, but the vocabulary of the data has {theirs:,} tokens; to use "
         "that, pass `model.vocab_size='none'`"
     )
+
+
+def scratch_base(recipe: Recipe, output: Path) -> Path:
+    """Return the folder of all ranks' scratch files; ``output`` is the run's folder."""
+    return Path(recipe.memory.scratch or output)
+
+
+def bytes_of_scratch(recipe: Recipe, world: World) -> int:
+    """Return the bytes that phased execution keeps off the device on each rank, for batches without padding.
+
+    These are the state, a tied table's second gradient, and the hidden states between layers of all micro-batches.
+
+    Args:
+        recipe: complete, with a vocabulary; sizes that a custom model does not state do not count.
+        world: the run's ranks.
+    """
+    model, precision = recipe.model, recipe.precision
+    hidden_size, num_layers = (getattr(model, name, 0) for name in ("hidden_size", "num_layers"))
+    state = precision.bytes_per_parameter * recipe.num_parameters() + recipe.bytes_of_states()
+    table = padded_rows(model.vocab_size or 0) * hidden_size * DTYPES[precision.gradients].itemsize
+    tokens = recipe.training.global_batch_size // world.data.size * recipe.sequence_length
+    row = tokens * hidden_size * compute_dtype(precision.compute, world.device).itemsize
+    return int(state // world.holders.size + table + (num_layers + 2) * row)

@@ -299,7 +299,12 @@ class TrainingRun:
         # The last update may have damaged the weights of this checkpoint. Unless their validation loss is finite, the
         # previous checkpoint stays, too. That one is good: a finite step followed it, since no skipped step is saved.
         return Snapshot(
-            contents=self._contents(),
+            contents=checkpoint.Contents(
+                step=progress.step,
+                tensors={},
+                documents={"state": self.state.to_json(), "recipe": recipe_to_dict(self.recipe)},
+                files={"tokenizer.json": self.tokenizer.to_json().encode()} if self.tokenizer else {},
+            ),
             held=held,
             best_before=self.best_before,
             keep_last=keep.keep_last if progress.finite_step == progress.step else max(keep.keep_last, 2),
@@ -341,14 +346,6 @@ class TrainingRun:
             f"{self.folder.what_is_saved()}: lower optimizer.learning_rate and start a new run"
         )
         return self.world.reported_by(0, error)
-
-    def _contents(self) -> checkpoint.Contents:
-        return checkpoint.Contents(
-            step=self.state.progress.step,
-            tensors={},
-            documents={"state": self.state.to_json(), "recipe": recipe_to_dict(self.recipe)},
-            files={"tokenizer.json": self.tokenizer.to_json().encode()} if self.tokenizer else {},
-        )
 
     def _train_row(self, result: StepResult) -> dict[str, Any]:
         """Return the log row: loss and terms are means over all scored tokens since the last row.

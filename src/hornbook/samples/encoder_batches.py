@@ -84,11 +84,21 @@ class EncoderBatches:
         """
         sequences = self.source.sequences(self.among_all(samples))
         if self.rules is None:
-            self._refuse_more_masks(sequences)
+            most = max(0 if sequence.labels is None else len(sequence.labels) for sequence in sequences)
+            if most > self.most_masked:
+                raise DataError(
+                    f"an instance has {most} masked tokens, but objective.max_predictions is {self.most_masked}: set "
+                    "it to the file's maximum, or leave it out"
+                )
             return sequences
         lengths = np.array([len(sequence.tokens) for sequence in sequences], dtype=np.int64)
         tokens = np.concatenate([sequence.tokens for sequence in sequences])
-        _refuse_unknown_tokens(tokens, self.rules.special.vocab_size)
+        vocab_size = self.rules.special.vocab_size
+        if len(unknown := tokens[(tokens < 0) | (tokens >= vocab_size)]):
+            raise DataError(
+                f"the data contain token {unknown[0]}, but the tokenizer has only 0 to {vocab_size - 1}: use the "
+                "tokenizer that made the data, or rebuild the data"
+            )
         masked = dynamic_mask(tokens, lengths, samples, self.rules, most=self.most_masked)
         ends = np.cumsum(lengths)
         cuts = np.searchsorted(masked.indices, ends[:-1])
@@ -105,14 +115,6 @@ class EncoderBatches:
             for sequence, own, indices, labels, start in parts
         ]
 
-    def _refuse_more_masks(self, sequences: Sequence[TokenSequence]) -> None:
-        most = max(0 if sequence.labels is None else len(sequence.labels) for sequence in sequences)
-        if most > self.most_masked:
-            raise DataError(
-                f"an instance has {most} masked tokens, but objective.max_predictions is {self.most_masked}: set it to "
-                "the file's maximum, or leave it out"
-            )
-
     def _lay_out(self, sequences: Sequence[TokenSequence], keys: Int64s | None) -> Batch:
         return lay_out(
             sequences,
@@ -122,13 +124,4 @@ class EncoderBatches:
             keys=keys,
             has_pairs=self.has_pairs,
             num_predictions=None if self.layout == "unpadded" else len(sequences) * self.most_masked,
-        )
-
-
-def _refuse_unknown_tokens(tokens: Int64s, vocab_size: int) -> None:
-    unknown = tokens[(tokens < 0) | (tokens >= vocab_size)]
-    if len(unknown):
-        raise DataError(
-            f"the data contain token {unknown[0]}, but the tokenizer has only 0 to {vocab_size - 1}: use the tokenizer "
-            "that made the data, or rebuild the data"
         )

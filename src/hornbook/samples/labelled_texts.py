@@ -186,7 +186,8 @@ def encode_examples(
     """
     pair = examples[0].second_text is not None
     room = sequence_length - num_special(tokenizer, pair=pair, is_causal=is_causal)
-    _require_room(room, 1 + pair, sequence_length)
+    if room < 1 + pair:
+        raise UserError(f"sequences of {sequence_length} tokens are too short for a text; raise data.sequence_length")
     make = joined if is_causal else frame
     first = tokenizer.encode_batch([example.text for example in examples])
     if not pair:
@@ -245,11 +246,6 @@ def num_special(tokenizer: Tokenizer, *, pair: bool, is_causal: bool = False) ->
     if not pair:
         return 2
     return 4 if tokenizer.has_two_separators else 3
-
-
-def _require_room(room: int, needed: int, sequence_length: int) -> None:
-    if room < needed:
-        raise UserError(f"sequences of {sequence_length} tokens are too short for a text; raise data.sequence_length")
 
 
 @dataclass(frozen=True, kw_only=True)

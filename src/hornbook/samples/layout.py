@@ -85,7 +85,11 @@ def lay_out(
         "segments": (0, np.concatenate([sequence.segments for sequence in sequences])),
         "keys": (0, np.zeros_like(positions) if keys is None else keys[numbers, positions]),
     }
-    arrays = {name: _scattered(values, flat, fill, placement) for name, (fill, values) in filled.items()}
+    arrays = {}
+    for name, (fill, values) in filled.items():
+        row = np.full(placement.num_rows * placement.width, fill, dtype=np.int64)
+        row[flat] = values
+        arrays[name] = row.reshape(placement.num_rows, placement.width)
     arrays |= {"firsts": placement.firsts, "lengths": lengths} | _predictions(
         sequences, placement.firsts, num_predictions
     )
@@ -122,12 +126,6 @@ def choose_layout(
     if 1.0 - mean / sequence_length < _LITTLE_PADDING:
         return "padded"
     return "unpadded" if on_cpu else "packed"
-
-
-def _scattered(values: Int64s, flat: Int64s, fill: int, placement: Placement) -> Int64s:
-    array = np.full(placement.num_rows * placement.width, fill, dtype=np.int64)
-    array[flat] = values
-    return array.reshape(placement.num_rows, placement.width)
 
 
 def _predictions(sequences: Sequence[TokenSequence], firsts: Int64s, fixed: int | None) -> dict[str, Int64s]:

@@ -69,8 +69,14 @@ def open_sources(recipe: Recipe) -> Sources:
         UserError, DataError: a store is missing, malformed, or made with a different tokenizer than another.
     """
     if recipe.data.synthetic:
-        train = (_synthetic(recipe),)
-        return Sources(train=train, weights=(), validation=None, tokenizer=None, num_validation_bytes=None)
+        assert recipe.model.vocab_size is not None, "the validator requires a vocabulary with synthetic data"
+        synthetic = SyntheticTokens(
+            vocab_size=recipe.model.vocab_size,
+            num_documents=_NUM_SYNTHETIC_DOCUMENTS,
+            document_length=recipe.sequence_length + 1,
+            seed=recipe.training.seed,
+        )
+        return Sources(train=(synthetic,), weights=(), validation=None, tokenizer=None, num_validation_bytes=None)
     hides_tokens = isinstance(recipe.objective, MaskingConfig)
     if hides_tokens and recipe.data.train and holds_instances(recipe.data.train[0]):
         return _open_instances(recipe)
@@ -203,14 +209,4 @@ def _open_instances(recipe: Recipe) -> Sources:
         num_validation_bytes=None,
         instances=instances,
         held_out_instances=held_out,
-    )
-
-
-def _synthetic(recipe: Recipe) -> SyntheticTokens:
-    assert recipe.model.vocab_size is not None, "the validator requires a vocabulary with synthetic data"
-    return SyntheticTokens(
-        vocab_size=recipe.model.vocab_size,
-        num_documents=_NUM_SYNTHETIC_DOCUMENTS,
-        document_length=recipe.sequence_length + 1,
-        seed=recipe.training.seed,
     )

@@ -23,7 +23,7 @@ from hornbook.model.forward import evaluation_mode
 from hornbook.ops.native import products
 from hornbook.parallel.device import prepare
 from hornbook.parallel.world import World
-from hornbook.run.held_scratch import bytes_of_scratch
+from hornbook.run.preflight import bytes_of_scratch
 from hornbook.storage.system import format_bytes, free_bytes
 
 CASES = [

@@ -171,7 +171,7 @@ def test_products_fuse_activations_and_their_derivatives(isa, name, activation):
     place = u.double().requires_grad_()
     (derivative,) = torch.autograd.grad(f(place).sum(), place)
     assert_near(slope, exact * derivative, tolerance)
-    assert_near(module.linear_activation_gradient(g, u, activation, isa), g.double() * derivative, tolerance)
+    assert_near(products.activation_gradient(form, g, u, activation), g.double() * derivative, tolerance)
 
 
 @pytest.mark.parametrize(("isa", "name"), CASES)
@@ -196,7 +196,7 @@ def test_products_fuse_gates(isa, name, rows, num_in, size, activation, has_bias
         back, options = products.pack(form, down, dtype, True, None), {"for_gradient": True, "activation": activation}
         of_u = products.product(form, g, back, down, derivative_at=u, is_gated=True, **options)
         of_h = drawn(rows, size, seed=5, dtype=dtype)
-        alone = module.linear_activation_gradient(of_h, u, activation, isa)
+        alone = products.activation_gradient(form, of_h, u, activation)
     finally:
         torch.set_num_threads(1)
     tolerance = max(TOLERANCE[dtype], 3e-6)

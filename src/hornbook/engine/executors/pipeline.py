@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -98,10 +97,13 @@ class Pipeline:
 
         step, first, start = self._step, 0, time.perf_counter()
         step.use = loss
-        self._widen(max(map(step.width, micro_batches)))
+        if (widest := max(map(step.width, micro_batches))) > step.capacity:
+            step.capacity = widest  # larger buffers between stages
+            self._schedules.clear()
         with blocked() as waits, nullcontext() if self._kind in SPLITS_NO_BACKWARD else gradients_returned():
             for size in rounds:
-                step.batches, step.begin = micro_batches[first : first + size], partial(_begin, begin, first)
+                step.batches = micro_batches[first : first + size]
+                step.begin = lambda number, first=first: begin(first + number)
                 first += size
                 numbers = torch.arange(size)
                 given = (numbers,) if 0 in self._stages else ()
@@ -140,12 +142,6 @@ class Pipeline:
         on_host = ranks.share(_copied(result, torch.device("cpu")), self._rank_of_stage[-1])
         shared: Result = _copied(on_host, self._device)
         return shared
-
-    def _widen(self, num_tokens: int) -> None:
-        """Enlarge the buffers between stages to ``num_tokens`` per micro-batch if they are smaller."""
-        if num_tokens > self._step.capacity:
-            self._step.capacity = num_tokens
-            self._schedules.clear()
 
     def _wire(self, num_tokens: int) -> Tensor:
         hidden_size, dtype = self._model.hidden_size, self._model.compute_dtype
@@ -290,10 +286,6 @@ class _TiedTable:
         ranks.move(local(table if table.grad is None else table.grad), self._head_rank, 0)
         if ranks.rank:
             table.grad = None
-
-
-def _begin(begin: Callable[[int], None], first: int, number: int) -> None:
-    begin(first + number)
 
 
 def _copied(result: Any, device: torch.device) -> Any:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from hornbook.ops.native import kernels
-from hornbook.ops.native.library import SUFFIXES, Form, rows
-from hornbook.ops.native.products import ACTIVATIONS, add_weight_gradient, panels_of, product
+from hornbook.ops.native.library import Form, rows
+from hornbook.ops.native.products import activation_gradient, add_weight_gradient, panels_of, product
 from hornbook.ops.operators import operator, shapes_of
 
 
@@ -99,14 +99,8 @@ def _(gradient: Tensor, weight: Tensor, isa: str, before: Tensor | None = None, 
 
 @operator()
 def linear_activation_gradient(gradient: Tensor, u: Tensor, activation: str, isa: str) -> Tensor:
-    """Return ``gradient · f'(u)``, or the gradients of gate and up if ``u`` has both, ``[..., 2 F]``."""
-    gradient, u, size = gradient.contiguous(), u.contiguous(), gradient.shape[-1]
-    result = torch.empty_like(u)
-    Form(isa)(
-        f"activation_gradient_{SUFFIXES[u.dtype]}", gradient, u, gradient.shape[:-1].numel(), size,
-        int(u.shape[-1] != size), ACTIVATIONS.index(activation), result, torch.get_num_threads(),
-    )  # fmt: skip
-    return result
+    """Return the gradient of ``u``, given that of ``f(u)``."""
+    return activation_gradient(Form(isa), gradient, u, activation)
 
 
 @shapes_of("linear_activation_gradient")

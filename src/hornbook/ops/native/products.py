@@ -30,6 +30,32 @@ _State = tuple[int, int]
 _packed: MutableMapping[Tensor, dict[_Key, tuple[_State, Tensor]]] = WeakTensorKeyDictionary()
 
 
+class Products:
+    """The products of one weight, ``x Wᵀ`` and its gradients, without autograd, for `hornbook.ops.cross_entropy`.
+
+    Args:
+        form: of the products.
+        weight: ``[num_out, num_in]`` fp32, packed by the constructor.
+        dtype: of the other operands.
+    """
+
+    def __init__(self, form: Form, weight: Tensor, dtype: torch.dtype) -> None:
+        self._form, self._weight = form, weight
+        self._panels = [panels_of(form, weight, dtype, for_gradient=of_input) for of_input in (False, True)]
+
+    def product(self, x_MK: Tensor) -> Tensor:
+        """Return ``x Wᵀ`` ``[M, num_out]``."""
+        return product(self._form, rows(x_MK), self._panels[0], self._weight)
+
+    def input_gradient(self, gradient_MN: Tensor, out_MK: Tensor) -> None:
+        """Write ``g W`` to ``out`` ``[M, num_in]``, contiguous."""
+        product(self._form, rows(gradient_MN), self._panels[1], self._weight, out=out_MK, for_gradient=True)
+
+    def add_weight_gradient(self, gradient_MN: Tensor, x_MK: Tensor, total_NK: Tensor) -> None:
+        """Add ``gᵀ x`` to ``total``, contiguous fp32."""
+        add_weight_gradient(self._form, gradient_MN, x_MK, total_NK, None, accumulate=True)
+
+
 def panels_of(form: Form, weight: Tensor, dtype: torch.dtype, *, for_gradient: bool, is_gated: bool = False) -> Tensor:
     """Return the weight packed for activations of ``dtype``, cached as long as the weight does not change.
 
@@ -114,6 +140,17 @@ def product(
         torch.get_num_threads(),
     )  # fmt: skip
     return y_MN
+
+
+def activation_gradient(form: Form, gradient: Tensor, u: Tensor, activation: str) -> Tensor:
+    """Return ``gradient · f'(u)``, or the gradients of gate and up if ``u`` has both, ``[..., 2 F]``."""
+    gradient, u, size = gradient.contiguous(), u.contiguous(), gradient.shape[-1]
+    result = torch.empty_like(u)
+    form(
+        f"activation_gradient_{SUFFIXES[u.dtype]}", gradient, u, gradient.shape[:-1].numel(), size,
+        int(u.shape[-1] != size), ACTIVATIONS.index(activation), result, torch.get_num_threads(),
+    )  # fmt: skip
+    return result
 
 
 def add_weight_gradient(
