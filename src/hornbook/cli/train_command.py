@@ -15,7 +15,7 @@ from hornbook.cli.arguments import add_device_arguments, add_process_arguments, 
 from hornbook.parallel.launched import leave_cleanly, report_once
 
 if TYPE_CHECKING:
-    from hornbook.config import Resolved
+    from hornbook.config import Recipe, Resolved
     from hornbook.run.initial_weights import InitFrom
 
 
@@ -68,6 +68,8 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     with leave_cleanly():
         with report_once():
             resolved, init_from = resolve_run(arguments, require_data=not looking)
+            if not looking:
+                _refuse_missing_data(resolved.recipe)
         if arguments.dry_run:
             sys.stderr.writelines(f"hornbook: {note}\n" for note in resolved.notes)
             from hornbook.cli.dry_run import dry_run
@@ -89,6 +91,16 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
             init_from=init_from,
             allow_rate_change=arguments.allow_learning_rate_change,
         )
+
+
+def _refuse_missing_data(recipe: "Recipe") -> None:
+    """Raise DataError if there is no training data at a path, before torch is imported."""
+    from hornbook.config import CausalLMConfig
+    from hornbook.corpora.store import locate_store
+
+    for path in map(Path, recipe.data.train):
+        if isinstance(recipe.objective, CausalLMConfig) or not path.parent.is_dir():
+            locate_store(path, "train")
 
 
 def resolve_run(arguments: argparse.Namespace, *, require_data: bool) -> "tuple[Resolved, InitFrom | None]":
