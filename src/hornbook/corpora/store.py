@@ -285,8 +285,8 @@ def locate_store(path: Path, split: str) -> Path:
         if not index_paths(prefix)[1].is_file():
             _refuse_other_files(path)
             raise DataError(
-                f"{path}: no such token store{did_you_mean_path(path)}; expected a folder written by corpus build, or a "
-                ".bin and .idx"
+                f"{path}: no such token store{did_you_mean_path(path)}; expected a folder written by corpus build, or "
+                "a .bin and .idx"
             )
         return prefix.parent if prefix.name == "tokens" and (prefix.parent / MANIFEST).exists() else prefix
     if (path / MANIFEST).exists():
