@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import add_device_arguments, add_process_arguments, add_recipe_arguments, start_processes
 from hornbook.parallel.launched import leave_cleanly, report_once
+from hornbook.parallel.launched import num_ranks as num_launched
 
 if TYPE_CHECKING:
     from hornbook.config import Recipe, Resolved
@@ -114,12 +115,15 @@ def resolve_run(arguments: argparse.Namespace, *, require_data: bool) -> "tuple[
         UserError: see `hornbook.run.start_recipe`; or an option requires another one.
     """
     from hornbook.config import load_recipe
+    from hornbook.config.build import fit_ranks
     from hornbook.errors import UserError
 
+    num_ranks = arguments.processes or num_launched()
     if not arguments.init_from:
         if arguments.init_optimizer:
             raise UserError("--init-optimizer applies only with --init-from; add --init-from or remove it")
-        return load_recipe(arguments.recipe, arguments.overrides, require_data=require_data), None
+        resolved = load_recipe(arguments.recipe, arguments.overrides, require_data=require_data)
+        return fit_ranks(resolved, num_ranks), None
     from hornbook.run.initial_weights import InitFrom
     from hornbook.run.start_recipe import start_recipe
 
@@ -131,4 +135,4 @@ def resolve_run(arguments: argparse.Namespace, *, require_data: bool) -> "tuple[
         init_from=init_from,
         require_data=require_data,
     )
-    return resolved, init_from
+    return fit_ranks(resolved, num_ranks), init_from

@@ -8,6 +8,7 @@ import torch
 from hornbook.config import Recipe
 from hornbook.config.description import description_of
 from hornbook.config.sections import Dtype
+from hornbook.corpora.store import TokenStore
 from hornbook.engine.build_training import build_samples, num_steps
 from hornbook.ops.native.choice import choose
 from hornbook.ops.native.library import SUFFIXES
@@ -35,7 +36,7 @@ def read_data(recipe: Recipe) -> tuple[Recipe, dict[str, str]]:
     recipe = complete(recipe, sources)
     samples, training = build_samples(recipe, sources, on_cpu=True), recipe.training
     steps = num_steps(recipe, samples)
-    tokens = sum(source.num_tokens for source in sources.train)
+    tokens = sum(store.num_tokens for store in sources.train if isinstance(store, TokenStore))
     size = f"{tokens:,} tokens" if tokens else counted(samples.num_samples, "sample")
     epochs = steps * training.global_batch_size / samples.num_samples
     facts = {
