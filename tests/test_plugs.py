@@ -31,7 +31,7 @@ def test_a_room_is_plugged_once_and_imported_when_it_is_asked(bare: None) -> Non
 def test_without_rooms_files_of_other_systems_are_refused(bare: None, tmp_path: Path) -> None:
     array = tmp_path / "tokens.npy"
     np.save(array, np.arange(8))
-    with pytest.raises(DataError, match="no such token store"):
+    with pytest.raises(DataError, match="not a token store"):
         open_store(array)
     assert not holds_instances(array)
     with pytest.raises(UserError, match=r"train on a token store$"):

@@ -1,4 +1,5 @@
 import json
+import subprocess
 import sys
 import types
 
@@ -130,3 +131,16 @@ def test_a_syntax_error_names_line_and_column(recipe, trained, tmp_path, capsys)
     (tmp_path / "bad.toml").write_text("[model]\nnum_layers = = 2\n")
     assert main(["train", "bad.toml"]) == 2
     assert capsys.readouterr().err == "hornbook: error: bad.toml:2:14: not TOML: Invalid value\n"
+
+
+def test_data_that_are_no_store_are_noticed_before_torch_is_imported(tmp_path):
+    (tmp_path / "texts.txt").write_text("some text\n")
+    code = (
+        "import sys; from hornbook.__main__ import main\n"
+        "found = [main(['train', 'demo', '--data', name]) for name in ('texts.txt', 'corpora/mine')]\n"
+        "assert 'torch' not in sys.modules and found == [2, 2], found"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "texts.txt: not a token store; to make one from text: hornbook corpus build" in done.stderr
+    assert "mine: no such token store" in done.stderr

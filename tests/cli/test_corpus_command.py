@@ -144,7 +144,7 @@ def test_mistakes_are_one_line(texts, capsys, words, part):
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 def test_mistakes_about_stores(texts, capsys, command):
     assert main(["corpus", command, "texts"]) == 2
-    assert "no token store" in mistake(capsys)
+    assert "not a token store; to make one" in mistake(capsys)
     assert main(["corpus", command, "nothing"]) == 2
     assert "no such token store" in mistake(capsys)
 

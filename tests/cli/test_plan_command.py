@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tiny_runs import RECIPE
+from tiny_text import build_tiny, tiny_tokenizer
 
 from hornbook.__main__ import main
 
@@ -30,6 +31,38 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(line.startswith("price") and "GPU clouds, 2025" in line for line in lines)
     assert main(["plan", "gpt2-xl", "--devices", "8", "--price", "2"]) == 0
     assert "at $2 an hour each\n" in (table := capsys.readouterr().out) and "\nprice" not in table
+
+
+def test_the_data_give_vocabulary_and_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = build_tiny(tmp_path / "corpus")
+    words = (
+        "demo",
+        "--data",
+        str(tmp_path / "corpus"),
+        "--epochs",
+        "2",
+        "--batch-size",
+        "4",
+        "--sequence-length",
+        "16",
+    )
+    tokens, size = report.splits["train"].tokens, tiny_tokenizer().vocab_size
+    code, plan = answer_of(capsys, "plan", *words, "--device", "cpu")
+    assert (code, plan["vocab_size"]) == (0, size)
+    assert plan["data"].startswith(f"{tokens:,} tokens, vocabulary {size}: ") and "assumed" not in plan
+    steps = plan["num_steps"]
+    assert plan["length"].startswith(f"{steps:,} steps") and steps == pytest.approx(2 * tokens / 64, rel=0.1)
+    code, dry = answer_of(capsys, "train", *words, "--dry-run", "--device", "cpu")
+    assert (code, dry["num_steps"], dry["shapes"]["embedding.tokens"]) == (0, steps, [size, 256])
+
+
+def test_assumptions_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "demo", "--device", "cpu", "--epochs", "2"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("assumed")]
+    assert "a vocabulary of 50,257, the published model's (--data.train or --model.vocab-size sets it)" in line
+    assert line.endswith("1,000 steps in place of epochs (--data.train sets them)")
+    assert main(["plan", "demo", "--device", "cpu", *SMALL]) == 0
+    assert "assumed" not in capsys.readouterr().out
 
 
 def test_one_object_for_programs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,6 +106,20 @@ def test_a_part_of_the_windows_is_spread_and_has_no_bits_per_byte(model):
     assert result.loss == pytest.approx(nats / count, rel=1e-6)
 
 
+def test_the_standard_error_of_a_part_is_that_of_a_ratio_estimator(model):
+    windows, num = make_windows(), 5
+    result = measure(model, windows, ranks=Ranks(), micro_batch_size=1, max_windows=num)
+    found = [naive(model, windows, [index * windows.num_items // num]) for index in range(num)]
+    mean = sum(nats for nats, _ in found) / result.tokens
+    variance = sum((nats - mean * count) ** 2 for nats, count in found) / (num - 1)
+    share = num / windows.num_items
+    assert result.share == pytest.approx(share)
+    assert result.standard_error == pytest.approx(math.sqrt((1 - share) * num * variance) / result.tokens, rel=1e-4)
+    assert measure(model, windows, ranks=Ranks(), micro_batch_size=num, max_windows=num).standard_error is None
+    whole = measure(model, windows, ranks=Ranks(), micro_batch_size=2)
+    assert (whole.share, whole.standard_error) == (1.0, None)
+
+
 def test_more_windows_than_there_are_is_all_of_them(model):
     windows = make_windows()
     whole = measure(model, windows, ranks=Ranks(), micro_batch_size=2, num_bytes=123)

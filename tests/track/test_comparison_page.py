@@ -55,3 +55,21 @@ def test_the_table_has_speed_and_size_and_no_column_without_values(tmp_path: Pat
     bare = [make_run(tmp_path / name, rows=rows, recipe="name = 'x'\n") for name in ("three", "four")]
     head = re.findall(r"<th[^>]*>(.*?)</th>", render_comparison(compare(bare), "steps"))
     assert {"Tokens/s", "Validation", "Tokens"}.isdisjoint(head) and "Loss" in head
+
+
+def test_losses_over_different_windows_are_marked(tmp_path: Path) -> None:
+    def cautions(*rows: dict[str, object]) -> list[str]:
+        runs = [
+            make_run(
+                tmp_path / f"{row['tokens']}-{number}", rows=[{"kind": "validation", "step": 2, "loss": 3.0} | row]
+            )
+            for number, row in enumerate(rows)
+        ]
+        for run in runs:
+            (run / "run.json").write_text('{"data": {"validation": "9f86"}}')
+        return compare(runs).cautions
+
+    assert cautions({"tokens": 100}, {"tokens": 100}) == []
+    assert cautions({"tokens": 1000}, {"tokens": 27054}) == [
+        "validation losses are over different numbers of tokens, 1,000 and 27,054: not exactly comparable"
+    ]

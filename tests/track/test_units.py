@@ -86,3 +86,11 @@ def test_size_counts_in_binary_units() -> None:
 )
 def test_what_is_not_known_is_a_hyphen(write) -> None:
     assert write(None) == "-"
+
+
+def test_what_a_validation_loss_is_a_mean_of():
+    assert units.scored({"tokens": 27054, "share": 1.0, "standard_error": None}) == "27,054 tokens"
+    part = {"tokens": 16383, "share": 0.14, "standard_error": 0.0489}
+    assert units.scored(part) == "16,383 tokens, 14% of the text, ± 0.049"
+    assert units.scored({"tokens": 10, "share": 0.001}) == "10 tokens, 0.1% of the text"
+    assert units.scored({"loss": 2.5}) == "", "a log of an earlier version"

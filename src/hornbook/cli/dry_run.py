@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from hornbook.cli.plan_command import planned_recipe
 from hornbook.cli.plan_table import describe_plan, print_plan
 from hornbook.cli.table import print_columns
 from hornbook.parallel import launched
@@ -28,11 +29,10 @@ def dry_run(recipe: "Recipe", arguments: argparse.Namespace) -> dict[str, object
     """
     from hornbook.parallel.device import choose_device
     from hornbook.plan.planner import refuse_unplannable
-    from hornbook.plan.vocabulary import with_vocabulary
     from hornbook.run.initial_weights import outline
     from hornbook.run.planning import plan_here
 
-    recipe = with_vocabulary(recipe)
+    recipe, facts = planned_recipe(recipe)
     num_ranks = arguments.processes or launched.num_ranks()
     refuse_unplannable(recipe, num_ranks)
     shapes = {name: shard.shape for name, shard in outline(recipe).home.tensors()["model"].items()}
@@ -40,9 +40,9 @@ def dry_run(recipe: "Recipe", arguments: argparse.Namespace) -> dict[str, object
     if launched.rank() == 0:
         print_columns([*_rows(shapes)], right=(2, 3))
         print()
-        print_plan(plan)
+        print_plan(plan, facts)
     listed = {name: list(shape) for name, shape in shapes.items()}
-    return {"shapes": listed, **describe_plan(plan), "exit_code": 0 if plan.fits else _REFUSED}
+    return {"shapes": listed, **describe_plan(plan), **facts, "exit_code": 0 if plan.fits else _REFUSED}
 
 
 def _rows(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, str, str, str]]:

@@ -5,7 +5,8 @@ gpt2-xl on 8 x NVIDIA H100 SXM, 80.0 GiB each: 1,557,611,200 parameters, activat
 ...
 It fits: 29.6 GiB of 80.0 GiB on the fullest rank; micro-batches of up to 16 sequences would.
 
-The prediction needs no hardware, no data and no torch. ``--check`` compares it with measurements of two real steps.
+The prediction needs no hardware, no data and no torch; if the recipe names token stores, it reads their vocabulary and
+size. ``--check`` compares it with measurements of two real steps.
 """
 
 import argparse
@@ -69,17 +70,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Print the plan; the result's exit code is 2 if the run does not fit in memory."""
+    from hornbook.config import load_recipe
+
     with launched.report_once():
         _refuse_other_mode(arguments)
-        recipe = planned_recipe(arguments)
+        recipe, facts = planned_recipe(load_recipe(arguments.recipe, arguments.overrides, require_data=False).recipe)
         machine = None if arguments.check else _machine(arguments)
     if machine is None:
         return _check(arguments, recipe)
     from hornbook.plan.planner import make_plan
 
     plan = make_plan(recipe, machine)
-    print_plan(plan)
-    document = describe_plan(plan)
+    print_plan(plan, facts)
+    document = describe_plan(plan) | facts
     if arguments.search:
         from hornbook.plan.search import search_layouts
 
@@ -105,12 +108,26 @@ def _refuse_other_mode(arguments: argparse.Namespace) -> None:
         raise UserError(f"{name} applies only with --check; add --check, or use --devices N")
 
 
-def planned_recipe(arguments: argparse.Namespace) -> "Recipe":
-    """Return the recipe with a vocabulary, by default that of the published model."""
-    from hornbook.config import load_recipe
-    from hornbook.plan.vocabulary import with_vocabulary
+def planned_recipe(recipe: "Recipe") -> tuple["Recipe", dict[str, str]]:
+    """Return the recipe with what its token stores say or, without them, its published model's vocabulary.
 
-    return with_vocabulary(load_recipe(arguments.recipe, arguments.overrides, require_data=False).recipe)
+    Returns:
+        The recipe, and what was read and assumed, in words.
+
+    Raises:
+        UserError, DataError: a store is missing or malformed.
+    """
+    from hornbook.config import LabelledConfig
+    from hornbook.plan.vocabulary import assumptions, with_vocabulary
+
+    facts: dict[str, str] = {}
+    if recipe.data.train and not isinstance(recipe.objective, LabelledConfig):
+        from hornbook.run.planning import read_data
+
+        recipe, facts = read_data(recipe)
+    if assumed := "; ".join(assumptions(recipe)):
+        facts["assumed"] = spelled(assumed)
+    return with_vocabulary(recipe), facts
 
 
 def _machine(arguments: argparse.Namespace) -> "Machine":

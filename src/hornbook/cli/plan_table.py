@@ -15,15 +15,20 @@ if TYPE_CHECKING:
 _MOST_LAYOUTS = 12
 
 
-def print_plan(plan: "Plan") -> None:
-    """Print the layout, memory, time and cost of a plan, and whether it fits."""
+def print_plan(plan: "Plan", facts: Mapping[str, str]) -> None:
+    """Print the layout, memory, time and cost of a plan, and whether it fits.
+
+    Args:
+        plan: of a run.
+        facts: what its recipe has from data, and what it assumes; printed below the layout.
+    """
     machine, recipe = plan.machine, plan.recipe
     count = f"{machine.num_ranks:,} x " if machine.num_ranks > 1 else ""
     print(
         f"{recipe.name} on {count}{machine.device.label}, {size(machine.limit)} each: "
         f"{recipe.num_parameters():,} parameters"
     )
-    print_columns([*_layout(plan)])
+    print_columns([*_layout(plan), *facts.items()])
     print()
     print_columns([*_memory(plan)], right=range(1, 7))
     print()

@@ -15,7 +15,7 @@ from hornbook.cli.table import print_columns, say
 if TYPE_CHECKING:
     from hornbook.track.runs import RunSummary
 
-_MARK = "*"
+_MARK, _PART = "*", "~"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,6 +72,7 @@ def _losses(summary: "RunSummary") -> Iterator[str]:
     for name, (value, step, _) in summary.measured.items():
         is_bits = name == "bits_per_byte"
         mark = _MARK if is_bits and summary.bits_per_byte_by == "validation" else ""
+        mark = _PART if name.endswith("validation_loss") and "of the text" in summary.validation_scored else mark
         yield units.at_step(units.bits(value) if is_bits else units.loss(value), step, summary.step) + mark
 
 
@@ -110,5 +111,7 @@ def _print_table(summaries: "Sequence[RunSummary]") -> None:
     print_columns([row[:shown] for row in (head, *rows)], right=range(3, shown))
     if any(summary.bits_per_byte_by == "validation" for summary in summaries):
         print(f"{_MARK} with the validation loss, without overlapping windows; `hornbook evaluate` is more exact")
+    if any(cell.endswith(_PART) for row in rows for cell in row):
+        print(f"{_PART} over a part of the validation text; `hornbook evaluate` measures all of it")
     if any("@" in cell for row in rows for cell in row[5:9]):
         print("@ the step at which a number was measured, where that is not the run's last step")

@@ -110,6 +110,7 @@ def _facts(summary: "RunSummary") -> dict[str, str]:
         "tokens": units.short(summary.tokens),
         "loss": losses["loss"],
         "validation loss": losses["validation_loss"],
+        "validated on": summary.validation_scored.replace(" of the text", "") or units.MISSING,
         "best": losses["best_validation_loss"],
         "bits per byte": losses["bits_per_byte"],
         "tokens/s": units.short(summary.tokens_per_second),

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import add_device_arguments, add_process_arguments, add_recipe_arguments, start_processes
 from hornbook.parallel.launched import leave_cleanly, report_once
+from hornbook.parallel.launched import num_ranks as num_launched
 
 if TYPE_CHECKING:
-    from hornbook.config import Resolved
+    from hornbook.config import Recipe, Resolved
     from hornbook.run.initial_weights import InitFrom
 
 
@@ -68,6 +69,8 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     with leave_cleanly():
         with report_once():
             resolved, init_from = resolve_run(arguments, require_data=not looking)
+            if not looking:
+                _refuse_missing_data(resolved.recipe)
         if arguments.dry_run:
             sys.stderr.writelines(f"hornbook: {note}\n" for note in resolved.notes)
             from hornbook.cli.dry_run import dry_run
@@ -91,6 +94,16 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         )
 
 
+def _refuse_missing_data(recipe: "Recipe") -> None:
+    """Raise DataError if there is no training data at a path, before torch is imported."""
+    from hornbook.config import CausalLMConfig
+    from hornbook.corpora.store import locate_store
+
+    for path in map(Path, recipe.data.train):
+        if isinstance(recipe.objective, CausalLMConfig) or not path.parent.is_dir():
+            locate_store(path, "train")
+
+
 def resolve_run(arguments: argparse.Namespace, *, require_data: bool) -> "tuple[Resolved, InitFrom | None]":
     """Return the recipe of a run and the source of its initial weights; None to draw them from the seed.
 
@@ -102,12 +115,15 @@ def resolve_run(arguments: argparse.Namespace, *, require_data: bool) -> "tuple[
         UserError: see `hornbook.run.start_recipe`; or an option requires another one.
     """
     from hornbook.config import load_recipe
+    from hornbook.config.build import fit_ranks
     from hornbook.errors import UserError
 
+    num_ranks = arguments.processes or num_launched()
     if not arguments.init_from:
         if arguments.init_optimizer:
             raise UserError("--init-optimizer applies only with --init-from; add --init-from or remove it")
-        return load_recipe(arguments.recipe, arguments.overrides, require_data=require_data), None
+        resolved = load_recipe(arguments.recipe, arguments.overrides, require_data=require_data)
+        return fit_ranks(resolved, num_ranks), None
     from hornbook.run.initial_weights import InitFrom
     from hornbook.run.start_recipe import start_recipe
 
@@ -119,4 +135,4 @@ def resolve_run(arguments: argparse.Namespace, *, require_data: bool) -> "tuple[
         init_from=init_from,
         require_data=require_data,
     )
-    return resolved, init_from
+    return fit_ranks(resolved, num_ranks), init_from

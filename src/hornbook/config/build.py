@@ -34,6 +34,7 @@ from hornbook.config.options import (
 )
 from hornbook.config.recipe import SCRIPTS, SECTIONS, Key, Recipe, dotted, flatten, specs
 from hornbook.config.recipe_files import (
+    COMMAND_LINE,
     Leaf,
     Tree,
     entries_of,
@@ -44,7 +45,7 @@ from hornbook.config.recipe_files import (
     split_overrides,
 )
 from hornbook.config.suggest import did_you_mean, why_unknown
-from hornbook.errors import RecipeError
+from hornbook.errors import RecipeError, UserError
 
 MOST_KEYS = 500
 """A recipe with more keys is rejected as a whole."""
@@ -199,6 +200,27 @@ def _fit_micro_batch(draft: Draft) -> Draft:
     note = f"training.micro_batch_size is {largest}, the global batch size, instead of {size} ({before.source})"
     lowered = Leaf(value=largest, source=f"training.global_batch_size, instead of {size} ({before.source})")
     return replace(draft, file={**draft.file, micro: lowered}, notes=(*draft.notes, note))
+
+
+def fit_ranks(resolved: Resolved, num_ranks: int) -> Resolved:
+    """Reduce the micro-batch size if the global batch does not divide among the ranks, unless the command line sets it.
+
+    The training is the same. Without a size that divides, or in a pipeline, nothing is changed.
+    """
+    training, key = resolved.recipe.training, "training.micro_batch_size"
+    try:
+        sizes = resolved.recipe.parallel.sizes(num_ranks)
+    except UserError:  # reported with the ranks
+        return resolved
+    share, left = divmod(training.global_batch_size, sizes.replicate * sizes.shard)
+    size = training.micro_batch_size
+    is_set = resolved.sources[key].startswith(COMMAND_LINE)
+    if left or not share % size or is_set or sizes.pipeline > 1:
+        return resolved
+    fitting = next(smaller for smaller in range(min(size, share), 0, -1) if share % smaller == 0)
+    note = f"{key} is {fitting} on {num_ranks} ranks, instead of {size} ({resolved.sources[key]})"
+    recipe = replace(resolved.recipe, training=replace(training, micro_batch_size=fitting))
+    return replace(resolved, recipe=recipe, notes=(*resolved.notes, note))
 
 
 def recipe_from_dict(document: object, label: str = "recipe") -> Recipe:

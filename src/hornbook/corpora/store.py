@@ -13,6 +13,7 @@ Opening a store reads the index and compares file sizes; only ``hornbook corpus 
 """
 
 import hashlib
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hornbook.arrays import Int64s, Integers
+from hornbook.config.suggest import did_you_mean_path
 from hornbook.corpora.megatron import IndexedFile, index_paths
 from hornbook.corpora.store_manifest import MANIFEST, Manifest, read_rows, recorded_splits
 from hornbook.errors import DataError, UserError
@@ -283,7 +285,8 @@ def locate_store(path: Path, split: str) -> Path:
         if not index_paths(prefix)[1].is_file():
             _refuse_other_files(path)
             raise DataError(
-                f"{path}: no such token store; expected a folder written by corpus build, or a .bin and .idx"
+                f"{path}: no such token store{did_you_mean_path(path)}; expected a folder written by corpus build, or "
+                "a .bin and .idx"
             )
         return prefix.parent if prefix.name == "tokens" and (prefix.parent / MANIFEST).exists() else prefix
     if (path / MANIFEST).exists():
@@ -309,10 +312,15 @@ def locate_store(path: Path, split: str) -> Path:
 
 
 def _refuse_other_files(path: Path) -> None:
-    """Raise DataError with the remedy if a path that is no store has tokens of another program."""
+    """Raise DataError with the remedy if a path that is no store has tokens of another program, or text."""
     for room in plugged("store openers"):
         if advice := room.how_to_convert(path):
             raise DataError(advice)
+    if path.is_file() or (path.is_dir() and any(path.iterdir()) and not list(path.glob("*.idx"))):
+        raise DataError(
+            f"{path}: not a token store; to make one from text: hornbook corpus build {shlex.quote(str(path))} "
+            f"--tokenizer TOKENIZER --output corpora/{shlex.quote(path.stem)}"
+        )
 
 
 def _open_own(folder: Path) -> TokenStore:

@@ -21,6 +21,10 @@ class Validation:
     """The weighted sum of the terms, for a decoder in nats per scored token; NaN if none is scored."""
     tokens: int
     """Number of tokens scored by the objective's first term."""
+    share: float
+    """Share of the windows that were scored."""
+    standard_error: float | None
+    """Estimated standard error of the first term's mean, since only a part of the windows was scored; else None."""
     bits_per_byte: float | None
     """Bits per byte of text by the first term alone, if every byte was scored and their number is known."""
     terms: dict[str, float]
@@ -63,32 +67,61 @@ def validate(
         held_out, micro_batch_size=micro_batch_size, rank=ranks.rank, world_size=ranks.size, max_windows=max_windows
     )
     with evaluation_mode(model):
-        sums, counts = _add_up(model, batches, objective, forward)
+        sums, counts, squares = _add_up(model, batches, objective, forward)
     totals = dict(zip(names, ranks.sum_floats(sums), strict=True))
     scored = dict(zip(names, ranks.sum_integers(counts), strict=True))
     terms = {name: totals[name] / scored[name] if scored[name] else math.nan for name in names}
-    complete = max_windows is None or max_windows >= held_out.num_items
+    share = min(1.0, max_windows / held_out.num_items) if max_windows and held_out.num_items else 1.0
     first = names[0]
+    squares = ranks.sum_floats(squares)
     return Validation(
         loss=sum(weight * terms[name] for name, weight in objective.weights.items() if weight),
         tokens=scored[first],
-        bits_per_byte=totals[first] / math.log(2) / num_bytes if num_bytes and complete else None,
+        share=share,
+        standard_error=None if share == 1.0 else _standard_error(terms[first], scored[first], squares, share),
+        bits_per_byte=totals[first] / math.log(2) / num_bytes if num_bytes and share == 1.0 else None,
         terms=terms if len(terms) > 1 else {},
     )
 
 
+def _standard_error(mean: float, count: int, squares: list[float], share: float) -> float | None:
+    """Return the standard error of a mean over a part of the windows, from the sums of batches; None for one batch.
+
+    This is the error of a ratio estimator for clusters of windows (Cochran, Sampling Techniques, 1977, equation 6.13).
+
+    Args:
+        mean: loss per token.
+        count: number of scored tokens.
+        squares: over the batches, the sums of ``sum ** 2``, ``sum * count``, ``count ** 2``, and their number.
+        share: share of the windows that were scored.
+    """
+    sums, products, counts, num_batches = squares
+    if num_batches < 2:
+        return None
+    residuals = max(0.0, sums - 2 * mean * products + mean**2 * counts)
+    return math.sqrt((1 - share) * residuals * num_batches / (num_batches - 1)) / count
+
+
 def _add_up(
     model: LanguageModel, batches: Iterable[Batch], objective: Objective, forward: Forward
-) -> tuple[list[float], list[int]]:
-    """Return the sum and count of each term over this rank's batches, with one device synchronization."""
+) -> tuple[list[float], list[int], list[float]]:
+    """Return sum and count of each term over this rank's batches, with one device synchronization.
+
+    Third are, for the first term, the sums that `_standard_error` takes.
+    """
     names = list(objective.weights)
-    found, counts = [], [0] * len(names)
+    found, counts = [], []
     for batch in batches:
         refuse_unknown_ids(batch, model.num_ids, getattr(model.embedding, "num_segments", 1))
         sums, scored = forward(model, batch, objective.sums), objective.counts(batch)
         found.append(torch.stack([sums[name] for name in names]))
-        counts = [count + scored[name] for count, name in zip(counts, names, strict=True)]
+        counts.append([scored[name] for name in names])
     totals = torch.zeros(len(names), dtype=torch.float64)
-    for row in torch.stack(found).cpu().double() if found else ():
+    if not found:
+        return totals.tolist(), [0] * len(names), [0.0] * 4
+    table, scored_tokens = torch.stack(found).cpu().double(), torch.tensor(counts)
+    for row in table:
         totals += row
-    return totals.tolist(), counts
+    nats, tokens = table[:, 0], scored_tokens[:, 0].double()
+    squares = torch.stack([nats @ nats, nats @ tokens, tokens @ tokens, (tokens > 0).sum().double()])
+    return totals.tolist(), scored_tokens.sum(0).tolist(), squares.tolist()

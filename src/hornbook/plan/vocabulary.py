@@ -1,5 +1,6 @@
-"""Default vocabularies for plans, which do not read the data."""
+"""Default vocabularies for plans without data."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -22,3 +23,15 @@ def with_vocabulary(recipe: Recipe) -> Recipe:
         if head == "classification" and model.num_labels is None:
             changes["num_labels"] = len(getattr(recipe.objective, "labels", ())) or _USUAL_LABELS
     return replace(recipe, model=replace(model, **changes)) if changes else recipe
+
+
+def assumptions(recipe: Recipe) -> Iterator[str]:
+    """Yield what a plan of ``recipe`` assumes, since neither the recipe nor data say it."""
+    planned: Any = with_vocabulary(recipe).model
+    if planned.vocab_size != recipe.model.vocab_size:
+        size = f"{planned.vocab_size:,}"
+        yield f"a vocabulary of {size}, the published model's (`data.train` or `model.vocab_size` sets it)"
+    if getattr(planned, "num_labels", None) != getattr(recipe.model, "num_labels", None):
+        yield f"{planned.num_labels} classes (`model.num_labels` sets them)"
+    if recipe.training.epochs is not None:
+        yield "1,000 steps in place of epochs (`data.train` sets them)"

@@ -8,6 +8,8 @@ import torch
 from hornbook.config import Recipe
 from hornbook.config.description import description_of
 from hornbook.config.sections import Dtype
+from hornbook.corpora.store import TokenStore
+from hornbook.engine.build_training import build_samples, num_steps
 from hornbook.ops.native.choice import choose
 from hornbook.ops.native.library import SUFFIXES
 from hornbook.parallel.device import DTYPES, compute_dtype, dtype_name
@@ -15,11 +17,33 @@ from hornbook.plan.devices import DEVICES, Device, card
 from hornbook.plan.layers import ALL_NATIVE, Compute
 from hornbook.plan.planner import Machine, Plan, make_plan
 from hornbook.run.utilization import Product, measure_rates
+from hornbook.samples.sources import complete, open_sources
 from hornbook.storage.system import format_bytes
 from hornbook.track.environment import available_memory_bytes, cpu_model, memory_bytes
+from hornbook.wording import counted
 
 _UNKNOWN_GPU = "h100"
 """The GPU whose rates are used for one that is not in the table."""
+
+
+def read_data(recipe: Recipe) -> tuple[Recipe, dict[str, str]]:
+    """Return the recipe with the vocabulary of its token stores and its length in steps, and both in words.
+
+    Raises:
+        UserError, DataError: see `hornbook.samples.sources.open_sources` and ``complete``.
+    """
+    sources = open_sources(recipe)
+    recipe = complete(recipe, sources)
+    samples, training = build_samples(recipe, sources, on_cpu=True), recipe.training
+    steps = num_steps(recipe, samples)
+    tokens = sum(store.num_tokens for store in sources.train if isinstance(store, TokenStore))
+    size = f"{tokens:,} tokens" if tokens else counted(samples.num_samples, "sample")
+    epochs = steps * training.global_batch_size / samples.num_samples
+    facts = {
+        "data": f"{size}, vocabulary {recipe.model.vocab_size:,}: {', '.join(recipe.data.train)}",
+        "length": f"{counted(steps, 'step')}, {epochs:.3g} epochs",
+    }
+    return replace(recipe, training=replace(training, steps=steps, epochs=None, tokens=None)), facts
 
 
 def compute_on(recipe: Recipe, device: torch.device) -> Compute:

@@ -39,6 +39,7 @@ from hornbook.storage.scratch import require_scratch
 from hornbook.storage.system import format_bytes, require_space
 from hornbook.track.environment import memory_bytes
 from hornbook.track.trackers.tracker import open_function
+from hornbook.track.units import short
 from hornbook.wording import counted
 
 _BYTES_OF_ID = 8
@@ -118,9 +119,13 @@ def refuse_large_model(recipe: Recipe, world: World) -> None:
     device = torch.cuda.get_device_properties(world.device).total_memory if on_gpu else memory_bytes()
     needed = bytes_of_training(recipe) // (world.holders.size * world.pipeline.size)
     if device is not None and needed > device:
+        fits = f"at most {short(0.9 * recipe.num_parameters() * device / needed)} parameters would fit"
+        can_be_phased = recipe.memory.execution != "phased" and description_of(recipe.model) is not None
+        phased = "; or keep the model in files or host memory by `memory.execution='phased'`" if can_be_phased else ""
+        remedy = f"{fits}, with smaller sizes in [model]{phased}"
         raise UserError(
             f"a model of {recipe.num_parameters():,} parameters takes {format_bytes(needed)} with its gradients and "
-            f"optimizer state, but {world.device.type} has {format_bytes(device)}: check the sizes in [model]"
+            f"optimizer state, but {world.device.type} has {format_bytes(device)}: {remedy}"
         )
 
 

@@ -204,7 +204,8 @@ def _entry(run: WatchedRun, waiting: float | None, style: int | None) -> Html:
         ]
         if summary.validation_loss is not None:
             loss = units.at_step(units.loss(summary.validation_loss), summary.validation_step, summary.step)
-            said.append(f"validation loss {loss}")
+            scored = f" ({summary.validation_scored})" if summary.validation_scored else ""
+            said.append(f"validation loss {loss}{scored}")
         detail, state = " · ".join([*said, summary.folder]), summary.state
         share = min(1.0, summary.step / summary.total_steps) if summary.total_steps else 0.0
     box = tag("input", type="checkbox", value=run.id, aria_label=f"show {run.id}")

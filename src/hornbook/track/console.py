@@ -111,6 +111,7 @@ class Console:
         if bits is not None:
             parts.append(f"bits per byte {units.bits(bits)}")
         parts += accuracies_of(row)
+        parts += [f"({scored})"] if (scored := units.scored(row)) else []
         self._line(Text(one_line("  ".join(parts)), style="green"))
 
     def task(self, row: Mapping[str, Any]) -> None:

@@ -133,7 +133,11 @@ def _cards(summary: RunSummary, run: RunFiles) -> Html:
     mfu = "" if summary.mfu is None else f"; MFU {summary.mfu:.1%}"
     shown = [
         ("Best validation loss", units.loss(summary.best_validation_loss), best),
-        ("Last validation loss", units.loss(summary.validation_loss), f"{held_out}; {training}"),
+        (
+            "Last validation loss",
+            units.loss(summary.validation_loss),
+            "; ".join(filter(None, [held_out, summary.validation_scored, training])),
+        ),
         (
             "Last training loss",
             units.loss(summary.loss if summary.validation_loss is None else None),

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from hornbook.config.build import recipe_from_dict
 from hornbook.errors import DataError, RecipeError, UserError
 from hornbook.storage.json_files import read_bytes, read_json
-from hornbook.track import environment, metrics
+from hornbook.track import environment, metrics, units
 from hornbook.track.evaluations import Evaluation, own_bits_per_byte, read_evaluations, value_of
 from hornbook.track.run_state import State, document_of, is_imported, newest_checkpoint, state_of
 from hornbook.track.units import number
@@ -94,6 +94,8 @@ class RunSummary:
     """The step at which ``loss`` was logged."""
     validation_loss: float | None
     validation_step: int | None
+    validation_scored: str
+    """Tokens of the last validation, and the share of the text and standard error if it was a part of the text."""
     best_validation_loss: float | None
     best_step: int | None
     bits_per_byte: float | None
@@ -142,6 +144,15 @@ class Comparison:
             found.append(f"losses of different objectives are not comparable: {', '.join(objectives)}")
         if len(texts) > 1:
             found.append("the runs have different validation texts, so their validation losses are not comparable")
+        windows = [
+            (run.of_kind("validation")[-1:], flatten(run.recipe).get("data.sequence_length")) for run in self.files
+        ]
+        scored = {(number(row, "tokens"), length) for rows, length in windows for row in rows}
+        if len(texts) == 1 and len({length for _, length in scored}) > 1:
+            found.append("the runs have sequences of different lengths, so their validation losses are not comparable")
+        elif len(texts) == 1 and len(scored) > 1:
+            counts = " and ".join(units.count(tokens) for tokens, _ in sorted(scored, key=str))
+            found.append(f"validation losses are over different numbers of tokens, {counts}: not exactly comparable")
         return found
 
 
@@ -244,6 +255,7 @@ def summary_of(run: RunFiles) -> RunSummary:
         loss_step=loss_step,
         validation_loss=losses[-1][0] if losses else None,
         validation_step=losses[-1][1] if losses else None,
+        validation_scored=units.scored(validation[-1]) if validation else "",
         best_validation_loss=best,
         best_step=best_step,
         bits_per_byte=bits,

@@ -110,3 +110,13 @@ def flop_rate(flops: float) -> str:
 def at_step(text: str, measured: int | None, newest: int) -> str:
     """Return a formatted value with the step at which it was measured, if that is not the newest: ``1.790 @120``."""
     return text if measured is None or measured == newest or text == MISSING else f"{text} @{count(measured)}"
+
+
+def scored(row: Mapping[str, object]) -> str:
+    """Format what a validation loss is a mean of: ``27,054 tokens`` or ``16,383 tokens, 14% of the text, ± 0.049``."""
+    tokens, share, error = (number(row, key) for key in ("tokens", "share", "standard_error"))
+    parts = [] if tokens is None else [f"{count(tokens)} tokens"]
+    if share is not None and share < 1.0:
+        parts.append(f"{share:.0%} of the text" if share >= 0.01 else f"{share:.1%} of the text")
+        parts += [] if error is None else [f"± {significant(error, 2)}"]
+    return ", ".join(parts)
