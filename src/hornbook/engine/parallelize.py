@@ -122,9 +122,12 @@ def _split(model: LanguageModel, name: str, mesh: DeviceMesh, placements: Sequen
 def _compile_blocks(model: LanguageModel) -> None:
     """Compile the forward pass of each block; names, parameters and later hooks are unaffected.
 
-    PyTorch caches compiled code on disk, so only the first run waits for the compiler.
+    PyTorch caches compiled code on disk, so only the first run waits for the compiler. Blocks differ in their numbers,
+    those of their dropouts, which are inputs of the graph, so that all blocks share it.
     """
     prepare_compilation()
+    torch._dynamo.config.allow_unspec_int_on_nn_module = True
+    torch.compiler.config.dynamic_sources = r".*\.(site|index)"
     for block in model.blocks:
         block.forward = torch.compile(block.forward)
 
