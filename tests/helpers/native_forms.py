@@ -67,7 +67,7 @@ def _emulated_library() -> ctypes.CDLL:
         folder.mkdir(parents=True, exist_ok=True)
         made = folder / f"{os.getpid()}.so"
         sources = map(str, (*build.sources(None), *build.sources(TILES)))
-        build._run([*compiler, *build._FLAGS, "-O1", *flags, "-shared", *sources, "-o", str(made)])
+        build.run_program([*compiler, *build._FLAGS, "-O1", *flags, "-shared", *sources, "-o", str(made)])
         made.rename(target)
     return library.open_library(target)
 

@@ -68,9 +68,7 @@ def parallelize(
         slice_tokens(model, world.sequence)
     model.head.vocabulary_chunks = memory.vocabulary_chunks
     if compiled:
-        prepare_compilation()
-        for block in model.blocks:  # names, parameters and later hooks stay; PyTorch caches compiled code on disk
-            block.forward = torch.compile(block.forward)
+        _compile_blocks(model)
     if memory.recompute is not None:
         recompute_layers(model, memory)
     if memory.offload_activations:
@@ -120,6 +118,19 @@ def _split(model: LanguageModel, name: str, mesh: DeviceMesh, placements: Sequen
     part = distribute_tensor(model.get_parameter(name).detach(), mesh, placements, src_data_rank=None)
     owner, _, leaf = name.rpartition(".")
     setattr(model.get_submodule(owner), leaf, nn.Parameter(part))
+
+
+def _compile_blocks(model: LanguageModel) -> None:
+    """Compile the forward pass of each block; names, parameters and later hooks are unaffected.
+
+    PyTorch caches compiled code on disk, so only the first run waits for the compiler. Blocks differ in their numbers,
+    those of their dropouts, which are inputs of the graph, so that all blocks share it.
+    """
+    prepare_compilation()
+    torch._dynamo.config.allow_unspec_int_on_nn_module = True
+    torch.compiler.config.dynamic_sources = r".*\.(site|index)"
+    for block in model.blocks:
+        block.forward = torch.compile(block.forward)
 
 
 def _shard(model: LanguageModel, mesh: DeviceMesh) -> None:

@@ -217,7 +217,7 @@ def tokens_of(recipe: Recipe, state: TrainState, batch: Batch) -> Tokens:
     return Tokens(
         num=batch["tokens"].numel(),
         num_real=int(batch["lengths"].sum()),
-        groups=tuple(Group(num, length) for num, length, _ in context["group_sizes"].tolist()),
+        groups=tuple(Group(num, length) for num, length, _ in context["group_sizes"]),
         num_scored=len(batch.get("predictions", ())),
         is_gathered="gather_index" in context,
     )

@@ -27,7 +27,7 @@ from hornbook.ops.attention import (
 from hornbook.ops.native.attention import attention as native_attention
 from hornbook.ops.native.attention import sequence_form
 from hornbook.ops.native.library import Form
-from hornbook.ops.sequence_groups import SequenceGroups, SpacedSequences, take
+from hornbook.ops.sequence_groups import GroupSize, SequenceGroups, SpacedSequences, take
 
 
 class KeyValues(Protocol):
@@ -293,12 +293,12 @@ class EncoderSelfAttention(SelfAttention):
         elif "gather_index" in context:
             y_NC = self._attend_groups(packed_NE, context)
         else:
-            y_NC = self._attend(packed_NE, None, context["keys"].flatten(), context["group_sizes"][0].tolist())
+            y_NC = self._attend(packed_NE, None, context["keys"].flatten(), context["group_sizes"][0])
         return y_NC.view(*packed_BTE.shape[:2], -1)
 
     def _attend_groups(self, packed_NE: Tensor, context: Context) -> Tensor:
         gather_index, scatter_index = context["gather_index"], context["scatter_index"]
-        groups = context["group_sizes"].tolist()
+        groups = context["group_sizes"]
         rows = (take(packed_NE, gather_index, scatter_index), context["is_token"], context["group_keys"])
         lengths = [num_sequences * length for num_sequences, length, _ in groups]
         mixed = [packed_NE.new_empty(0, self.num_heads * self.head_size)]
@@ -306,8 +306,8 @@ class EncoderSelfAttention(SelfAttention):
         mixed += [self._attend(packed, is_token, keys, size) for packed, is_token, keys, size in parts]
         return take(torch.cat(mixed), scatter_index, gather_index)
 
-    def _attend(self, packed_RE: Tensor, is_token_R: Tensor | None, keys_R: Tensor, size: list[int]) -> Tensor:
-        """Return ``[G·t, H·K]`` for the rows of one group of ``size`` (G, t, whether it has padding)."""
+    def _attend(self, packed_RE: Tensor, is_token_R: Tensor | None, keys_R: Tensor, size: GroupSize) -> Tensor:
+        """Return ``[G·t, H·K]`` for the rows of one group."""
         *shape, is_padded = size
         is_token_Gt = is_token_R.view(shape) if is_token_R is not None and is_padded else None
         dropout = self.weight_dropout(keys_R.view(shape)) if self.dropout.drops else None

@@ -132,7 +132,7 @@ def feed_forward_of(up: nn.Module, down: nn.Module, x: Tensor, activation: str, 
 def is_unmodified(module: Any, kind: type[_Kind]) -> TypeGuard[_Kind]:
     """Return whether ``module`` computes what its class ``kind`` does: no subclass, no hooks, no replaced methods."""
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-    return type(module) is kind and not any(hooks) and vars(module).keys().isdisjoint(_METHODS)
+    return type(module) is kind and not any(hooks) and not any(name in vars(module) for name in _METHODS)
 
 
 class LayerNorm(nn.Module):

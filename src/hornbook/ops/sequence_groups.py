@@ -15,7 +15,7 @@ tokens twice, which takes a few percent of its time.
 """
 
 from collections.abc import Iterator
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -27,11 +27,18 @@ _COARSE = 16
 """On a CPU, sequences are not grouped if their lengths differ by more tokens than this and by more than an eighth."""
 
 
+class GroupSize(NamedTuple):
+    """The size of a group."""
+
+    num_sequences: int
+    length: int
+    is_padded: bool
+
+
 class SequenceGroups(TypedDict, total=False):
     """The groups of a micro-batch for attention; the last three entries are absent if every row is one sequence."""
 
-    group_sizes: Tensor
-    """int64 ``[number of groups, 3]``, in host memory: sequences G, tokens t, and whether there is padding."""
+    group_sizes: list[GroupSize]
     gather_index: Tensor
     """int64 ``[R]``: the flat token of each row of the groups, -1 for padding."""
     scatter_index: Tensor
@@ -51,18 +58,18 @@ def group_sequences(firsts_S: Tensor, lengths_S: Tensor, shape: torch.Size, devi
     """
     lengths, firsts = lengths_S.tolist(), firsts_S.tolist()
     if lengths == [shape[1]] * shape[0] and firsts == list(range(0, shape.numel(), shape[1])):
-        return {"group_sizes": torch.tensor([[*shape, 0]])}
+        return {"group_sizes": [GroupSize(*shape, False)]}
     order = sorted((number for number, length in enumerate(lengths) if length), key=lambda number: -lengths[number])
     sizes, indices = [], [torch.empty(0, dtype=torch.int64)]
     for members in _cut(order, lengths, is_coarse=device.type != "cpu"):
         steps = torch.arange(lengths[members[0]])
         of_group = torch.tensor([firsts[number] for number in members]).unsqueeze(1) + steps
         is_padding = steps >= torch.tensor([lengths[number] for number in members]).unsqueeze(1)
-        sizes.append([len(members), len(steps), int(is_padding.any())])
+        sizes.append(GroupSize(len(members), len(steps), bool(is_padding.any())))
         indices.append(of_group.masked_fill_(is_padding, -1).flatten())
     index_R = torch.cat(indices)
     return {
-        "group_sizes": torch.tensor(sizes, dtype=torch.int64).view(-1, 3),
+        "group_sizes": sizes,
         "gather_index": copied_to(device, index_R),
         "scatter_index": copied_to(device, inverse(index_R, shape.numel())),
         "is_token": copied_to(device, index_R >= 0),

@@ -156,7 +156,7 @@ def find_compiler() -> tuple[list[str], str]:
     for name, *options in filter(None, (given, ["g++"], ["clang++"], ["c++"])):
         if path := shutil.which(name):
             command = [path, *options]
-            return command, f"{shlex.join(command)}\n{_run([*command, '--version'])}"
+            return command, f"{shlex.join(command)}\n{run_program([*command, '--version'])}"
     raise BuildError("there is no C++ compiler; install g++ or clang++, or set CXX")
 
 
@@ -183,21 +183,21 @@ def _build(compiler: Sequence[str], folder: Path) -> None:
                 objects.append(f"{work}/{source.stem}-{isa}.o")
                 commands.append([*compiler, *_FLAGS, *flags, "-c", str(source), "-o", objects[-1]])
         with ThreadPoolExecutor(usable_cores()) as pool:
-            list(pool.map(lambda command: _run(command, temporary=work), commands))
+            list(pool.map(lambda command: run_program(command, temporary=work), commands))
         linked = work / LIBRARY
-        _run([*compiler, "-shared", "-o", str(linked), *objects], temporary=work)
+        run_program([*compiler, "-shared", "-o", str(linked), *objects], temporary=work)
         commit(linked, folder)
 
 
 def _knows(compiler: Sequence[str], flags: Sequence[str]) -> bool:
     try:
-        _run([*compiler, *flags, "-x", "c++", "-fsyntax-only", "-"])
+        run_program([*compiler, *flags, "-x", "c++", "-fsyntax-only", "-"])
     except BuildError:
         return False
     return True
 
 
-def _run(command: Sequence[str], temporary: Path | None = None) -> str:
+def run_program(command: Sequence[str], temporary: Path | None = None) -> str:
     """Run a program, with its temporary files in ``temporary``, and return its output.
 
     Raises:

@@ -1,0 +1,229 @@
+"""The kernels of a training step on a GPU, without one: their bytes and FLOPs, and where the host waits.
+
+::
+
+    recipe -> FakeTensorMode, device cuda -> the run's own step -> one `Launch` per operator
+
+Tensors have shapes, dtypes and a device, but no values. Operators that mix devices raise errors, as on a GPU. A build
+of PyTorch without CUDA needs `hornbook.measure.fake_cuda.load_device`.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hornbook.config import Recipe
+from hornbook.engine import build_training as building
+from hornbook.engine.step import train_step
+from hornbook.model import LanguageModel, encoder
+from hornbook.ops.triton import programs
+from hornbook.parallel.world import World
+from hornbook.samples.sources import complete, open_sources
+
+# fmt: off
+_VIEWS: Final = frozenset((
+    "view", "_unsafe_view", "t", "transpose", "permute", "expand", "slice", "select", "split", "unsqueeze", "squeeze",
+    "alias", "detach", "as_strided", "unbind", "split_with_sizes", "narrow", "empty", "empty_like", "new_empty",
+    "empty_strided", "new_empty_strided", "lift_fresh", "_reshape_alias", "chunk", "unfold", "diagonal", "is_pinned",
+    "record_stream", "resize_", "set_", "is_same_size", "_local_scalar_dense", "device",
+))
+"""Operators that launch no kernel."""
+_FILLS: Final = frozenset((
+    "fill_", "zero_", "full", "zeros", "ones", "arange", "zeros_like", "full_like", "ones_like", "new_zeros",
+    "new_full",
+))
+# fmt: on
+"""Operators that only write."""
+_LOOK_UPS: Final = frozenset(("gather", "index_select", "embedding", "index"))
+"""Operators that read as much as they write, out of a larger tensor."""
+_BYTES_OF_A_MULTI_KERNEL: Final = 64 * 65536 * 4 * 5
+"""Of PyTorch's operators on lists of tensors, one kernel's share: at most 320 chunks of 64 Ki fp32 elements."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One operator of a step."""
+
+    name: str
+    kernels: int
+    bytes: float
+    """Bytes that it reads and writes; small tables and broadcast dimensions count once."""
+    flops: float
+    """Of matrix products."""
+    dtype: str
+
+
+@dataclass(kw_only=True)
+class Trace:
+    """What one step does."""
+
+    num_tokens: int = 0
+    launches: list[Launch] = field(default_factory=list)
+    waits: list[str] = field(default_factory=list)
+    """The places at which the host waits for the device, file and line, in their order."""
+
+
+def traced_step(recipe: Recipe) -> Trace:
+    """Return the trace of a training step of one process, the second one of a run.
+
+    Args:
+        recipe: with its data, or synthetic ones.
+    """
+    sources = open_sources(recipe)
+    recipe = complete(recipe, sources)
+    samples = building.build_samples(recipe, sources, on_cpu=False)
+    with building.build_loader(recipe, samples, World(), prefetch=0) as loader:
+        batches = [next(loader) for _ in range(2)]
+    fake, trace = FakeTensorMode(allow_non_fake_inputs=True), Trace()
+    with _device(fake, trace), fake:
+        state, config = building.build_training(recipe, 100, World(device=torch.device("cuda", 0)))
+        state.model.train()
+        train_step(state, batches[0], config)
+        trace.waits.clear()
+        with _Counting(trace):
+            train_step(state, batches[1], config)
+    trace.num_tokens = sum(batch["tokens"].numel() for batch in batches[1])
+    return trace
+
+
+class _Counting(TorchDispatchMode):
+    """Adds a launch to ``trace`` for each operator on the device."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self._trace = trace
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        given, made = (
+            [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in ((args, kwargs), result)
+        )
+        on_device = [tensor for tensor in given + made if tensor.device.type == "cuda"]
+        if on_device and name not in _VIEWS:
+            self._trace.launches.append(_launch(name, args, given, made, on_device))
+        return result
+
+
+def _launch(name: str, args: Any, given: list[Tensor], made: list[Tensor], on_device: list[Tensor]) -> Launch:
+    moved = sum(map(_bytes, on_device))
+    if name in _FILLS:
+        moved = sum(map(_bytes, made))
+    elif name in _LOOK_UPS:
+        moved = 2 * sum(map(_bytes, made))
+    is_list = "foreach" in name or name.startswith("_fused_")
+    kernels = max(1, -(-int(sum(map(_bytes, given))) // _BYTES_OF_A_MULTI_KERNEL)) if is_list else 1
+    dtype = (made or given)[0].dtype
+    flops = _flops(name, args, given, made)
+    return Launch(name=name, kernels=kernels, bytes=moved, flops=flops, dtype=str(dtype).removeprefix("torch."))
+
+
+def _bytes(tensor: Tensor) -> float:
+    """Return the bytes of a tensor's elements, those along a broadcast dimension once."""
+    sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return math.prod(sizes) * tensor.element_size() if tensor.numel() else 0
+
+
+def _flops(name: str, args: Any, given: list[Tensor], made: list[Tensor]) -> float:
+    """Return the FLOPs of a matrix product or an attention; 0 for other operators."""
+    if name in ("mm", "addmm", "bmm", "baddbmm"):
+        return 2.0 * made[0].numel() * given[-2].shape[-1]
+    if "attention" in name:
+        first = "backward" in name
+        q, k = given[first], given[first + 1]
+        share = 0.5 if any(argument is True for argument in args) else 1.0
+        return (10.0 if first else 4.0) * share * q.numel() * k.shape[-2]
+    return 0.0
+
+
+@contextmanager
+def _device(fake: Any, trace: Trace) -> Iterator[None]:
+    """Make PyTorch report a GPU in the ``with`` block, and note in ``trace`` where values of tensors are read."""
+
+    def reads(name: str, value: Any) -> Callable[..., Any]:
+        def read(tensor: Any) -> Any:
+            if tensor.device.type == "cuda":
+                trace.waits.append(_place())
+            return [value] * tensor.numel() if name == "tolist" and tensor.dim() else value
+
+        return read
+
+    def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            with unset_fake_temporarily():
+                made = function(*given[:-1], torch.device("cpu"))
+            return {
+                name: fake.from_tensor(tensor).to(given[-1]) if isinstance(tensor, Tensor) else tensor
+                for name, tensor in made.items()
+            }
+
+        return call
+
+    changes: list[tuple[Any, str, Any]] = [
+        (torch.cuda, "is_available", lambda: True),
+        (torch.cuda, "device_count", lambda: 1),
+        (torch.cuda, "get_device_capability", lambda device=None: (9, 0)),
+        (torch.cuda, "get_device_name", lambda device=None: "NVIDIA H100 80GB HBM3"),
+        (FakeTensorMode, "avoid_device_init", True),  # constants, too, have no values on the device
+        (Tensor, "pin_memory", lambda tensor: tensor),
+        (building, "initialize", lambda model, seed: None),
+        (LanguageModel, "allocate", _allocate),
+        (encoder, "group_sequences", on_host(encoder.group_sequences)),
+        (encoder, "space_sequences", on_host(encoder.space_sequences)),
+        (functional, "scaled_dot_product_attention", _attention),
+        (programs, "why_not", lambda device: None),
+        *((FakeTensor, name, reads(name, 1.0)) for name in ("tolist", "__float__", "item")),
+        (FakeTensor, "__bool__", reads("__bool__", False)),
+        (FakeTensor, "__int__", reads("__int__", 1)),
+    ]
+    with ExitStack() as stack:
+        for owner, name, value in changes:
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+        yield
+
+
+def _allocate(model: LanguageModel, device: torch.device, parts: Any = None) -> None:
+    """Do what `LanguageModel.allocate` does: PyTorch cannot change a parameter to one without values in place."""
+    new: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if id(parameter) not in new:
+                new[id(parameter)] = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype, device=device))
+            setattr(module, name, new[id(parameter)])
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
+    model.tie()
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *, is_causal: bool = False, **options: Any
+) -> Tensor:
+    """Return what PyTorch's fused attention does on a GPU; a build without CUDA cannot choose its kernel."""
+    fused: Tensor
+    if attn_mask is None and q.dtype != torch.float32:
+        fused = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal)[0]
+        return fused
+    if attn_mask is not None:
+        bias = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill_(attn_mask.logical_not(), -math.inf)
+        attn_mask = bias.expand(*q.shape[:3], k.shape[2])
+    fused = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, attn_mask, True, 0.0, is_causal)[0]
+    return fused
+
+
+def _place() -> str:
+    """Return file and line of the innermost function of hornbook that calls the caller."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and "/hornbook/" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return "" if frame is None else f"{frame.f_code.co_filename.rpartition('/hornbook/')[2]}:{frame.f_lineno}"

@@ -1,0 +1,138 @@
+"""Layer norm and RMS norm of rows, and their gradients, with statistics and sums in fp32.
+
+::
+
+    x̂ = (x − mean) · rate,   y = x̂ · gain + bias               RMS norm: mean = 0
+    h = dy · gain,           dx = rate · (h − Σ h / D − x̂ · Σ h x̂ / D) + beside        RMS norm: without Σ h / D
+    dgain = Σ dy · x̂,        dbias = Σ dy                       over the rows: some per program, then over programs
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_PROGRAMS = 264
+"""Of the gradients: two for each multiprocessor of an H100."""
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _norm(
+    x: tl.tensor,
+    gain: tl.tensor,
+    bias: tl.tensor,
+    result: tl.tensor,
+    means: tl.tensor,
+    rates: tl.tensor,
+    num_columns: tl.tensor,
+    epsilon: tl.tensor,
+    centered: tl.constexpr,
+    has_gain: tl.constexpr,
+    has_bias: tl.constexpr,
+    width: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, width)
+    exists = columns < num_columns
+    values = tl.load(x + row * num_columns + columns, mask=exists, other=0.0).to(tl.float32)
+    mean = 0.0
+    if centered:
+        mean = tl.sum(values, 0) / num_columns
+        values = tl.where(exists, values - mean, 0.0)
+    rate = 1.0 / tl.sqrt(tl.sum(values * values, 0) / num_columns + epsilon)
+    tl.store(means + row, mean)
+    tl.store(rates + row, rate)
+    values *= rate
+    if has_gain:
+        values *= tl.load(gain + columns, mask=exists, other=0.0).to(tl.float32)
+    if has_bias:
+        values += tl.load(bias + columns, mask=exists, other=0.0).to(tl.float32)
+    tl.store(result + row * num_columns + columns, values.to(result.dtype.element_ty), mask=exists)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _norm_gradients(
+    gradient: tl.tensor,
+    beside: tl.tensor,
+    x: tl.tensor,
+    gain: tl.tensor,
+    means: tl.tensor,
+    rates: tl.tensor,
+    of_x: tl.tensor,
+    of_gain: tl.tensor,
+    of_bias: tl.tensor,
+    num_rows: tl.tensor,
+    num_columns: tl.tensor,
+    centered: tl.constexpr,
+    has_gain: tl.constexpr,
+    adds: tl.constexpr,
+    width: tl.constexpr,
+) -> None:
+    program = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, width)
+    exists = columns < num_columns
+    gains = tl.full((width,), 1.0, tl.float32)
+    if has_gain:
+        gains = tl.load(gain + columns, mask=exists, other=0.0).to(tl.float32)
+    gain_sums, bias_sums = tl.zeros((width,), tl.float32), tl.zeros((width,), tl.float32)
+    for row in range(program, num_rows, tl.num_programs(0)):
+        places = row * num_columns + columns
+        of_y = tl.load(gradient + places, mask=exists, other=0.0).to(tl.float32)
+        values = tl.load(x + places, mask=exists, other=0.0).to(tl.float32)
+        rate = tl.load(rates + row)
+        normed = tl.where(exists, (values - tl.load(means + row)) * rate, 0.0)
+        gain_sums += of_y * normed
+        bias_sums += of_y
+        h = of_y * gains
+        moved = h - normed * (tl.sum(h * normed, 0) / num_columns)
+        if centered:
+            moved -= tl.sum(h, 0) / num_columns
+        moved *= rate
+        if adds:
+            moved += tl.load(beside + places, mask=exists, other=0.0).to(tl.float32)
+        tl.store(of_x + places, moved.to(of_x.dtype.element_ty), mask=exists)
+    tl.store(of_gain + program * num_columns + columns, gain_sums, mask=exists)
+    tl.store(of_bias + program * num_columns + columns, bias_sums, mask=exists)
+
+
+def size(num_columns: int) -> dict[str, int]:
+    """Return the width and the warps of a program."""
+    width = triton.next_power_of_2(num_columns)
+    return {"width": width, "num_warps": min(16, max(4, width // 512))}
+
+
+def norm(
+    x: Tensor, gain: Tensor | None, bias: Tensor | None, epsilon: float, *, centered: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the norm, means and rates; see `hornbook.ops.triton.operators.triton_norm`."""
+    x = x.contiguous()
+    result, num_columns = torch.empty_like(x), x.shape[-1]
+    means, rates = (torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device) for _ in range(2))
+    if x.numel():
+        has = {"centered": centered, "has_gain": gain is not None, "has_bias": bias is not None}
+        affine = (x if gain is None else gain, x if bias is None else bias)
+        _norm[(rates.numel(),)](x, *affine, result, means, rates, num_columns, epsilon, **has, **size(num_columns))
+    return result, means, rates
+
+
+def norm_gradients(
+    gradient: Tensor,
+    beside: Tensor | None,
+    x: Tensor,
+    gain: Tensor | None,
+    means: Tensor,
+    rates: Tensor,
+    *,
+    centered: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x, gain and bias; see `hornbook.ops.triton.operators.triton_norm_gradients`."""
+    x, gradient, num_columns, num_rows = x.contiguous(), gradient.contiguous(), x.shape[-1], rates.numel()
+    of_x, programs = torch.empty_like(x), min(num_rows, _PROGRAMS)
+    sums = torch.empty(2, programs, num_columns, dtype=torch.float32, device=x.device)
+    if x.numel():
+        has = {"centered": centered, "has_gain": gain is not None, "adds": beside is not None}
+        given = (gradient, x if beside is None else beside.contiguous(), x, x if gain is None else gain, means, rates)
+        numbers = (of_x, *sums, num_rows, num_columns)
+        _norm_gradients[(programs,)](*given, *numbers, **has, **size(num_columns))
+    of_gain, of_bias = sums.sum(1)
+    return of_x, of_gain, of_bias

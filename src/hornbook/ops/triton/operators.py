@@ -1,0 +1,111 @@
+"""The operators of Triton's kernels, for PyTorch's dispatcher: kernels are imported when they first run.
+
+``precision.kernels`` selects them as it selects native operators (`hornbook.ops.native.kernels`); `chosen` says whether
+they compute for a tensor.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hornbook.ops.native.kernels import FORMS
+from hornbook.ops.operators import operator, shapes_of
+
+TRITON = "triton"
+"""The form of these kernels."""
+KERNELS = ("triton_cross_entropy", "triton_dropout", "triton_layer_norm")
+MOST_COLUMNS = 16384
+"""Of a norm: a program holds a row in registers."""
+
+
+def chosen(kernel: str, x: Tensor) -> bool:
+    """Return whether a kernel of ``KERNELS`` computes for ``x``: fp32, bf16 or fp16 on a GPU, if the run selected it."""
+    return x.is_cuda and FORMS.get(kernel) == TRITON and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+
+
+@operator(changes=(0,), device="any")
+def triton_cross_entropy(
+    logits: Tensor, targets: Tensor, bias: Tensor | None, num_real: int, with_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the losses of rows of logits, and change the logits to the gradient of their sum.
+
+    Args:
+        logits: ``[N, V]``, rows contiguous.
+        targets: ``[N]`` int64; negative ones are not scored.
+        bias: ``[num_real]`` fp32, added to the logits; None for none.
+        num_real: number of columns without padding, whose logits are ignored and whose gradients are zero.
+        with_gradient: otherwise, the logits are unchanged.
+
+    Returns:
+        Losses in nats ``[N]`` fp32, 0 if not scored; first columns with the largest logit ``[N]`` int64.
+    """
+    from hornbook.ops.triton.cross_entropy import cross_entropy_
+
+    return cross_entropy_(logits, targets, bias, num_real, with_gradient=with_gradient)
+
+
+@shapes_of("triton_cross_entropy")
+def _(logits: Tensor, targets: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    return logits.new_empty(len(logits), dtype=torch.float32), torch.empty_like(targets)
+
+
+@operator(device="any", has_gradient=True)
+def triton_dropout(x: Tensor, residual: Tensor | None, keys: Tensor, site: int, probability: float) -> Tensor:
+    """Return ``residual + drop(x)``, or ``drop(x)``; arguments as for `hornbook.ops.dropout.dropout`."""
+    from hornbook.ops.triton.dropout import dropout
+
+    return dropout(x, residual, keys, site, probability)
+
+
+@shapes_of("triton_dropout")
+def _(x: Tensor, *others: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _keep_keys(ctx: Any, inputs: Any, output: Any) -> None:
+    _, residual, keys, *ctx.settings = inputs
+    ctx.save_for_backward(keys)
+    ctx.adds = residual is not None
+
+
+def _of_dropout(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    of_x = triton_dropout(gradient, None, *ctx.saved_tensors, *ctx.settings) if ctx.needs_input_grad[0] else None
+    return of_x, gradient if ctx.adds else None, None, None, None
+
+
+torch.library.register_autograd("hornbook::triton_dropout", _of_dropout, setup_context=_keep_keys)
+
+
+@operator(device="any", has_gradient=True)
+def triton_norm(
+    x: Tensor, gain: Tensor | None, bias: Tensor | None, epsilon: float, centered: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the norm of rows: layer norm if ``centered``, else RMS norm; see `norm`.
+
+    Returns:
+        The norm, of the shape and dtype of ``x``; means and reciprocal deviations of the rows, fp32 ``[...]``.
+    """
+    from hornbook.ops.triton.norms import norm
+
+    return norm(x, gain, bias, epsilon, centered=centered)
+
+
+@shapes_of("triton_norm")
+def _(x: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), *(x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in range(2))
+
+
+@operator(device="any")
+def triton_norm_gradients(
+    gradient: Tensor, beside: Tensor | None, x: Tensor, gain: Tensor | None, mean: Tensor, rate: Tensor, centered: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of ``x``, plus ``beside`` if given, and of gain and bias, both fp32 ``[D]``."""
+    from hornbook.ops.triton.norms import norm_gradients
+
+    return norm_gradients(gradient, beside, x, gain, mean, rate, centered=centered)
+
+
+@shapes_of("triton_norm_gradients")
+def _(gradient: Tensor, beside: Tensor | None, x: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), *(x.new_empty(x.shape[-1], dtype=torch.float32) for _ in range(2))
