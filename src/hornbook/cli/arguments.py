@@ -45,7 +45,20 @@ TOKENIZER_HELP = (
 
 
 class _Formatter(argparse.HelpFormatter):
-    """A help formatter that keeps the lines of descriptions, with hanging indents, and never breaks at hyphens."""
+    """A help formatter that adds defaults, keeps the lines of descriptions, and never breaks at hyphens."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        values = action.default if isinstance(action.default, list) else [action.default]
+        is_shown = (
+            action.default and action.default != argparse.SUPPRESS and action.option_strings and action.nargs != 0
+        )
+        if not is_shown or "(default" in (action.help or ""):
+            return action.help
+        return f"{action.help} (default: {' '.join(map(_plain, values))})".replace("%", "%%")
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        is_count = isinstance(action.type, Number) and action.type.spec.type is int
+        return "N" if is_count else super()._get_default_metavar_for_optional(action)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n".join(wrap_line(f"{indent}{line}", width + len(indent)) for line in text.splitlines())
@@ -171,13 +184,10 @@ def add_declared(
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare ``--device`` and ``--threads``."""
-    parser.add_argument(
-        "--device", choices=DEVICES, default="auto", help="compute device; auto: the fastest available (default: auto)"
-    )
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="compute device; auto: the fastest available")
     parser.add_argument(
         "--threads",
         type=positive_integer,
-        metavar="N",
         help="CPU threads (default: OMP_NUM_THREADS if set, else one per physical core)",
     )
 
@@ -193,13 +203,10 @@ def prepared_device(arguments: argparse.Namespace) -> "torch.device":
 
 def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare ``--processes`` and ``--max-restarts``."""
-    parser.add_argument(
-        "--processes", type=positive_integer, metavar="N", help="start N ranks on this machine, as torchrun would"
-    )
+    parser.add_argument("--processes", type=positive_integer, help="start N ranks on this machine, as torchrun would")
     parser.add_argument(
         "--max-restarts",
         type=natural_number,
-        metavar="N",
         help="with --processes: resume up to N times after a rank was lost or failed with exit code 1 (default: 0)",
     )
 

@@ -39,26 +39,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     generate.add_argument(
         "--peer", choices=tuple(PEERS), help="also time this library, alternating, and print the ratio"
     )
+    generate.add_argument("--rounds", type=positive_integer, default=5, help="measured texts of each")
     generate.add_argument(
-        "--rounds", type=positive_integer, default=5, metavar="N", help="measured texts of each (default: 5)"
+        "--batch-size", type=positive_integer, nargs="+", default=[1, 8], help="texts per batch (default: 1 8)"
     )
-    generate.add_argument(
-        "--batch-size",
-        type=positive_integer,
-        nargs="+",
-        default=[1, 8],
-        metavar="N",
-        help="texts per batch (default: 1 8)",
-    )
-    generate.add_argument(
-        "--prompt-length", type=positive_integer, default=64, metavar="N", help="tokens per prompt (default: 64)"
-    )
+    generate.add_argument("--prompt-length", type=positive_integer, default=64, help="tokens per prompt")
     generate.add_argument(
         "--output-length",
         type=Number(Spec(type=int, bounds=Bounds(minimum=2))),
         default=64,
         metavar="N",
-        help="new tokens per text, the first timed separately (default: 64)",
+        help="new tokens per text, the first timed separately",
     )
     generate.add_argument(
         "--compute",
@@ -78,19 +69,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_corpus_arguments(corpus: argparse.ArgumentParser) -> None:
     corpus.add_argument("source", type=Path, metavar="FILE", help="JSONL file to build a corpus from")
     corpus.add_argument("--tokenizer", required=True, metavar="PATH", help=TOKENIZER_HELP)
-    corpus.add_argument("--field", default="text", metavar="NAME", help="JSONL field with the text (default: text)")
+    corpus.add_argument("--field", default="text", metavar="NAME", help="JSONL field with the text")
     corpus.add_argument(
         "--peer", choices=("datasets",), help="also time this library, alternating, and print the ratio"
     )
+    corpus.add_argument("--rounds", type=positive_integer, default=3, help="builds of each; the fastest counts")
     corpus.add_argument(
-        "--rounds",
-        type=positive_integer,
-        default=3,
-        metavar="N",
-        help="builds of each; the fastest counts (default: 3)",
-    )
-    corpus.add_argument(
-        "--threads", type=positive_integer, default=1, metavar="N", help="threads, or processes of --peer (default: 1)"
+        "--threads", type=positive_integer, default=1, help="threads, or processes of --peer (default: 1)"
     )
     corpus.set_defaults(handler=corpus_command)
 

@@ -35,10 +35,8 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     sparse = commands.add_parser(
         "sparse",
         help="time block-sparse linear layers",
-        description=(
-            "Time block-sparse linear layers, a feed-forward training step with them, and a pattern "
-            "update, compared with dense layers of the same dtype."
-        ),
+        description="Time block-sparse linear layers, a feed-forward training step with them, and a pattern "
+        "update, compared with dense layers of the same dtype.",
     )
     sparse.add_argument(
         "--sizes",
@@ -47,9 +45,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         metavar=("IN", "OUT"),
         help="hidden size and feed-forward size (default: 768 3072; on a GPU 2048 8192)",
     )
-    sparse.add_argument(
-        "--tokens", type=positive_integer, metavar="N", help="tokens per call (default: 1024; on a GPU 16384)"
-    )
+    sparse.add_argument("--tokens", type=positive_integer, help="tokens per call (default: 1024; on a GPU 16384)")
     sparse.add_argument(
         "--sparsity",
         type=Number(Spec(type=float, bounds=Bounds(minimum=0, below=1))),
@@ -70,10 +66,8 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         nargs="+",
         help="dtypes of the activations (default: fp32 bf16; on a GPU bf16)",
     )
-    sparse.add_argument("--kernel", choices=get_args(Kernel), default="auto", help="sparsity.kernel (default: auto)")
-    sparse.add_argument(
-        "--rounds", type=positive_integer, default=7, metavar="N", help="measured calls of each (default: 7)"
-    )
+    sparse.add_argument("--kernel", choices=get_args(Kernel), default="auto", help="sparsity.kernel")
+    sparse.add_argument("--rounds", type=positive_integer, default=7, help="measured calls of each")
     add_device_arguments(sparse)
     sparse.set_defaults(handler=sparse_command)
 

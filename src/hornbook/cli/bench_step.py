@@ -35,9 +35,7 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
     step = commands.add_parser("step", help="time training steps", description="Time whole training steps of a recipe.")
     add_recipe_arguments(step)
     step.add_argument("--peer", choices=tuple(PEERS), help="also time this library, alternating, and print the ratio")
-    step.add_argument(
-        "--rounds", type=positive_integer, default=5, metavar="N", help="measured steps of each (default: 5)"
-    )
+    step.add_argument("--rounds", type=positive_integer, default=5, help="measured steps of each")
     step.add_argument(
         "--kernels",
         choices=("torch", "native"),
@@ -49,10 +47,7 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
         "--peer-processes",
         choices=("own", "shared", "both"),
         default="both",
-        help=(
-            "time the peer in its own processes with PyTorch's allocator (own), in this process "
-            "(shared), or both (default: both)"
-        ),
+        help="time the peer in its own processes with PyTorch's allocator (own), in this process (shared), or both",
     )
     step.add_argument("--operators", action="store_true", help="also print the time of a step by operator")
     step.add_argument("--neighbor", action="store_true", help="also time the step with a busy process on each core")

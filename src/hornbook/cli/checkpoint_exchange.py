@@ -40,9 +40,7 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
     )
     given.add_argument("checkpoint", metavar="CHECKPOINT", help="run folder, checkpoint or Hugging Face folder")
     given.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new folder")
-    given.add_argument(
-        "--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="dtype of the weights (default: fp32)"
-    )
+    given.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="dtype of the weights")
     given.add_argument(
         "--license", metavar="NAME", help="license for the model card, such as apache-2.0 (default: a line to fill)"
     )

@@ -1,28 +1,32 @@
-"""Interactive generation: the user types prompts, and the model's continuations are shown token by token.
+"""Interactive generation, and an encoder's filling of masks, typed or not.
 
     > Once upon a time
     Once upon a time there was ...
     [64 tokens, length]
-    >
+    > The cat sat on the [MASK].
+    The cat sat on the mat.
+      mat 0.312   floor 0.120   table 0.066
 
 If Python has readline, the arrow keys edit the line and recall earlier ones. Ctrl-C stops the current text; at the
 prompt, it ends the conversation, as Ctrl-D does.
 """
 
 import importlib
+import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count, islice
 
 from hornbook.cli.texts import Output, Screen
 from hornbook.errors import UserError
 from hornbook.generate import TextWriter
+from hornbook.generate.fill_mask import Filled, GapFiller, Gapped
 from hornbook.parallel.launched import signals_to
-from hornbook.wording import counted, spelled
+from hornbook.wording import counted, one_line, spelled
 
 _ASK = "> "
 _NUDGE_SECONDS = 0.05
@@ -115,3 +119,32 @@ def _continue(line: str, sample: int, writer: TextWriter, output: Output, screen
     cut = f", without the prompt's first {request.num_cut}" if request.num_cut else ""
     output.add(text)
     print(f"[{counted(text.tokens, 'token')}{cut}, {text.finish_reason.replace('_', ' ')}]", file=sys.stderr)
+
+
+def fill_all(filler: GapFiller, requests: Sequence[Gapped], output: Output, *, batch_size: int) -> None:
+    """Fill the masks of texts in batches of ``batch_size``, and print each result."""
+    screen = Screen()
+    for start in range(0, len(requests), batch_size):
+        for filled in filler.fill(requests[start : start + batch_size]):
+            _show(filled, output, screen)
+
+
+def fill_typed(filler: GapFiller, output: Output) -> None:
+    """Read texts from the terminal and fill their masks until the input ends."""
+    screen = Screen()
+    print("enter a text with a mask; Ctrl-D exits", file=sys.stderr)
+    answer_lines(lambda line: _show(filler.fill([filler.request(line)])[0], output, screen), screen)
+
+
+def _show(filled: Filled, output: Output, screen: Screen) -> None:
+    output.add(filled)
+    if not output.as_json:
+        screen.write_prompt(filled.text)
+        screen.write("".join(f"\n{line}" for line in _lines(filled)))
+        screen.end_line()
+
+
+def _lines(filled: Filled) -> Iterator[str]:
+    for gap in filled.gaps:
+        named = ((guess.token.strip() or json.dumps(guess.token), guess.probability) for guess in gap)
+        yield "  " + "   ".join(f"{one_line(token)} {probability:#.3g}" for token, probability in named)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from hornbook.cli.arguments import TOKENIZER_HELP, fraction, natural_number, positive_fraction, positive_integer
 from hornbook.cli.inputs import add_held_out_arguments, add_input_arguments, note, read_options, report_faults
-from hornbook.cli.progress import token_progress
-from hornbook.cli.table import say
+from hornbook.cli.table import say, token_progress
 from hornbook.errors import UserError
 from hornbook.storage.system import format_bytes
 from hornbook.text.quality.policy import (
@@ -52,41 +51,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sequences",
         choices=("documents", "sentences", "lines"),
         default="documents",
-        help=(
-            "unit that is stored as a sequence: documents, for GPT; sentences, for BERT's pairs; "
-            "lines, for text with one sentence per line (default: documents)"
-        ),
+        help="unit that is stored as a sequence: documents, for GPT; sentences, for BERT's pairs; "
+        "lines, for text with one sentence per line",
     )
     parser.add_argument(
         "--sentence-language",
         metavar="CODE",
-        help=(
-            "language whose rules split sentences, such as de; a language without rules uses those of "
-            "a related one, or of English (default: en)"
-        ),
+        help="language whose rules split sentences, such as de; a language without rules uses those of "
+        "a related one, or of English (default: en)",
     )
     parser.add_argument(
         "--end-of-text",
         choices=("stored", "inserted"),
-        help=(
-            "store the end-of-text token after each document, or let readers insert it (default: "
-            "stored if the tokenizer has one; inserted with sentences and lines)"
-        ),
+        help="store the end-of-text token after each document, or let readers insert it (default: "
+        "stored if the tokenizer has one; inserted with sentences and lines)",
     )
     parser.add_argument(
         "--threads",
         type=positive_integer,
-        metavar="N",
         help="threads for tokenizing, and processes for reading dumps (default: all cores)",
     )
     parser.add_argument(
         "--encoder",
         choices=("auto", "tokenizers"),
         default="auto",
-        help=(
-            "tokenizer implementation; auto: tiktoken for inputs over 16 MiB, if it is installed and "
-            "gives the same tokens; tokenizers: the tokenizers library (default: auto)"
-        ),
+        help="tokenizer implementation; auto: tiktoken for inputs over 16 MiB, if it is installed and "
+        "gives the same tokens; tokenizers: the tokenizers library",
     )
     add_quality_arguments(parser)
 
@@ -132,10 +122,8 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 def add_quality_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the filters and the checks of the result."""
     group = parser.add_argument_group("filters", ("a dropped document counts for the first filter that drops it"))
-    group.add_argument("--min-characters", type=natural_number, default=0, metavar="N", help="drop shorter documents")
-    group.add_argument(
-        "--min-words", type=natural_number, default=0, metavar="N", help="drop documents with fewer words"
-    )
+    group.add_argument("--min-characters", type=natural_number, default=0, help="drop shorter documents")
+    group.add_argument("--min-words", type=natural_number, default=0, help="drop documents with fewer words")
     group.add_argument(
         "--keep-matching",
         action="append",
@@ -195,10 +183,8 @@ def _add_comparing_filters(group: argparse._ArgumentGroup) -> None:
         "--drop-near-duplicates",
         type=positive_fraction,
         metavar="SHARE",
-        help=(
-            "drop documents whose 5-word shingles overlap with those of a kept document by this share "
-            "(Jaccard similarity), such as 0.8"
-        ),
+        help="drop documents whose 5-word shingles overlap with those of a kept document by this share "
+        "(Jaccard similarity), such as 0.8",
     )
     group.add_argument(
         "--decontaminate",
@@ -215,13 +201,11 @@ def _add_comparing_filters(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--decontaminate-words",
         type=positive_integer,
-        metavar="N",
         help=f"length of the compared n-grams in words (default: {DEFAULT_OVERLAP_WORDS})",
     )
     group.add_argument(
         "--decontaminate-overlap",
         type=positive_integer,
-        metavar="N",
         help="number of common n-grams from which a document is dropped (default: 1)",
     )
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import TOKENIZER_HELP, natural_number, positive_integer
-from hornbook.cli.progress import token_progress
-from hornbook.cli.table import say
+from hornbook.cli.table import say, token_progress
 from hornbook.interop.convert import DOCUMENT_FORMATS, DOCUMENT_SOURCES, INSTANCE_FORMATS, INSTANCE_SOURCES
 from hornbook.wording import counted, counted_kind
 
@@ -59,14 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sequence-length",
         type=positive_integer,
-        metavar="N",
         help="documents: concatenate and split into sequences of N tokens; instances: pad to N tokens",
     )
     parser.add_argument(
-        "--records-per-file",
-        type=positive_integer,
-        metavar="N",
-        help="write a folder of TFRecord files with N records each",
+        "--records-per-file", type=positive_integer, help="write a folder of TFRecord files with N records each"
     )
     _add_document_arguments(parser.add_argument_group("documents"))
     _add_instance_arguments(parser.add_argument_group("instances"))
@@ -96,17 +91,13 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 def _add_document_arguments(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
-        "--tokenizer",
-        metavar="PATH",
-        help=f"tokenizer of the tokens, required for a new store: {TOKENIZER_HELP}",
+        "--tokenizer", metavar="PATH", help=f"tokenizer of the tokens, required for a new store: {TOKENIZER_HELP}"
     )
     group.add_argument(
         "--end-of-text",
         choices=("stored", "inserted"),
-        help=(
-            "whether documents of the target end with the end-of-text token (stored) or not (inserted) "
-            "(default: as in the source)"
-        ),
+        help="whether documents of the target end with the end-of-text token (stored) or not (inserted) "
+        "(default: as in the source)",
     )
     group.add_argument(
         "--end-of-text-id",
@@ -122,7 +113,6 @@ def _add_document_arguments(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--stride",
         type=positive_integer,
-        metavar="N",
         help="tokens between the starts of two sequences (default: the sequence length)",
     )
     group.add_argument(
@@ -142,7 +132,6 @@ def _add_instance_arguments(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--pad-position",
         type=natural_number,
-        metavar="N",
         help="position id of unused slots, for bert-tfrecord-remasked (default: 384)",
     )
 

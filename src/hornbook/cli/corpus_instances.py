@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import TOKENIZER_HELP, fraction, natural_number, positive_fraction, positive_integer
-from hornbook.cli.progress import token_progress
-from hornbook.cli.table import say
+from hornbook.cli.table import say, token_progress
 from hornbook.interop.convert import INSTANCE_FORMATS, INSTANCE_SOURCES
 from hornbook.wording import counted
 
@@ -35,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokenizer", metavar="PATH", help=f"tokenizer of the tokens, for a store without one: {TOKENIZER_HELP}"
     )
     _add_sizes(parser)
-    parser.add_argument("--seed", type=natural_number, default=1984, metavar="N", help="random seed (default: 1984)")
+    parser.add_argument("--seed", type=natural_number, default=1984, help="random seed")
     parser.add_argument("--whole-words", action="store_true", help="mask all pieces of a word together")
     parser.add_argument("--remask", action="store_true", help=f"the same as --format {_REMASKED}")
     parser.add_argument(
@@ -45,10 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"output format: {', '.join(INSTANCE_FORMATS)} (default: {INSTANCE_FORMATS[0]})",
     )
     parser.add_argument(
-        "--records-per-file",
-        type=positive_integer,
-        metavar="N",
-        help="write a folder of TFRecord files with N records each",
+        "--records-per-file", type=positive_integer, help="write a folder of TFRecord files with N records each"
     )
 
 

@@ -31,9 +31,7 @@ _X86 = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX512-BF16", "amx
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments: those of `hornbook train`, all optional."""
-    parser.add_argument(
-        "--processes", type=positive_integer, default=1, metavar="N", help="ranks of the training (default: 1)"
-    )
+    parser.add_argument("--processes", type=positive_integer, default=1, help="ranks of the training (default: 1)")
     add_run_arguments(parser, required=False)
 
 

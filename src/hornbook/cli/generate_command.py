@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--json-lines", action="store_true", help="print one JSON object per text")
     output.add_argument("--output", type=Path, metavar="FILE", help="also write the texts to FILE as JSON lines")
-    parser.add_argument("--compute", choices=COMPUTE, default="auto", help="dtype of the activations (default: auto)")
+    parser.add_argument("--compute", choices=COMPUTE, default="auto", help="dtype of the activations")
     add_declared(parser, GenerationConfig, "batch_size", metavar="N")
     add_device_arguments(parser)
 
@@ -127,7 +127,7 @@ def _fill(arguments: argparse.Namespace, loaded: "LoadedModel", prompts: "list[P
 
     Raises UserError for an option that applies only to decoders.
     """
-    from hornbook.cli.fill import fill_all, fill_typed
+    from hornbook.cli.conversation import fill_all, fill_typed
     from hornbook.cli.texts import Output
     from hornbook.errors import UserError
     from hornbook.generate.fill_mask import GapFiller

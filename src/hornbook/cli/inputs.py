@@ -43,10 +43,8 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help=(
-            "file, folder or glob, plain or compressed (.gz, .bz2, .xz, .zst); - for standard input; "
-            "hf:OWNER/NAME or hf:OWNER/NAME@REVISION for a data set on the Hugging Face hub"
-        ),
+        help="file, folder or glob, plain or compressed (.gz, .bz2, .xz, .zst); - for standard input; "
+        "hf:OWNER/NAME or hf:OWNER/NAME@REVISION for a data set on the Hugging Face hub",
     )
     parser.add_argument(
         "--from",
@@ -55,9 +53,7 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         choices=tuple(_FORMATS),
         default="auto",
         metavar="KIND",
-        help=(
-            f"input format, and what a document is; {'; '.join((f'{name}: {what}' for name, what in _FORMATS.items()))}"
-        ),
+        help=f"input format, and what a document is; {'; '.join(f'{name}: {what}' for name, what in _FORMATS.items())}",
     )
     about_field = "JSONL field or table column with the text; a.b for a nested field (default: text)"
     parser.add_argument("--field", metavar="NAME", help=about_field)
@@ -82,12 +78,10 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         "--on-error",
         choices=("stop", "skip"),
         default="stop",
-        help="how to handle an unreadable document: stop, or skip and count it (default: stop)",
+        help="how to handle an unreadable document: stop, or skip and count it",
     )
     parser.add_argument(
-        "--keep-crlf",
-        action="store_true",
-        help="keep carriage returns (default: replace CRLF and CR by LF)",
+        "--keep-crlf", action="store_true", help="keep carriage returns (default: replace CRLF and CR by LF)"
     )
     for part, formats in _CLEANING.items():
         parser.add_argument(
@@ -136,10 +130,8 @@ def add_held_out_arguments(parser: argparse.ArgumentParser, *, does: str) -> Non
         type=tail_fraction,
         default=0.0,
         metavar="SHARE",
-        help=(
-            f"{does} this share of the end of each text of at least 10,000 characters instead of whole "
-            "documents; cut at the end of a paragraph or line; at most 0.25"
-        ),
+        help=f"{does} this share of the end of each text of at least 10,000 characters instead of whole "
+        "documents; cut at the end of a paragraph or line; at most 0.25",
     )
 
 

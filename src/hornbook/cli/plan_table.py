@@ -1,18 +1,25 @@
-"""Print a plan as tables of at most 100 columns, or convert it to a dictionary."""
+"""Print a plan as tables of at most 100 columns, or convert it to a dictionary; the dry run of a training."""
 
+import argparse
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hornbook.cli.table import print_columns
+from hornbook.parallel import launched
 from hornbook.track.units import duration, flop_rate, short, short_time, significant, size
 from hornbook.wording import counted, spelled
 
 if TYPE_CHECKING:
+    from hornbook.config import Recipe
     from hornbook.plan.memory import Memory
     from hornbook.plan.planner import Plan
     from hornbook.plan.search import Layout
 
+
 _MOST_LAYOUTS = 12
+_REFUSED = 2
 
 
 def print_plan(plan: "Plan") -> None:
@@ -206,3 +213,44 @@ def _stage(rank: int, memory: "Memory") -> dict[str, Any]:
         "host": memory.host,
         "offloaded": memory.offloaded,
     }
+
+
+def dry_run(recipe: "Recipe", arguments: argparse.Namespace) -> dict[str, object]:
+    """Print shapes, parameters, layout and plan of a run; the result's exit code is 2 if it does not fit in memory.
+
+    The model is built on the meta device, as for a training, so it takes no memory.
+
+    Args:
+        recipe: resolved; the default vocabulary is that of its data, or of the published model.
+        arguments: of ``hornbook train``.
+    """
+    from hornbook.parallel.device import choose_device
+    from hornbook.plan.planner import refuse_unplannable
+    from hornbook.plan.vocabulary import with_vocabulary
+    from hornbook.run.initial_weights import outline
+    from hornbook.run.planning import plan_here
+
+    recipe = with_vocabulary(recipe)
+    num_ranks = arguments.processes or launched.num_ranks()
+    refuse_unplannable(recipe, num_ranks)
+    shapes = {name: shard.shape for name, shard in outline(recipe).home.tensors()["model"].items()}
+    plan = plan_here(recipe, num_ranks, choose_device(arguments.device))
+    if launched.rank() == 0:
+        print_columns([*_rows(shapes)], right=(2, 3))
+        print()
+        print_plan(plan)
+    listed = {name: list(shape) for name, shape in shapes.items()}
+    return {"shapes": listed, **describe_plan(plan), "exit_code": 0 if plan.fits else _REFUSED}
+
+
+def _rows(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield rows of parameters; one row for those of the same name and shape in several blocks."""
+    groups: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    for name, shape in shapes.items():
+        block = re.match(r"blocks\.(\d+)\.", name)
+        key = re.sub(r"^blocks\.\d+\.", "blocks.*.", name), tuple(shape)
+        groups.setdefault(key, []).append(int(block[1]) if block else 0)
+    yield "parameter", "shape", "blocks", "numbers"
+    for (name, shape), members in groups.items():
+        count = f"{len(members):,}" if name.startswith("blocks.") else ""
+        yield name, " x ".join(f"{size:,}" for size in shape), count, f"{math.prod(shape) * len(members):,}"

@@ -34,9 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     spans.description = (
         "FILE is SQuAD's JSON or has a question and a context per line (.jsonl, standard input); answers are ignored"
     )
-    spans.add_argument(
-        "--num-best", type=positive_integer, metavar="N", help="also output the N best answers to each question"
-    )
+    spans.add_argument("--num-best", type=positive_integer, help="also output the N best answers to each question")
     spans.add_argument(
         "--unanswerable",
         action="store_true",

@@ -40,11 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "profiles", nargs="*", type=Path, metavar="PROFILE", help=f"folders of two profiles, if RECIPE is {_COMPARE}"
     )
     parser.add_argument(
-        "--steps",
-        type=positive_integer,
-        default=3,
-        metavar="N",
-        help="timed steps, and as many under PyTorch's profiler (default: 3)",
+        "--steps", type=positive_integer, default=3, help="timed steps, and as many under PyTorch's profiler"
     )
     parser.add_argument(
         "--output", type=Path, metavar="FOLDER", help="folder for the page, JSON and traces (default: profiles/NAME)"

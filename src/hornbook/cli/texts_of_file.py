@@ -27,10 +27,7 @@ def add_file_arguments(parser: argparse.ArgumentParser, *, formats: Sequence[str
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="run folder, checkpoint or Hugging Face folder")
     parser.add_argument("file", metavar="FILE", help="file of texts, in UTF-8; - for standard input")
     parser.add_argument(
-        "--format",
-        choices=("auto", *formats),
-        default="auto",
-        help="format of FILE; auto: by file extension (default: auto)",
+        "--format", choices=("auto", *formats), default="auto", help="format of FILE; auto: by file extension"
     )
     parser.add_argument(
         "--text",
@@ -40,17 +37,14 @@ def add_file_arguments(parser: argparse.ArgumentParser, *, formats: Sequence[str
     parser.add_argument(
         "--window",
         type=positive_integer,
-        metavar="N",
         help="maximum tokens per sequence; longer texts are truncated at the end (default: as in training)",
     )
-    parser.add_argument(
-        "--batch-size", type=positive_integer, default=32, metavar="N", help="sequences per batch (default: 32)"
-    )
+    parser.add_argument("--batch-size", type=positive_integer, default=32, help="sequences per batch")
     parser.add_argument(
         "--compute",
         choices=COMPUTE,
         default="fp32",
-        help="dtype of the activations; only with fp32 are results independent of the batch (default: fp32)",
+        help="dtype of the activations; only with fp32 are results independent of the batch",
     )
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help=f"write {result} to FILE instead of standard output"

@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
             resolved, init_from = resolve_run(arguments, require_data=not looking)
         if arguments.dry_run:
             sys.stderr.writelines(f"hornbook: {note}\n" for note in resolved.notes)
-            from hornbook.cli.dry_run import dry_run
+            from hornbook.cli.plan_table import dry_run
 
             return dry_run(resolved.recipe, arguments)
         if looking:
