@@ -84,8 +84,8 @@ def generate_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Time generation, and the peer's if requested, for each batch size and dtype."""
     from dataclasses import asdict
 
-    from hornbook.measure.generation import hornbook_generate, measure_generation, random_prompts
-    from hornbook.peers.transformers import transformers_generate
+    from hornbook.measure.throughput import hornbook_generate, measure_generation, random_prompts
+    from hornbook.peers import transformers_generate
 
     recipe = recipe_of(arguments)
     device = prepared_device(arguments)

@@ -25,6 +25,91 @@ from hornbook.config import bundled_recipes
 _PATHS = re.compile(r"(NAME=)?(PATH|FILE|DIR|FOLDER|SOURCE)(,\.\.\.)?")
 """Metavariables of path arguments."""
 _HELP_SENTENCE = re.compile(r"[;(].*")
+_BASH = """\
+_hornbook() {
+    local cur="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}" word at=''
+    local subs opts paths texts args files choices show=''
+    if [[ $cur == '=' ]]; then
+        cur=''
+    elif [[ $prev == '=' ]]; then
+        prev="${COMP_WORDS[COMP_CWORD-2]}"
+    fi
+    _hornbook_command ''
+    for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
+        if [[ $word != -* && " $subs " == *" $word "* ]]; then
+            at="${at:+$at }$word"
+            _hornbook_command "$at"
+        fi
+    done
+    _hornbook_choices "$at $prev"
+    COMPREPLY=()
+    if [[ $cur == -* ]]; then
+        choices=$opts
+    elif [[ -z $choices && " $paths " == *" $prev "* ]]; then
+        show=files
+    elif [[ -z $choices && " $texts " != *" $prev "* ]]; then
+        choices="$subs $args" show=$files
+    fi
+    while IFS= read -r word; do
+        COMPREPLY+=("$word")
+    done < <(compgen -W "$choices" -- "$cur"; [[ -z $show ]] || compgen -f -- "$cur")
+    [[ -z $show ]] || compopt -o filenames 2> /dev/null
+}
+
+complete -F _hornbook hornbook
+"""
+_ZSH = """\
+_hornbook() {
+    local cur="${words[CURRENT]}" prev="${words[CURRENT-1]}" word at=''
+    local subs opts paths texts args files choices show=''
+    _hornbook_command ''
+    for word in ${words[2,CURRENT-1]}; do
+        if [[ $word != -* && " $subs " == *" $word "* ]]; then
+            at="${at:+$at }$word"
+            _hornbook_command "$at"
+        fi
+    done
+    if [[ $cur == --*=* ]]; then
+        prev="${cur%%=*}" cur="${cur#*=}"
+        compset -P '*='
+    fi
+    _hornbook_choices "$at $prev"
+    if [[ $cur == -* ]]; then
+        choices=$opts
+    elif [[ -z $choices && " $paths " == *" $prev "* ]]; then
+        show=files
+    elif [[ -z $choices && " $texts " != *" $prev "* ]]; then
+        choices="$subs $args" show=$files
+    fi
+    compadd -- ${=choices}
+    [[ -z $show ]] || _files
+}
+
+if [[ ${funcstack[1]} == _hornbook ]]; then
+    _hornbook "$@"
+else
+    compdef _hornbook hornbook
+fi
+"""
+_FISH = """\
+function __hornbook_words
+    for word in (commandline -opc)[2..]
+        string match -q -- '-*' $word; or echo $word
+    end
+end
+
+function __hornbook_at
+    set -l typed (__hornbook_words)
+    test (count $typed) -ge (count $argv); or return 1
+    test (count $argv) -eq 0; or test "$typed[1..$(count $argv)]" = "$argv"
+end
+
+function __hornbook_is
+    test "$(__hornbook_words)" = "$argv"
+end
+
+complete -c hornbook -f
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,93 +198,6 @@ def _one_sentence(text: str | None) -> str:
     """Return the first sentence of a help text."""
     first = (text or "").partition("\n")[0]
     return _HELP_SENTENCE.sub("", first).strip().rstrip(".") if text != argparse.SUPPRESS else ""
-
-
-_BASH = """\
-_hornbook() {
-    local cur="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}" word at=''
-    local subs opts paths texts args files choices show=''
-    if [[ $cur == '=' ]]; then
-        cur=''
-    elif [[ $prev == '=' ]]; then
-        prev="${COMP_WORDS[COMP_CWORD-2]}"
-    fi
-    _hornbook_command ''
-    for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
-        if [[ $word != -* && " $subs " == *" $word "* ]]; then
-            at="${at:+$at }$word"
-            _hornbook_command "$at"
-        fi
-    done
-    _hornbook_choices "$at $prev"
-    COMPREPLY=()
-    if [[ $cur == -* ]]; then
-        choices=$opts
-    elif [[ -z $choices && " $paths " == *" $prev "* ]]; then
-        show=files
-    elif [[ -z $choices && " $texts " != *" $prev "* ]]; then
-        choices="$subs $args" show=$files
-    fi
-    while IFS= read -r word; do
-        COMPREPLY+=("$word")
-    done < <(compgen -W "$choices" -- "$cur"; [[ -z $show ]] || compgen -f -- "$cur")
-    [[ -z $show ]] || compopt -o filenames 2> /dev/null
-}
-
-complete -F _hornbook hornbook
-"""
-_ZSH = """\
-_hornbook() {
-    local cur="${words[CURRENT]}" prev="${words[CURRENT-1]}" word at=''
-    local subs opts paths texts args files choices show=''
-    _hornbook_command ''
-    for word in ${words[2,CURRENT-1]}; do
-        if [[ $word != -* && " $subs " == *" $word "* ]]; then
-            at="${at:+$at }$word"
-            _hornbook_command "$at"
-        fi
-    done
-    if [[ $cur == --*=* ]]; then
-        prev="${cur%%=*}" cur="${cur#*=}"
-        compset -P '*='
-    fi
-    _hornbook_choices "$at $prev"
-    if [[ $cur == -* ]]; then
-        choices=$opts
-    elif [[ -z $choices && " $paths " == *" $prev "* ]]; then
-        show=files
-    elif [[ -z $choices && " $texts " != *" $prev "* ]]; then
-        choices="$subs $args" show=$files
-    fi
-    compadd -- ${=choices}
-    [[ -z $show ]] || _files
-}
-
-if [[ ${funcstack[1]} == _hornbook ]]; then
-    _hornbook "$@"
-else
-    compdef _hornbook hornbook
-fi
-"""
-_FISH = """\
-function __hornbook_words
-    for word in (commandline -opc)[2..]
-        string match -q -- '-*' $word; or echo $word
-    end
-end
-
-function __hornbook_at
-    set -l typed (__hornbook_words)
-    test (count $typed) -ge (count $argv); or return 1
-    test (count $argv) -eq 0; or test "$typed[1..$(count $argv)]" = "$argv"
-end
-
-function __hornbook_is
-    test "$(__hornbook_words)" = "$argv"
-end
-
-complete -c hornbook -f
-"""
 
 
 def bash_script(commands: Sequence[Command]) -> str:

@@ -6,7 +6,7 @@
         encoder.json, vocab.bpe               byte-level BPE (OpenAI)
         vocab.json, merges.txt                byte-level BPE (Hugging Face, Megatron)
         vocab.txt                             WordPiece (Google's BERT): one token per line, the id is the line number
-        beside them, tokenizer_config.json and others may name the end-of-text token, see `hornbook.text.end_of_text`
+        beside them, tokenizer_config.json and others may name the end-of-text token, see `hornbook.text.special_tokens`
     read_settings(Path("gpt2"))           by name if no such path exists, see `hornbook.text.tokenizer_names`
     byte_bpe(vocab, merges, special)      canonical byte-level BPE with GPT-2's pattern, as in GPT-2 and RoBERTa
     word_piece(vocab, special)            canonical WordPiece with BERT's normalizer and pre-tokenizer
@@ -28,9 +28,17 @@ from hornbook.errors import DataError
 from hornbook.formats.foreign import refuse_foreign_tokenizer
 from hornbook.storage.json_files import parse_json, read_bytes, read_json
 from hornbook.text import tokenizer_names
-from hornbook.text.end_of_text import END_OF_TEXT, read_end_of_text, record_end_of_text, without_end_of_text
-from hornbook.text.special_tokens import BERT_TOKENS, END_OF_TEXT_NAMES, ROBERTA_TOKENS, ROLE_NAMES
-from hornbook.text.start_token import without_start
+from hornbook.text.special_tokens import (
+    BERT_TOKENS,
+    END_OF_TEXT,
+    END_OF_TEXT_NAMES,
+    ROBERTA_TOKENS,
+    ROLE_NAMES,
+    read_end_of_text,
+    record_end_of_text,
+    without_end_of_text,
+    without_start,
+)
 
 Settings = dict[str, Any]
 Form = Literal["byte-bpe", "wordpiece"]

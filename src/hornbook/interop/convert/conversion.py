@@ -28,14 +28,12 @@ from hornbook.interop.convert.bert_instances import Instance, Instances, resized
 from hornbook.interop.convert.bert_packed import read_packed
 from hornbook.interop.convert.bert_tfrecord import PAD_POSITION, read_plain, read_remasked, write_plain, write_remasked
 from hornbook.interop.convert.detect import detect_source, detect_target
-from hornbook.interop.convert.gpt2_tfrecord import read_gpt2_tfrecords, write_gpt2_tfrecords
-from hornbook.interop.convert.npy_tokens import read_npy, write_npy
 from hornbook.interop.convert.pickled_lists import read_pickle, write_pickle
 from hornbook.interop.convert.stores import read_store, split_of, write_megatron, write_store
 from hornbook.interop.convert.token_documents import (
+    Counts,
     Documents,
     EndOfText,
-    LeftOut,
     TokenDocument,
     crop,
     cut_stream,
@@ -43,7 +41,14 @@ from hornbook.interop.convert.token_documents import (
     with_end_of_text,
     with_tokenizer,
 )
-from hornbook.interop.convert.token_streams import read_llmc, read_nanogpt
+from hornbook.interop.convert.token_files import (
+    read_gpt2_tfrecords,
+    read_llmc,
+    read_nanogpt,
+    read_npy,
+    write_gpt2_tfrecords,
+    write_npy,
+)
 from hornbook.storage import make_directory
 from hornbook.storage.new_files import refuse_existing
 from hornbook.text.tokenizer import Tokenizer
@@ -116,14 +121,6 @@ class ConvertReport:
     verified: bool
 
 
-@dataclass(kw_only=True)
-class _Count:
-    """Number of items and tokens in the most recent iteration."""
-
-    items: int = 0
-    tokens: int = 0
-
-
 OnProgress = Callable[[int, int], None]
 
 
@@ -152,7 +149,7 @@ def convert(
     if target_format != "megatron":  # its writer checks for its two files, and can finish an interrupted conversion
         refuse_existing(target)
     make_directory(target.absolute().parent)
-    left_out, count = LeftOut(), _Count()
+    left_out, count = Counts(), Counts()
     read: Callable[[Path, str, str | None], Any]
     content: Any
     joins_sentences = False
@@ -180,7 +177,7 @@ def convert(
         items=count.items,
         tokens=count.tokens,
         joined_sentences=joins_sentences,
-        left_out_documents=left_out.documents,
+        left_out_documents=left_out.items,
         left_out_tokens=left_out.tokens,
         verified=options.verify,
     )
@@ -246,7 +243,7 @@ def _refuse_useless(source: Path, source_format: str, target_format: str, option
         raise UserError(f"`split` is {options.split!r:.40}; for a store, expected {' or '.join(SPLITS)}")
 
 
-def _prepare(documents: Documents, target_format: str, options: ConvertOptions, left_out: LeftOut) -> Documents:
+def _prepare(documents: Documents, target_format: str, options: ConvertOptions, left_out: Counts) -> Documents:
     """Apply the options to the documents. Raises UserError if they conflict, or a required one is missing."""
     if options.tokenizer:
         _refuse_other_end(documents, options.tokenizer, options)
@@ -324,7 +321,7 @@ def _write(target: Path, target_format: str, content: Any, options: ConvertOptio
     writers[target_format](target, content)
 
 
-def _counted(content: Any, source: Path, count: _Count, on_progress: OnProgress) -> Any:
+def _counted(content: Any, source: Path, count: Counts, on_progress: OnProgress) -> Any:
     """Return the documents or instances, counted during iteration, which raises DataError if there are none."""
 
     def read() -> Iterator[TokenDocument | Instance]:

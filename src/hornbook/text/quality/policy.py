@@ -107,7 +107,7 @@ def build_filters(options: QualityOptions) -> list["Filter"]:
         cheap += [Pattern(pattern, "keep") for pattern in options.keep_matching]
         cheap += [Pattern(pattern, "drop") for pattern in options.drop_matching]
     if options.exact_duplicates:
-        from hornbook.text.quality.exact import ExactDuplicates
+        from hornbook.text.quality.duplicates import ExactDuplicates
 
         cheap.append(ExactDuplicates())
     if options.languages:
@@ -115,7 +115,7 @@ def build_filters(options: QualityOptions) -> list["Filter"]:
 
         thorough.append(Language(options.languages, options.language_probability, options.language_from))
     if options.near_duplicates is not None:
-        from hornbook.text.quality.near import NearDuplicates
+        from hornbook.text.quality.duplicates import NearDuplicates
 
         thorough.append(NearDuplicates(options.near_duplicates))
     if options.decontaminate:  # last, since it reads the evaluation sets and other options may be invalid
