@@ -1,4 +1,4 @@
-"""Restore models from checkpoints, after checks of what they contain.
+"""Restore models from checkpoints; `hornbook.exchange.fit` checks what they contain.
 
 ::
 
@@ -6,49 +6,31 @@
     | uncased_L-2_H-128_A-2/bert_model.ckpt (TensorFlow)
       -> read_source -> path and Contents
       -> load_model  -> a model in evaluation mode, its recipe and its tokenizer
-
-Before a tensor is copied or used: a model whose stored weights are much smaller than its recipe says is refused before
-it is built; names and shapes are those of the model on the meta device; integers have its dtypes, numbers any floating
-one; positions of blocks are inside their matrices, ordered, each once. A checkpoint may come from an untrusted source,
-and its hashes prove only that nobody changed it since it was written.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
 
-from hornbook.checkpoint.contents import Contents, Shard
+from hornbook.checkpoint.contents import Contents
 from hornbook.checkpoint.listing import require_source
-from hornbook.checkpoint.load import StoredTensors, dtypes_of, load, resolve, shapes_of
-from hornbook.checkpoint.tensors import DTYPES
+from hornbook.checkpoint.load import load, resolve
 from hornbook.config import Recipe, UnknownPart
 from hornbook.config.options import show
-from hornbook.errors import CheckpointError, HornbookError, RecipeError
+from hornbook.errors import CheckpointError
 from hornbook.exchange import huggingface
-from hornbook.exchange.documents import (
-    has_start_token,
-    recipe_of,
-    refuse_oversize,
-    refuse_unknown_parts,
-    tokenizer_of,
-    upgrade,
-)
-from hornbook.model import LanguageModel, model_of
+from hornbook.exchange.documents import has_start_token, recipe_of, refuse_unknown_parts, tokenizer_of
+from hornbook.exchange.fit import build_described
+from hornbook.model import LanguageModel
 from hornbook.model.initialize import fill_unsaved_buffers
-from hornbook.model.sparse_layers import misplaced_blocks
 from hornbook.parallel.device import compute_dtype
 from hornbook.text.hub_client import is_model_name
 from hornbook.text.tokenizer import Tokenizer
-from hornbook.wording import first_few
 
 _logger = logging.getLogger("hornbook.checkpoint")
-Tensors = Mapping[str, Mapping[str, Tensor]]
-Shapes = Mapping[str, Mapping[str, Tensor | Shard]]
-"""Tensors of a model by group and name, or a rank's shards of them; only their shapes matter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,99 +125,3 @@ def load_model(path: Path | str, device: torch.device, *, compute: str = "auto")
         has_start_token=has_start_token(contents),
         untrained=tuple(contents.documents.get(huggingface.UNTRAINED, ())),
     )
-
-
-def build_described(
-    contents: Contents, recipe: Recipe, what: str, compute_dtype: torch.dtype
-) -> tuple[LanguageModel, Contents]:
-    """Return the model of a checkpoint on the meta device, and the contents with the model's current names.
-
-    Args:
-        contents: of the checkpoint, with the group ``model``.
-        recipe: that of the contents.
-        what: the checkpoint, for errors.
-        compute_dtype: dtype of the activations.
-
-    Raises:
-        CheckpointError: the tensors do not fit the model.
-    """
-    refuse_oversize(contents, recipe, what)
-    with torch.device("meta"):
-        model = model_of(recipe, compute_dtype)
-    own = {"model": model.saved_tensors()}
-    contents = upgrade(contents, own)
-    refuse_mismatch(own, contents.tensors, what=what)
-    refuse_misplaced_blocks(model, contents.tensors["model"], what=what)
-    return model, contents
-
-
-def misfit(path: Path) -> str | None:
-    """Return why the tensors of an intact checkpoint do not fit its recipe; None if they do.
-
-    None also for a model of a family that is not registered here.
-    """
-    try:
-        contents = load(path, only={"model"}, verified=True)
-        refuse_unknown_parts(contents.documents.get("recipe"), str(path), ("model",))
-        build_described(contents, recipe_of(contents, path), str(path), torch.float32)
-    except RecipeError:
-        return None
-    except HornbookError as error:
-        return str(error)
-    return None
-
-
-def refuse_misplaced_blocks(
-    model: nn.Module, stored: Mapping[str, Tensor], *, what: str, num_updates: int | None = None
-) -> None:
-    """Raise CheckpointError if positions or ages of stored blocks are wrong; see `misplaced_blocks`."""
-    if problems := list(misplaced_blocks(model, stored, num_updates)):
-        raise CheckpointError(f"{what} has wrong positions of blocks: {'; '.join(first_few(problems))}")
-
-
-def refuse_other_dtypes(own: Mapping[str, Mapping[str, Shard]], stored: Tensors, *, what: str) -> None:
-    """Raise CheckpointError if a stored tensor's dtype differs from the state's."""
-    for group, shards in own.items():
-        found = stored[group]
-        dtypes = found.dtypes if isinstance(found, StoredTensors) else {}
-        for name, shard in shards.items():
-            if name in dtypes and dtypes[name] != DTYPES[str(shard.values.dtype)]:
-                raise CheckpointError(
-                    f"{what}: {group} {name} is stored as {dtypes[name]}, but the recipe's [precision] requires "
-                    f"{DTYPES[str(shard.values.dtype)]}: restore the checkpoint or the recipe"
-                )
-
-
-def refuse_mismatch(own: Shapes, stored: Tensors, *, what: str) -> None:
-    """Raise CheckpointError if there are ``mismatches``."""
-    if problems := mismatches(own, stored):
-        raise CheckpointError(f"{what} does not fit the model of its recipe: {'; '.join(problems)}")
-
-
-def mismatches(own: Shapes, stored: Tensors) -> list[str]:
-    """List the first missing, extra and reshaped tensors of ``stored``, and those of another kind, by group."""
-    problems = []
-    for file, tensors in own.items():
-        found, wanted = shapes_of(stored.get(file, {})), shapes_of(tensors)
-        problems += first_few([f"{name} is missing" for name in sorted(wanted.keys() - found.keys())])
-        problems += first_few([f"{name} is not expected" for name in sorted(found.keys() - wanted.keys())])
-        problems += first_few(
-            [
-                f"{name} is {list(found[name])}, expected {list(wanted[name])}"
-                for name in sorted(wanted.keys() & found.keys())
-                if found[name] != wanted[name]
-            ]
-        )
-        problems += first_few([*_other_kinds(dtypes_of(stored.get(file, {})), dtypes_of(tensors))])
-    return problems
-
-
-def _other_kinds(found: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
-    """Yield the tensors that cannot be copied without a loss of meaning; a weight may have any floating dtype."""
-    for name in sorted(wanted.keys() & found.keys()):
-        if found[name] != wanted[name] and not (_is_floating(found[name]) and _is_floating(wanted[name])):
-            yield f"{name} is stored as {found[name]}, expected {wanted[name]}"
-
-
-def _is_floating(dtype: str) -> bool:
-    return dtype.startswith(("F", "BF"))

@@ -26,7 +26,8 @@ from hornbook.errors import CheckpointError, HornbookError, RecipeError, UserErr
 from hornbook.evaluate import tasks
 from hornbook.evaluate.tasks import TaskInput
 from hornbook.exchange.documents import upgrade
-from hornbook.exchange.restore import LoadedModel, refuse_mismatch, refuse_misplaced_blocks
+from hornbook.exchange.fit import refuse_mismatch, refuse_misplaced_blocks
+from hornbook.exchange.restore import LoadedModel
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.ranks import Ranks
 from hornbook.parallel.world import Axes, World

@@ -26,12 +26,12 @@ from hornbook.checkpoint.tensors import encode
 from hornbook.config import ClassificationConfig, EncoderConfig, GPTConfig, Recipe, RobertaConfig, TransformerConfig
 from hornbook.errors import CheckpointError, StorageError, UserError
 from hornbook.exchange.documents import has_start_token, recipe_of, tokenizer_of
+from hornbook.exchange.fit import build_described
 from hornbook.exchange.huggingface.encoders import BIASES, EncoderFamily
 from hornbook.exchange.huggingface.families import Family, family_of
 from hornbook.exchange.huggingface.model_card import MODEL_CARD, Card, model_card
 from hornbook.exchange.huggingface.model_folder import UNTRAINED
 from hornbook.exchange.huggingface.tokenizer_files import tokenizer_files
-from hornbook.exchange.restore import build_described
 from hornbook.model.sparse_layers import dense_weights
 from hornbook.storage.json_files import dump_json
 from hornbook.text.tokenizer import Tokenizer
