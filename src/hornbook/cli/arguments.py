@@ -155,7 +155,13 @@ positive_fraction = Number(Spec(type=float, bounds=Bounds(above=0, maximum=1)))
 
 
 def add_declared(
-    group: "argparse._ActionsContainer", section: type, name: str, *, metavar: str | None = None, note: str = ""
+    group: "argparse._ActionsContainer",
+    section: type,
+    name: str,
+    *,
+    flag: str | None = None,
+    note: str = "",
+    **more: Any,
 ) -> None:
     """Declare the option of a field of a dataclass (`hornbook.config.option`), with its help, type, bounds and default.
 
@@ -166,20 +172,28 @@ def add_declared(
         group: of the command's parser.
         section: the dataclass.
         name: of the field.
-        metavar: of the value.
+        flag: the option's name, if it is not the field's.
         note: addition to the help.
+        more: keyword arguments of ``add_argument``, such as ``metavar``.
     """
     spec = describe(section)[name]
-    default = "" if spec.default in (None, ()) else f" (default: {_plain(spec.default)})"
-    kind: dict[str, Any] = {"metavar": metavar}
+    is_off = spec.default is None or spec.default is False or spec.default == ()
+    default = "" if is_off or "(default" in spec.help else f" (default: {_plain(spec.default)})"
+    kind: dict[str, Any] = {"choices": spec.choices or None}
     if spec.type is bool:
-        kind = {"action": argparse.BooleanOptionalAction}
+        kind = {"action": "store_true" if spec.default is False else argparse.BooleanOptionalAction}
     elif spec.type is tuple:
-        kind["action"] = "append"
+        kind = {"action": "append"}
     elif spec.type in (int, float):
         kind["type"] = Number(spec)
-    help_text = f"{spec.help}{default}{note}"
-    group.add_argument(f"--{name.replace('_', '-')}", **kind, default=argparse.SUPPRESS, help=help_text)
+    flag = flag or f"--{name.replace('_', '-')}"
+    group.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=f"{spec.help}{default}{note}", **kind | more)
+
+
+def declared_values(arguments: argparse.Namespace, section: type) -> dict[str, Any]:
+    """Return the options of a dataclass that were given, by field; repeated ones as a tuple."""
+    given = {name: getattr(arguments, name) for name in describe(section) if name in arguments}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:

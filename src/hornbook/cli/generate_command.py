@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hornbook.cli.arguments import COMPUTE, add_declared, add_device_arguments, prepared_device
+from hornbook.cli.arguments import COMPUTE, add_declared, add_device_arguments, declared_values, prepared_device
 from hornbook.config.generation import GenerationConfig
 from hornbook.config.options import describe
 
@@ -171,8 +171,7 @@ def _load(arguments: argparse.Namespace) -> "LoadedModel":
 def _writer(arguments: argparse.Namespace, loaded: "LoadedModel") -> "TextWriter":
     from hornbook.generate import TextWriter
 
-    given = {name: getattr(arguments, name) for name in describe(GenerationConfig) if name in arguments}
-    options = GenerationConfig(**given | {"stop": tuple(given.get("stop", ()))})
+    options = GenerationConfig(**declared_values(arguments, GenerationConfig))
     return TextWriter(loaded.model, loaded.require_tokenizer(), options, has_start_token=loaded.has_start_token)
 
 

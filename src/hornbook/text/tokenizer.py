@@ -30,12 +30,12 @@ from hornbook.text.special_tokens import (
     ROLE_NAMES,
     MaskingTokens,
     Role,
+    Settings,
     without_end_of_text,
 )
 from hornbook.text.tokenizer_json import (
     BYTE_TOKEN,
     MAX_VOCAB_SIZE,
-    Settings,
     by_id,
     dump,
     form_of,

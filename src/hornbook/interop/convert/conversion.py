@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from hornbook.config.options import option
 from hornbook.corpora.store import SPLITS, splits_of
 from hornbook.corpora.verify import verify_hashes
 from hornbook.errors import DataError, StorageError, UserError
@@ -58,41 +59,51 @@ HAVE_FILES_OF_RECORDS: Final = ("tfrecord", "bert-tfrecord", "bert-tfrecord-rema
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvertOptions:
-    """The options of a conversion; None means as in the source.
+class Declared:
+    """The options of a conversion that the command line has, too; None means as in the source."""
 
-    Attributes:
-        source_format: one of ``DOCUMENT_SOURCES`` or ``INSTANCE_SOURCES``; None detects it.
-        target_format: one of ``DOCUMENT_FORMATS`` or ``INSTANCE_FORMATS``; None detects it.
-        split: the split of a corpus or data set to read, and the split named in the manifest of a new store.
-        verify: first compare a source store with its manifest; at the end read source and target again and compare
-            them.
-        tokenizer: the tokenizer of the tokens; required for a new store.
-        end_of_text: ``"stored"``: each document of the target ends with the end-of-text token; ``"inserted"``: none.
-        end_of_text_id: the id of the end-of-text token, if neither source nor tokenizer defines it.
-        split_at_end_of_text: treat the source as one stream in which each end-of-text token ends a document.
-        sequence_length: for documents, cut them into sequences of this length; for instances, pad to this length.
-        stride: tokens from the start of one sequence to the start of the next; None means no overlap.
-        crop: keep only the first ``sequence_length`` tokens of each document that is at least that long.
-        max_predictions: number of predictions to pad instances to.
-        pad_position: the position of empty slots in remasked records.
-        records_per_file: write a folder of TFRecord files with this number of records each.
-    """
+    source_format: str | None = option(None, help="format of the source (default: by its content)")
+    """One of ``DOCUMENT_SOURCES`` or ``INSTANCE_SOURCES``."""
+    target_format: str | None = option(None, help="format of the target (default: by its name)")
+    """One of ``DOCUMENT_FORMATS`` or ``INSTANCE_FORMATS``."""
+    verify: bool = option(
+        False,
+        help="verify the hashes of a store before converting, and compare source and target afterwards",
+    )
+    split: str | None = option(None, help="split of the source, or of the new store")
+    sequence_length: int | None = option(
+        None,
+        help="documents: concatenate and split into sequences of N tokens; instances: pad to N tokens",
+        minimum=1,
+    )
+    records_per_file: int | None = option(None, help="write a folder of TFRecord files with N records each", minimum=1)
+    end_of_text: Literal["stored", "inserted"] | None = option(
+        None,
+        help="whether documents of the target end with the end-of-text token (stored) or not (inserted) "
+        "(default: as in the source)",
+    )
+    end_of_text_id: int | None = option(
+        None, help="id of the end-of-text token (default: that of the tokenizer or store)", minimum=0
+    )
+    split_at_end_of_text: bool = option(
+        False, help="read the source as one stream of tokens and end a document at each end-of-text token"
+    )
+    stride: int | None = option(
+        None, help="tokens between the starts of two sequences (default: the sequence length)", minimum=1
+    )
+    crop: bool = option(False, help="cut each document to the sequence length, and leave out shorter ones")
+    max_predictions: int | None = option(None, help="predictions to pad to (default: as in the source)", minimum=1)
+    pad_position: int | None = option(
+        None, help="position id of unused slots, for bert-tfrecord-remasked (default: 384)", minimum=0
+    )
 
-    source_format: str | None = None
-    target_format: str | None = None
-    split: str | None = None
-    verify: bool = False
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions(Declared):
+    """The options of a conversion."""
+
     tokenizer: Tokenizer | None = None
-    end_of_text: Literal["stored", "inserted"] | None = None
-    end_of_text_id: int | None = None
-    split_at_end_of_text: bool = False
-    sequence_length: int | None = None
-    stride: int | None = None
-    crop: bool = False
-    max_predictions: int | None = None
-    pad_position: int | None = None
-    records_per_file: int | None = None
+    """That of the tokens; required for a new store."""
 
 
 @dataclass(frozen=True, kw_only=True)
