@@ -17,7 +17,7 @@ from hornbook.config.generation import GenerationConfig
 from hornbook.config.options import describe
 
 if TYPE_CHECKING:
-    from hornbook.cli.texts import Output
+    from hornbook.cli.conversation import Output
     from hornbook.exchange.restore import LoadedModel
     from hornbook.generate import Request, TextWriter
     from hornbook.text.prompts import Prompt
@@ -108,8 +108,7 @@ def _refuse_useless(arguments: argparse.Namespace, *, is_conversation: bool) -> 
 
 def _write(arguments: argparse.Namespace, writer: "TextWriter", prompts: "list[Prompt]") -> dict[str, Any]:
     """Continue the prompts with a decoder; without prompts, start a conversation."""
-    from hornbook.cli.conversation import converse
-    from hornbook.cli.texts import Output, timing_line
+    from hornbook.cli.conversation import Output, converse, timing_line
 
     requests = _requests(writer, prompts)
     with Output(as_json=arguments.json_lines, file=arguments.output) as output:
@@ -127,8 +126,7 @@ def _fill(arguments: argparse.Namespace, loaded: "LoadedModel", prompts: "list[P
 
     Raises UserError for an option that applies only to decoders.
     """
-    from hornbook.cli.conversation import fill_all, fill_typed
-    from hornbook.cli.texts import Output
+    from hornbook.cli.conversation import Output, fill_all, fill_typed
     from hornbook.errors import UserError
     from hornbook.generate.fill_mask import GapFiller
 
@@ -195,7 +193,7 @@ def _requests(writer: "TextWriter", prompts: "Sequence[Prompt]") -> "list[Reques
 
 def _write_all(writer: "TextWriter", requests: "Sequence[Request]", output: "Output") -> None:
     """Generate the texts in batches; on a terminal, show a single text while it is generated."""
-    from hornbook.cli.texts import Screen
+    from hornbook.cli.conversation import Screen
 
     screen, number, batch_size = Screen(), 0, writer.options.batch_size
     is_streaming = len(requests) == 1 and screen.is_terminal and not output.as_json

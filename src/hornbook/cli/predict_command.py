@@ -14,7 +14,7 @@ from hornbook.cli.arguments import positive_integer
 from hornbook.cli.texts_of_file import add_file_arguments, in_groups, load, write_records
 
 if TYPE_CHECKING:
-    from hornbook.cli.texts import Record
+    from hornbook.cli.conversation import Record
     from hornbook.config import ClassificationConfig, SpanConfig
     from hornbook.evaluate import TaskInput
     from hornbook.generate.answers import FoundAnswer

@@ -15,7 +15,7 @@ from hornbook.cli.arguments import COMPUTE, add_device_arguments, positive_integ
 from hornbook.wording import counted
 
 if TYPE_CHECKING:
-    from hornbook.cli.texts import Record
+    from hornbook.cli.conversation import Record
     from hornbook.evaluate import TaskInput
 
 Item = TypeVar("Item")
@@ -85,7 +85,7 @@ def write_records(records: "Iterable[Record]", arguments: argparse.Namespace) ->
     Raises:
         StorageError: the disk is full.
     """
-    from hornbook.cli.texts import Output
+    from hornbook.cli.conversation import Output
 
     file, is_wanted = arguments.output, arguments.json and arguments.output is None
     started, count = time.perf_counter(), 0

@@ -73,8 +73,14 @@ def how_to_convert(path: Path) -> str | None:
     if found := name_foreign(path):
         return f"{path} is {found}"
     whole = f"hornbook corpus convert {path} FOLDER --to store --tokenizer TOKENIZER --end-of-text stored"
-    split = f"{whole} --split-at-end-of-text"
-    nanogpt = f"{split} --from nanogpt"
+    split = (
+        f"hornbook corpus convert {path} FOLDER --to store --tokenizer TOKENIZER --end-of-text stored "
+        "--split-at-end-of-text"
+    )
+    nanogpt = (
+        f"hornbook corpus convert {path} FOLDER --to store --tokenizer TOKENIZER --end-of-text stored "
+        "--split-at-end-of-text --from nanogpt"
+    )
     if not path.is_file():
         return None
     if is_llmc(path):
