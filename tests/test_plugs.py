@@ -21,9 +21,9 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_room_is_plugged_once_and_imported_when_it_is_asked(bare: None) -> None:
     plugs.plug("sample sources", "no.such.module")
-    plugs.plug("document readers", "hornbook.wikipedia.readers")
-    plugs.plug("document readers", "hornbook.wikipedia.readers")
-    assert [room.__name__ for room in plugs.plugged("document readers")] == ["hornbook.wikipedia.readers"]
+    plugs.plug("document readers", "hornbook.wikipedia.reader")
+    plugs.plug("document readers", "hornbook.wikipedia.reader")
+    assert [room.__name__ for room in plugs.plugged("document readers")] == ["hornbook.wikipedia.reader"]
     with pytest.raises(ModuleNotFoundError):
         plugs.plugged("sample sources")
 

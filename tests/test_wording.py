@@ -1,7 +1,6 @@
 import pytest
 
-from hornbook.text.quality.exact import ExactDuplicates
-from hornbook.text.quality.near import NearDuplicates
+from hornbook.text.quality.duplicates import ExactDuplicates, NearDuplicates
 from hornbook.wording import counted, counted_kind, first_few
 
 

@@ -54,10 +54,14 @@ class Mutation:
         """The file, relative to the root of the tree."""
         return Path("src/hornbook", self.file)
 
+    @property
+    def text(self) -> str:
+        """The content of the file in the working tree; empty without one."""
+        return (ROOT / self.path).read_text(encoding="utf-8") if (ROOT / self.path).exists() else ""
+
     def __str__(self) -> str:
         """Return the place and the first lines that differ."""
-        text = (ROOT / self.path).read_text(encoding="utf-8") if (ROOT / self.path).exists() else ""
-        line = text[: text.find(self.old)].count("\n") + 1 if self.old in text else 0
+        line = self.text[: self.text.find(self.old)].count("\n") + 1 if self.old in self.text else 0
         old, new = ((part.strip().splitlines() or ["nothing"])[0].strip()[:60] for part in (self.old, self.new))
         return f"{self.file}:{line}   {old}  ->  {new}"
 
@@ -132,7 +136,7 @@ def main() -> int:
     arguments = parser.parse_args()
     mutations, verdicts = read(arguments.words), Counter[str]()
     if arguments.list:
-        stale = [each for each in mutations if (ROOT / each.path).read_text(encoding="utf-8").count(each.old) != 1]
+        stale = [each for each in mutations if each.text.count(each.old) != 1]
         for mutation in stale:
             print(f"stale      {mutation}")
         print(f"{len(mutations)} mistakes, {len(stale)} of them stale")

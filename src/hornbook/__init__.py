@@ -48,10 +48,10 @@ _MODULES = {
     "hornbook.text.tokenizer": ("Tokenizer",),
 }
 
-plug("store openers", "hornbook.interop.convert.token_streams")
+plug("store openers", "hornbook.interop.convert.token_files")
 plug("sample sources", "hornbook.interop.instances.static_instances")
 plug("checkpoint readers", "hornbook.interop.tensorflow")
-plug("document readers", "hornbook.wikipedia.readers")
+plug("document readers", "hornbook.wikipedia.reader")
 
 
 def __getattr__(name: str) -> object:

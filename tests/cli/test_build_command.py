@@ -12,7 +12,7 @@ from tiny_text import READ_TEXTS, SHARED, TEXTS, tiny_tokenizer, write_texts
 
 from hornbook.__main__ import main
 from hornbook.cli.corpus_build import _lines
-from hornbook.cli.progress import Point, progress_line, token_progress
+from hornbook.cli.table import Point, progress_line, token_progress
 from hornbook.corpora.building import parts
 from hornbook.corpora.building import token_pipeline as pipeline
 from hornbook.corpora.building.builder import BuildReport
@@ -272,7 +272,7 @@ def test_the_line_of_progress():
 
 def test_lines_of_progress_now_and_then(capsys, monkeypatch):
     times = iter((0.0, 1.0, 31.0, 32.0, 62.0))
-    monkeypatch.setattr("hornbook.cli.progress.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("hornbook.cli.table.time.monotonic", lambda: next(times))
     monkeypatch.setattr("rich.status.Status.start", lambda self: None)
     monkeypatch.setattr("rich.status.Status.stop", lambda self: None)
     with token_progress() as show:

@@ -14,7 +14,7 @@ from written_runs import save_run
 
 from hornbook.__main__ import main
 from hornbook.checkpoint import Contents, save
-from hornbook.cli.fill import _lines
+from hornbook.cli.conversation import _lines
 from hornbook.exchange.huggingface import write_folder
 from hornbook.exchange.restore import load_model
 from hornbook.generate.fill_mask import Filled, Guess

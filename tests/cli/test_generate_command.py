@@ -12,7 +12,7 @@ from tiny_text import tiny_tokenizer
 from written_runs import MAX_POSITIONS, save_run
 
 from hornbook.__main__ import main
-from hornbook.cli.texts import Screen
+from hornbook.cli.conversation import Screen
 from hornbook.exchange.restore import load_model
 from hornbook.generate import GenerationConfig, TextWriter
 

@@ -1,7 +1,7 @@
 import pytest
 from tiny_text import one_line
 
-from hornbook.cli.arguments import CommandParser
+from hornbook.cli.arguments import CommandParser, declared_values
 from hornbook.cli.corpus_build import add_quality_arguments, quality_options
 from hornbook.errors import UserError
 from hornbook.text.quality.policy import QualityOptions, Tolerance
@@ -15,7 +15,7 @@ def parse(*words):
 
 def test_nothing_is_asked_for_by_default():
     assert quality_options(parse()) == QualityOptions()
-    assert (parse().max_dropped, parse().allow) == (Tolerance().max_dropped, [])
+    assert declared_values(parse(), Tolerance) == {}
 
 
 def test_every_option_arrives():
@@ -39,7 +39,7 @@ def test_every_option_arrives():
         decontaminate_overlap=2,
     )
     given = parse(*["--max-dropped", "0.9", "--allow", "dropped", "--allow", "empty-file"])
-    assert (given.max_dropped, given.allow) == (0.9, ["dropped", "empty-file"])
+    assert declared_values(given, Tolerance) == {"max_dropped": 0.9, "allow": ("dropped", "empty-file")}
 
 
 @pytest.mark.parametrize(

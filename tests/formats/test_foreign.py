@@ -13,7 +13,7 @@ from hornbook.corpora.store import open_store
 from hornbook.errors import DataError, UserError
 from hornbook.formats.foreign import name_content, name_foreign
 from hornbook.interop.convert.detect import detect_source
-from hornbook.interop.convert.token_streams import read_nanogpt
+from hornbook.interop.convert.token_files import read_nanogpt
 from hornbook.text.documents import ReadOptions, read_documents
 from hornbook.text.tokenizer import Tokenizer
 

@@ -12,8 +12,8 @@ from hornbook.__main__ import main
 from hornbook.cli import bench_command as bench
 from hornbook.config import load_recipe
 from hornbook.errors import UserError
-from hornbook.measure.generation import hornbook_generate, measure_generation, random_prompts
-from hornbook.peers.transformers import transformers_generate
+from hornbook.measure.throughput import hornbook_generate, measure_generation, random_prompts
+from hornbook.peers import transformers_generate
 
 SIZES = (
     "--model.num-layers 1 --model.hidden-size 32 --model.num-heads 2 --model.max-positions 24 --data.sequence-length 24"

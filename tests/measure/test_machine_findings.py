@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hornbook.measure.machine_findings import machine_findings
+from hornbook.measure.machine import machine_findings
 
 SOUND: dict[str, Any] = {
     "versions": {

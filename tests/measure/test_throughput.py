@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from hornbook import peers as transformer_peers
 from hornbook.__main__ import main
 from hornbook.cli.bench_step import _operators
 from hornbook.config import load_recipe
@@ -14,9 +15,7 @@ from hornbook.measure import throughput
 from hornbook.measure.throughput import hornbook_step, measure_steps, synthetic_loader
 from hornbook.ops.native.kernels import Kernels, using
 from hornbook.parallel.world import World
-from hornbook.peers import transformers
-from hornbook.peers.process import transformers_step_apart
-from hornbook.peers.transformers import transformers_step
+from hornbook.peers import transformers_step, transformers_step_apart
 from hornbook.samples.batches import size_of
 
 _SIZES = (
@@ -73,7 +72,7 @@ def test_the_peer_sees_no_padding():
     with synthetic_loader(replace(recipe, data=replace(recipe.data, layout="padded")), World()) as loader:
         batch = next(loader)[0]
     lengths = batch["lengths"]
-    inputs = transformers._inputs(batch)
+    inputs = transformer_peers._inputs(batch)
     seen = inputs["attention_mask"]
     assert seen.shape == inputs["input_ids"].shape == (3, int(lengths.max()))
     assert lengths.min() < lengths.max()

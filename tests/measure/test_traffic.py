@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hornbook.measure.traffic import Traffic, exposed, waiting_share
+from hornbook.measure.scaling import Traffic, exposed, waiting_share
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tiny_encoder_runs import encoder, on_corpus
 from hornbook.config import load_recipe
 from hornbook.config.communication import factor
 from hornbook.engine.step import train_step
-from hornbook.measure.traffic import Traffic
+from hornbook.measure.scaling import Traffic
 from hornbook.objective import CausalLM
 from hornbook.parallel import gradient_sums
 from hornbook.parallel.world import World

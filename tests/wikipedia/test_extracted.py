@@ -8,8 +8,8 @@ from tiny_text import one_line
 from hornbook.errors import DataError
 from hornbook.text.documents import ReadOptions, Tally, read_documents
 from hornbook.text.reading import CleanOptions
-from hornbook.wikipedia import extracted
-from hornbook.wikipedia.extracted import read_extracted
+from hornbook.wikipedia import reader
+from hornbook.wikipedia.reader import read_extracted
 
 FILE = b"""<doc id="12" url="https://en.wikipedia.org/wiki?curid=12" title="Anarchism">
 Anarchism
@@ -88,7 +88,7 @@ def test_other_files_are_refused_in_one_line(data, part):
 
 
 def test_long_documents_are_faults(monkeypatch):
-    monkeypatch.setattr(extracted, "MAX_PAGE_BYTES", 100)
+    monkeypatch.setattr(reader, "MAX_PAGE_BYTES", 100)
     data = (
         b'<doc id="1" url="" title="a">\n' + b"x" * 250 + b"\n</doc>\n" + b'<doc id="1" url="" title="b">\ny\n</doc>\n'
     )

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hornbook.text.reading import CleanOptions
-from hornbook.wikipedia.clean import clean, clean_page
-from hornbook.wikipedia.links import LinkNames
+from hornbook.wikipedia.clean import LinkNames, clean, clean_page
 
 CASES = {
     # comments and opaque tags

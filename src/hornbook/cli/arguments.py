@@ -48,7 +48,20 @@ TOKENIZER_HELP = (
 
 
 class _Formatter(argparse.HelpFormatter):
-    """A help formatter that keeps the lines of descriptions, with hanging indents, and never breaks at hyphens."""
+    """A help formatter that adds defaults, keeps the lines of descriptions, and never breaks at hyphens."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        values = action.default if isinstance(action.default, list) else [action.default]
+        is_shown = (
+            action.default and action.default != argparse.SUPPRESS and action.option_strings and action.nargs != 0
+        )
+        if not is_shown or "(default" in (action.help or ""):
+            return action.help
+        return f"{action.help} (default: {' '.join(map(_plain, values))})".replace("%", "%%")
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        is_count = isinstance(action.type, Number) and action.type.spec.type is int
+        return "N" if is_count else super()._get_default_metavar_for_optional(action)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n".join(wrap_line(f"{indent}{line}", width + len(indent)) for line in text.splitlines())
@@ -168,7 +181,13 @@ positive_fraction = Number(Spec(type=float, bounds=Bounds(above=0, maximum=1)))
 
 
 def add_declared(
-    group: "argparse._ActionsContainer", section: type, name: str, *, metavar: str | None = None, note: str = ""
+    group: "argparse._ActionsContainer",
+    section: type,
+    name: str,
+    *,
+    flag: str | None = None,
+    note: str = "",
+    **more: Any,
 ) -> None:
     """Declare the option of a field of a dataclass (`hornbook.config.option`), with its help, type, bounds and default.
 
@@ -179,20 +198,28 @@ def add_declared(
         group: of the command's parser.
         section: the dataclass.
         name: of the field.
-        metavar: of the value.
+        flag: the option's name, if it is not the field's.
         note: addition to the help.
+        more: keyword arguments of ``add_argument``, such as ``metavar``.
     """
     spec = describe(section)[name]
-    default = "" if spec.default in (None, ()) else f" (default: {_plain(spec.default)})"
-    kind: dict[str, Any] = {"metavar": metavar}
+    is_off = spec.default is None or spec.default is False or spec.default == ()
+    default = "" if is_off or "(default" in spec.help else f" (default: {_plain(spec.default)})"
+    kind: dict[str, Any] = {"choices": spec.choices or None}
     if spec.type is bool:
-        kind = {"action": argparse.BooleanOptionalAction}
+        kind = {"action": "store_true" if spec.default is False else argparse.BooleanOptionalAction}
     elif spec.type is tuple:
-        kind["action"] = "append"
+        kind = {"action": "append"}
     elif spec.type in (int, float):
         kind["type"] = Number(spec)
-    help_text = f"{spec.help}{default}{note}"
-    group.add_argument(f"--{name.replace('_', '-')}", **kind, default=argparse.SUPPRESS, help=help_text)
+    flag = flag or f"--{name.replace('_', '-')}"
+    group.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=f"{spec.help}{default}{note}", **kind | more)
+
+
+def declared_values(arguments: argparse.Namespace, section: type) -> dict[str, Any]:
+    """Return the options of a dataclass that were given, by field; repeated ones as a tuple."""
+    given = {name: getattr(arguments, name) for name in describe(section) if name in arguments}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
 
 
 def read_size(option: str, text: str) -> float:
@@ -210,13 +237,10 @@ def read_size(option: str, text: str) -> float:
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare ``--device`` and ``--threads``."""
-    parser.add_argument(
-        "--device", choices=DEVICES, default="auto", help="compute device; auto: the fastest available (default: auto)"
-    )
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="compute device; auto: the fastest available")
     parser.add_argument(
         "--threads",
         type=positive_integer,
-        metavar="N",
         help="CPU threads (default: OMP_NUM_THREADS if set, else one per physical core)",
     )
 
@@ -232,13 +256,10 @@ def prepared_device(arguments: argparse.Namespace) -> "torch.device":
 
 def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare ``--processes`` and ``--max-restarts``."""
-    parser.add_argument(
-        "--processes", type=positive_integer, metavar="N", help="start N ranks on this machine, as torchrun would"
-    )
+    parser.add_argument("--processes", type=positive_integer, help="start N ranks on this machine, as torchrun would")
     parser.add_argument(
         "--max-restarts",
         type=natural_number,
-        metavar="N",
         help="with --processes: resume up to N times after a rank was lost or failed with exit code 1 (default: 0)",
     )
 

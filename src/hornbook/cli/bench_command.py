@@ -5,14 +5,16 @@ hornbook bench step gpt2-small --processes 2
 torchrun --nproc-per-node 8 -m hornbook bench step gpt2-small --parallel.data-parallel shard
 hornbook bench generate demo --peer transformers --batch-size 1 8
 hornbook bench corpus texts.jsonl --tokenizer tokenizers/mine --peer datasets
+hornbook bench sparse --sizes 512 2048 --sparsity 0.9 --block-size 16 --dtype fp32 --json
 """
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from hornbook.cli import bench_run, bench_sparse, bench_step
+from hornbook.cli import bench_run, bench_step
 from hornbook.cli.arguments import (
     COMPUTE,
     TOKENIZER_HELP,
@@ -24,8 +26,25 @@ from hornbook.cli.arguments import (
     prepared_device,
 )
 from hornbook.cli.bench_step import PEERS, recipe_of
+from hornbook.cli.table import print_columns
 from hornbook.config.options import Bounds, Spec
+from hornbook.config.sparsity import BLOCK_SIZES, Kernel
 from hornbook.errors import UserError
+
+if TYPE_CHECKING:
+    from hornbook.measure.sparse_speed import PatternUpdate, Speed
+
+_DEFAULTS: dict[bool, dict[str, Any]] = {
+    False: {
+        "sizes": [768, 3072],
+        "tokens": 1024,
+        "sparsity": [0.75, 0.9, 0.95],
+        "block_size": [4, 8, 16, 32, 64],
+        "dtype": ["fp32", "bf16"],
+    },
+    True: {"sizes": [2048, 8192], "tokens": 16384, "sparsity": [0.9], "block_size": [32, 64, 128], "dtype": ["bf16"]},
+}
+"""Defaults for a CPU (False) and a GPU (True)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,26 +57,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     generate.add_argument(
         "--peer", choices=tuple(PEERS), help="also time this library, alternating, and print the ratio"
     )
+    generate.add_argument("--rounds", type=positive_integer, default=5, help="measured texts of each")
     generate.add_argument(
-        "--rounds", type=positive_integer, default=5, metavar="N", help="measured texts of each (default: 5)"
+        "--batch-size", type=positive_integer, nargs="+", default=[1, 8], help="texts per batch (default: 1 8)"
     )
-    generate.add_argument(
-        "--batch-size",
-        type=positive_integer,
-        nargs="+",
-        default=[1, 8],
-        metavar="N",
-        help="texts per batch (default: 1 8)",
-    )
-    generate.add_argument(
-        "--prompt-length", type=positive_integer, default=64, metavar="N", help="tokens per prompt (default: 64)"
-    )
+    generate.add_argument("--prompt-length", type=positive_integer, default=64, help="tokens per prompt")
     generate.add_argument(
         "--output-length",
         type=Number(Spec(type=int, bounds=Bounds(minimum=2))),
         default=64,
         metavar="N",
-        help="new tokens per text, the first timed separately (default: 64)",
+        help="new tokens per text, the first timed separately",
     )
     generate.add_argument(
         "--compute",
@@ -71,26 +81,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     generate.set_defaults(handler=generate_command)
     corpus = commands.add_parser("corpus", help="time corpus builds", description="Time building a corpus from JSONL.")
     _add_corpus_arguments(corpus)
-    bench_sparse.add_arguments(commands)
+    add_sparse_arguments(commands)
     bench_run.add_arguments(commands, _check_words)
 
 
 def _add_corpus_arguments(corpus: argparse.ArgumentParser) -> None:
     corpus.add_argument("source", type=Path, metavar="FILE", help="JSONL file to build a corpus from")
     corpus.add_argument("--tokenizer", required=True, metavar="PATH", help=TOKENIZER_HELP)
-    corpus.add_argument("--field", default="text", metavar="NAME", help="JSONL field with the text (default: text)")
+    corpus.add_argument("--field", default="text", metavar="NAME", help="JSONL field with the text")
     corpus.add_argument(
         "--peer", choices=("datasets",), help="also time this library, alternating, and print the ratio"
     )
+    corpus.add_argument("--rounds", type=positive_integer, default=3, help="builds of each; the fastest counts")
     corpus.add_argument(
-        "--rounds",
-        type=positive_integer,
-        default=3,
-        metavar="N",
-        help="builds of each; the fastest counts (default: 3)",
-    )
-    corpus.add_argument(
-        "--threads", type=positive_integer, default=1, metavar="N", help="threads, or processes of --peer (default: 1)"
+        "--threads", type=positive_integer, default=1, help="threads, or processes of --peer (default: 1)"
     )
     corpus.set_defaults(handler=corpus_command)
 
@@ -99,8 +103,8 @@ def generate_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Time generation, and the peer's if requested, for each batch size and dtype."""
     from dataclasses import asdict
 
-    from hornbook.measure.generation import hornbook_generate, measure_generation, random_prompts
-    from hornbook.peers.transformers import transformers_generate
+    from hornbook.measure.throughput import hornbook_generate, measure_generation, random_prompts
+    from hornbook.peers import transformers_generate
 
     recipe = recipe_of(arguments)
     device = prepared_device(arguments)
@@ -198,3 +202,109 @@ def _ratios(rows: list[dict[str, Any]], peer: str) -> list[dict[str, Any]]:
             ratios.append({"batch_size": batch_size, "compute": compute, "ratio": ratio})
             print(f"batch of {batch_size} in {compute}: {ratio:.2f} times the speed per token of {peer}")
     return ratios
+
+
+def add_sparse_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Declare ``bench sparse``."""
+    sparse = commands.add_parser(
+        "sparse",
+        help="time block-sparse linear layers",
+        description="Time block-sparse linear layers, a feed-forward training step with them, and a pattern "
+        "update, compared with dense layers of the same dtype.",
+    )
+    sparse.add_argument(
+        "--sizes",
+        type=positive_integer,
+        nargs=2,
+        metavar=("IN", "OUT"),
+        help="hidden size and feed-forward size (default: 768 3072; on a GPU 2048 8192)",
+    )
+    sparse.add_argument("--tokens", type=positive_integer, help="tokens per call (default: 1024; on a GPU 16384)")
+    sparse.add_argument(
+        "--sparsity",
+        type=Number(Spec(type=float, bounds=Bounds(minimum=0, below=1))),
+        nargs="+",
+        metavar="S",
+        help="shares of missing blocks (default: 0.75 0.9 0.95; on a GPU 0.9)",
+    )
+    sparse.add_argument(
+        "--block-size",
+        type=int,
+        choices=BLOCK_SIZES,
+        nargs="+",
+        help="rows and columns of a block (default: 4 8 16 32 64; on a GPU 32 64 128)",
+    )
+    sparse.add_argument(
+        "--dtype",
+        choices=("fp32", "bf16"),
+        nargs="+",
+        help="dtypes of the activations (default: fp32 bf16; on a GPU bf16)",
+    )
+    sparse.add_argument("--kernel", choices=get_args(Kernel), default="auto", help="sparsity.kernel")
+    sparse.add_argument("--rounds", type=positive_integer, default=7, help="measured calls of each")
+    add_device_arguments(sparse)
+    sparse.set_defaults(handler=sparse_command)
+
+
+def sparse_command(arguments: argparse.Namespace) -> dict[str, object]:
+    """Time every combination of dtype, sparsity and block size, and a pattern update for each block size."""
+    import torch
+
+    from hornbook.measure.sparse_speed import Case, measure_case, measure_update
+    from hornbook.parallel.device import DTYPES
+
+    device = prepared_device(arguments)
+    given = {name: value for name, value in vars(arguments).items() if value is not None}
+    chosen = {**_DEFAULTS[device.type != "cpu"], **given}
+    num_in, num_out = chosen["sizes"]
+    print(
+        f"{num_in} <-> {num_out}, {chosen['tokens']:,} tokens, {device}, {torch.get_num_threads()} "
+        "threads; ms, median and interquartile range"
+    )
+    rows, updates = [], []
+    for dtype in chosen["dtype"]:
+        for block_size in chosen["block_size"]:
+            for sparsity in chosen["sparsity"]:
+                case = Case(
+                    num_in=num_in,
+                    num_out=num_out,
+                    num_tokens=chosen["tokens"],
+                    block_size=block_size,
+                    density=1.0 - sparsity,
+                    dtype=DTYPES[dtype],
+                    device=device,
+                    kernel=arguments.kernel,
+                )
+                speed = measure_case(case, arguments.rounds)
+                rows.append({"dtype": dtype, "block_size": block_size, "sparsity": sparsity, **asdict(speed)})
+                _print_speed(dtype, block_size, sparsity, speed)
+            update = measure_update(case, arguments.rounds)
+            updates.append({"dtype": dtype, "block_size": block_size, "sparsity": sparsity, **asdict(update)})
+            _print_update(block_size, update)
+    return {
+        "device": str(device),
+        "threads": torch.get_num_threads(),
+        "sizes": [num_in, num_out],
+        "tokens": chosen["tokens"],
+        "rows": rows,
+        "pattern_updates": updates,
+    }
+
+
+def _print_speed(dtype: str, block_size: int, sparsity: float, speed: "Speed") -> None:
+    print(f"{dtype}, blocks of {block_size}, {sparsity:.4g} sparse; kernel {speed.kernel}: {speed.reason}")
+    rows: list[Sequence[str]] = [("", "dense", "", "sparse", "", "ratio")]
+    for name, dense in speed.dense.items():
+        sparse = speed.sparse[name]
+        cells = [text for timing in (dense, sparse) for text in (f"{timing.median * 1e3:.2f}", f"±{timing.spread:.0%}")]
+        rows.append((name.replace("_", " "), *cells, f"{dense.median / sparse.median:.2f}"))
+    print_columns(rows, right=(1, 2, 3, 4, 5), indent="  ")
+    print(f"  products {speed.products_ratio:.2f}x, feed-forward step {speed.feed_forward_ratio:.2f}x as fast as dense")
+
+
+def _print_update(block_size: int, update: "PatternUpdate") -> None:
+    print(
+        f"pattern update of a GPT layer, blocks of {block_size}: "
+        f"{update.update_seconds * 1000.0:.1f} ms; step: {update.step_seconds * 1000.0:.1f} ms; "
+        f"{update.share:.2%} of the time with an update every 100 steps"
+    )

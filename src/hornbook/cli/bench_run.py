@@ -27,24 +27,23 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]", check: Check) -> 
     ran = commands.add_parser(
         "run",
         help="run named benchmarks",
-        description=(
-            "Run the benchmarks of a spec, alternating, each repeat in its own process. Run the same "
-            "command again to continue after an interruption."
-        ),
+        description="Run the benchmarks of a spec, alternating, each repeat in its own process. Run the same "
+        "command again to continue after an interruption.",
     )
     ran.add_argument(
         "spec", metavar="SPEC", help="TOML file with benchmarks, or a name that `hornbook bench list` prints"
     )
     ran.add_argument("--only", nargs="+", default=[], metavar="NAME", help="benchmarks of the spec (default: all)")
-    ran.add_argument(
-        "--repeats", type=positive_integer, metavar="N", help="processes of each variant (default: the spec's)"
-    )
+    ran.add_argument("--repeats", type=positive_integer, help="processes of each variant (default: the spec's)")
     ran.add_argument("--shrunk", action="store_true", help="apply the spec's [shrunk] options, for a quick test")
     ran.add_argument(
-        "--set", action="append", default=[], type=_setting, metavar="KEY=VALUE",
-        help=("set an option of all benchmarks, such as rounds=3 or training.micro_batch_size=4; "
-"KEY=false removes it"),
-    )  # fmt: skip
+        "--set",
+        action="append",
+        default=[],
+        type=_setting,
+        metavar="KEY=VALUE",
+        help="set an option of all benchmarks, such as rounds=3 or training.micro_batch_size=4; KEY=false removes it",
+    )
     ran.add_argument("--output", type=Path, metavar="DIR", help="folder for results (default: benchmarks/<SPEC>)")
     ran.set_defaults(handler=run_command, check=check)
     compared = commands.add_parser(

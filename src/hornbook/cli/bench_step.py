@@ -35,9 +35,7 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
     step = commands.add_parser("step", help="time training steps", description="Time whole training steps of a recipe.")
     add_recipe_arguments(step)
     step.add_argument("--peer", choices=tuple(PEERS), help="also time this library, alternating, and print the ratio")
-    step.add_argument(
-        "--rounds", type=positive_integer, default=5, metavar="N", help="measured steps of each (default: 5)"
-    )
+    step.add_argument("--rounds", type=positive_integer, default=5, help="measured steps of each")
     step.add_argument(
         "--kernels",
         choices=("torch", "native"),
@@ -49,10 +47,7 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
         "--peer-processes",
         choices=("own", "shared", "both"),
         default="both",
-        help=(
-            "time the peer in its own processes with PyTorch's allocator (own), in this process "
-            "(shared), or both (default: both)"
-        ),
+        help="time the peer in its own processes with PyTorch's allocator (own), in this process (shared), or both",
     )
     step.add_argument("--operators", action="store_true", help="also print the time of a step by operator")
     step.add_argument("--neighbor", action="store_true", help="also time the step with a busy process on each core")
@@ -165,8 +160,7 @@ def _time_contenders(arguments: argparse.Namespace, recipe: "Recipe") -> dict[st
 
 def _peers(arguments: argparse.Namespace, recipe: "Recipe", world: "World", stack: ExitStack) -> dict[str, "Step"]:
     """Return the peer's steps by name, marked if they run in their own processes, which end with ``stack``."""
-    from hornbook.peers.process import transformers_step_apart
-    from hornbook.peers.transformers import transformers_step
+    from hornbook.peers import transformers_step, transformers_step_apart
 
     steps, ways = dict[str, "Step"](), arguments.peer_processes
     for precision in PEERS.get(arguments.peer, ()):
@@ -183,13 +177,17 @@ def _print_details(arguments: argparse.Namespace, step: "Step", world: "World") 
     """Print and return the measurements of ``--operators`` and ``--neighbor``."""
     from dataclasses import asdict
 
-    from hornbook.measure.operators import neighbor_cost, operators_of
+    from hornbook.measure.module_times import neighbor_cost, operators_of
 
     found: dict[str, Any] = {}
     if arguments.operators:
-        found["operators"] = [*map(asdict, operators := operators_of(step, world.device))]
+        operators = operators_of(step, world.device)
+        total = sum(row.seconds for row in operators)
+        found["operators"] = [row._asdict() | {"share": row.seconds / total} for row in operators]
         rows = [("operator", "calls", "ms", "share")]
-        rows += [(row.name, str(row.calls), f"{1e3 * row.seconds:.2f}", f"{row.share:.1%}") for row in operators]
+        rows += [
+            (row.name, f"{row.calls:g}", f"{1e3 * row.seconds:.2f}", f"{row.seconds / total:.1%}") for row in operators
+        ]
         print_columns(rows[:_MOST_OPERATORS], right=(1, 2, 3))
     if arguments.neighbor:
         cost = neighbor_cost(step)

@@ -12,16 +12,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hornbook.cli.arguments import TOKENIZER_HELP, fraction, natural_number, positive_fraction, positive_integer
-from hornbook.cli.progress import token_progress
-from hornbook.cli.table import say
+from hornbook.cli.arguments import TOKENIZER_HELP, add_declared, declared_values
+from hornbook.cli.table import say, token_progress
+from hornbook.config.options import describe
 from hornbook.interop.convert import INSTANCE_FORMATS, INSTANCE_SOURCES
+from hornbook.interop.instances.instance_builder import InstanceOptions
 from hornbook.wording import counted
 
 if TYPE_CHECKING:
     from hornbook.interop.instances.instance_builder import InstanceReport
 
 _REMASKED = "bert-tfrecord-remasked"
+_OPTIONS = tuple(name for name in describe(InstanceOptions) if name != "format_name")
 _DESCRIPTION = "Make next-sentence pairs of a sentence store, mask them, and write them as instances for BERT."
 
 
@@ -34,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer", metavar="PATH", help=f"tokenizer of the tokens, for a store without one: {TOKENIZER_HELP}"
     )
-    _add_sizes(parser)
-    parser.add_argument("--seed", type=natural_number, default=1984, metavar="N", help="random seed (default: 1984)")
-    parser.add_argument("--whole-words", action="store_true", help="mask all pieces of a word together")
+    for name in _OPTIONS:
+        metavar = {"metavar": "SHARE"} if name.endswith("probability") else {}
+        add_declared(parser, InstanceOptions, name, **metavar)
     parser.add_argument("--remask", action="store_true", help=f"the same as --format {_REMASKED}")
     parser.add_argument(
         "--format",
@@ -44,29 +46,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"output format: {', '.join(INSTANCE_FORMATS)} (default: {INSTANCE_FORMATS[0]})",
     )
-    parser.add_argument(
-        "--records-per-file",
-        type=positive_integer,
-        metavar="N",
-        help="write a folder of TFRecord files with N records each",
-    )
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Write instances and return their counts; raise UserError if an option does not apply."""
-    from dataclasses import fields
-
     from hornbook.corpora.store import open_store, splits_of
     from hornbook.errors import UserError
-    from hornbook.interop.instances.instance_builder import InstanceOptions, build_instances
+    from hornbook.interop.instances.instance_builder import build_instances
     from hornbook.text.tokenizer import Tokenizer
 
-    names = {field.name for field in fields(InstanceOptions)}
-    values = {name: value for name, value in vars(arguments).items() if name in names}
     if arguments.remask and arguments.format not in (None, _REMASKED):
         raise UserError(f"--remask selects {_REMASKED}, but --format selects {arguments.format}; remove one of them")
     format_name = _REMASKED if arguments.remask else arguments.format or INSTANCE_FORMATS[0]
-    options = InstanceOptions(**values, format_name=format_name)
+    options = InstanceOptions(**declared_values(arguments, InstanceOptions), format_name=format_name)
     store = open_store(arguments.store, arguments.split or "train")
     if arguments.split and not splits_of(arguments.store):
         raise UserError(f"--split applies only to a corpus, and {arguments.store} is a single store; remove it")
@@ -110,20 +102,6 @@ def inspect_instances(path: Path) -> dict[str, object]:
     sys.stdout.write(f"  padded to {instances.sequence_length} tokens{predictions}\n{_shares(report)}\n")
     sizes = {"sequence_length": instances.sequence_length, "max_predictions": most}
     return {"instances": str(path), "format": format_name} | sizes | {"counts": asdict(report)}
-
-
-def _add_sizes(parser: argparse.ArgumentParser) -> None:
-    for name, kind, default, meaning in (
-        ("sequence-length", positive_integer, 128, "tokens of an instance, [CLS] and [SEP] included"),
-        ("max-predictions", positive_integer, 20, "maximum number of masked tokens per instance"),
-        ("duplicates", positive_integer, 6, "passes through the text, each with its own pairs and masks"),
-        ("mask-probability", positive_fraction, 0.15, "share of masked tokens"),
-        ("short-sequence-probability", fraction, 0.1, "share of pairs shortened to a random length"),
-    ):
-        metavar = "N" if kind is positive_integer else "SHARE"
-        parser.add_argument(
-            f"--{name}", type=kind, default=default, metavar=metavar, help=f"{meaning} (default: {default})"
-        )
 
 
 def _lines(output: Path, report: "InstanceReport", seconds: float) -> Iterator[str]:

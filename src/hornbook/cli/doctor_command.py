@@ -31,17 +31,14 @@ _X86 = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX512-BF16", "amx
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments: those of `hornbook train`, all optional."""
-    parser.add_argument(
-        "--processes", type=positive_integer, default=1, metavar="N", help="ranks of the training (default: 1)"
-    )
+    parser.add_argument("--processes", type=positive_integer, default=1, help="ranks of the training (default: 1)")
     add_run_arguments(parser, required=False)
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Print the facts and the findings; the result's exit code is 2 if training would not start."""
     from hornbook.errors import UserError
-    from hornbook.measure.machine import machine_facts
-    from hornbook.measure.machine_findings import machine_findings
+    from hornbook.measure.machine import machine_facts, machine_findings
     from hornbook.parallel.device import default_threads, prepare
     from hornbook.run.examine import Findings, choose_devices, examine
     from hornbook.run.launch import not_yet_loaded

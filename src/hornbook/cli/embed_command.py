@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pooling",
         choices=_POOLINGS,
         default="mean",
-        help="mean or max over all tokens; cls: an encoder's first token; last: a decoder's last (default: mean)",
+        help="mean or max over all tokens; cls: an encoder's first token; last: a decoder's last",
     )
     parser.add_argument("--normalize", action="store_true", help="scale each vector to length 1")
 

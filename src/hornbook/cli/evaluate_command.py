@@ -25,34 +25,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tasks",
         nargs="+",
         metavar="TASK",
-        help=(
-            "tasks; for decoders bits_per_byte, lambada, wikitext103, wikitext2; for encoders "
-            "masked_lm, pseudo_perplexity; for fine-tuned models classification, span (default: "
-            "bits_per_byte, masked_lm, classification or span, on the run's own data)"
-        ),
+        help="tasks; for decoders bits_per_byte, lambada, wikitext103, wikitext2; for encoders "
+        "masked_lm, pseudo_perplexity; for fine-tuned models classification, span (default: "
+        "bits_per_byte, masked_lm, classification or span, on the run's own data)",
     )
     parser.add_argument(
         "--data", nargs="+", default=[], metavar="PATH", help="data to score: PATH for all tasks, or TASK=PATH for one"
     )
+    parser.add_argument("--window", type=positive_integer, help="maximum tokens of context (default: as in training)")
     parser.add_argument(
-        "--window", type=positive_integer, metavar="N", help="maximum tokens of context (default: as in training)"
-    )
-    parser.add_argument(
-        "--overlap",
-        type=natural_number,
-        metavar="N",
-        help="tokens shared by consecutive windows (default: depends on the task)",
+        "--overlap", type=natural_number, help="tokens shared by consecutive windows (default: depends on the task)"
     )
     parser.add_argument(
         "--max-sequences",
         type=positive_integer,
-        metavar="N",
         help="encoders only: score N sequences, spread evenly (default: all; pseudo_perplexity: 64)",
     )
-    parser.add_argument("--compute", choices=COMPUTE, default="auto", help="dtype of the activations (default: auto)")
-    parser.add_argument(
-        "--micro-batch-size", type=positive_integer, default=16, metavar="N", help="windows per batch (default: 16)"
-    )
+    parser.add_argument("--compute", choices=COMPUTE, default="auto", help="dtype of the activations")
+    parser.add_argument("--micro-batch-size", type=positive_integer, default=16, help="windows per batch")
     add_device_arguments(parser)
 
 

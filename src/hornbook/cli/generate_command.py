@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hornbook.cli.arguments import COMPUTE, add_declared, add_device_arguments, prepared_device
+from hornbook.cli.arguments import COMPUTE, add_declared, add_device_arguments, declared_values, prepared_device
 from hornbook.config.generation import GenerationConfig
 from hornbook.config.options import describe
 
 if TYPE_CHECKING:
-    from hornbook.cli.texts import Output
+    from hornbook.cli.conversation import Output
     from hornbook.exchange.restore import LoadedModel
     from hornbook.generate import Request, TextWriter
     from hornbook.text.prompts import Prompt
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--json-lines", action="store_true", help="print one JSON object per text")
     output.add_argument("--output", type=Path, metavar="FILE", help="also write the texts to FILE as JSON lines")
-    parser.add_argument("--compute", choices=COMPUTE, default="auto", help="dtype of the activations (default: auto)")
+    parser.add_argument("--compute", choices=COMPUTE, default="auto", help="dtype of the activations")
     add_declared(parser, GenerationConfig, "batch_size", metavar="N")
     add_device_arguments(parser)
 
@@ -108,8 +108,7 @@ def _refuse_useless(arguments: argparse.Namespace, *, is_conversation: bool) -> 
 
 def _write(arguments: argparse.Namespace, writer: "TextWriter", prompts: "list[Prompt]") -> dict[str, Any]:
     """Continue the prompts with a decoder; without prompts, start a conversation."""
-    from hornbook.cli.conversation import converse
-    from hornbook.cli.texts import Output, timing_line
+    from hornbook.cli.conversation import Output, converse, timing_line
 
     requests = _requests(writer, prompts)
     with Output(as_json=arguments.json_lines, file=arguments.output) as output:
@@ -127,8 +126,7 @@ def _fill(arguments: argparse.Namespace, loaded: "LoadedModel", prompts: "list[P
 
     Raises UserError for an option that applies only to decoders.
     """
-    from hornbook.cli.fill import fill_all, fill_typed
-    from hornbook.cli.texts import Output
+    from hornbook.cli.conversation import Output, fill_all, fill_typed
     from hornbook.errors import UserError
     from hornbook.generate.fill_mask import GapFiller
 
@@ -171,8 +169,7 @@ def _load(arguments: argparse.Namespace) -> "LoadedModel":
 def _writer(arguments: argparse.Namespace, loaded: "LoadedModel") -> "TextWriter":
     from hornbook.generate import TextWriter
 
-    given = {name: getattr(arguments, name) for name in describe(GenerationConfig) if name in arguments}
-    options = GenerationConfig(**given | {"stop": tuple(given.get("stop", ()))})
+    options = GenerationConfig(**declared_values(arguments, GenerationConfig))
     return TextWriter(loaded.model, loaded.require_tokenizer(), options, has_start_token=loaded.has_start_token)
 
 
@@ -196,7 +193,7 @@ def _requests(writer: "TextWriter", prompts: "Sequence[Prompt]") -> "list[Reques
 
 def _write_all(writer: "TextWriter", requests: "Sequence[Request]", output: "Output") -> None:
     """Generate the texts in batches; on a terminal, show a single text while it is generated."""
-    from hornbook.cli.texts import Screen
+    from hornbook.cli.conversation import Screen
 
     screen, number, batch_size = Screen(), 0, writer.options.batch_size
     is_streaming = len(requests) == 1 and screen.is_terminal and not output.as_json

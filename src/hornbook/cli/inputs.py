@@ -7,15 +7,12 @@ hornbook corpus build 'hf:HuggingFaceFW/fineweb/sample/10BT/*.parquet' ...
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
 
-from hornbook.cli.arguments import fraction, tail_fraction
+from hornbook.cli.arguments import add_declared, declared_values, fraction, tail_fraction
 from hornbook.cli.table import say
 from hornbook.errors import UserError
+from hornbook.text.reading import CleanOptions, ReadOptions
 from hornbook.wording import counted
-
-if TYPE_CHECKING:
-    from hornbook.text.reading import ReadOptions
 
 _CLEANING = {"headings": ("wikipedia",), "lists": ("wikipedia",), "titles": ("wikipedia", "wikiextractor")}
 """Parts of articles that can be dropped, and the formats that distinguish them."""
@@ -43,10 +40,8 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help=(
-            "file, folder or glob, plain or compressed (.gz, .bz2, .xz, .zst); - for standard input; "
-            "hf:OWNER/NAME or hf:OWNER/NAME@REVISION for a data set on the Hugging Face hub"
-        ),
+        help="file, folder or glob, plain or compressed (.gz, .bz2, .xz, .zst); - for standard input; "
+        "hf:OWNER/NAME or hf:OWNER/NAME@REVISION for a data set on the Hugging Face hub",
     )
     parser.add_argument(
         "--from",
@@ -55,40 +50,14 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         choices=tuple(_FORMATS),
         default="auto",
         metavar="KIND",
-        help=(
-            f"input format, and what a document is; {'; '.join((f'{name}: {what}' for name, what in _FORMATS.items()))}"
-        ),
+        help=f"input format, and what a document is; {'; '.join(f'{name}: {what}' for name, what in _FORMATS.items())}",
     )
-    about_field = "JSONL field or table column with the text; a.b for a nested field (default: text)"
-    parser.add_argument("--field", metavar="NAME", help=about_field)
-    parser.add_argument("--split", metavar="NAME", help="split of a data set, such as train, if it has several")
-    parser.add_argument("--config", metavar="NAME", help="configuration of a hub data set, such as en, if several")
-    parser.add_argument(
-        "--suffix",
-        dest="suffixes",
-        action="append",
-        default=[],
-        metavar=".EXT",
-        help="read only files of folders with this extension; repeatable",
-    )
-    parser.add_argument(
-        "--exclude",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="skip files and folders whose name matches, as in 'test*'; repeatable",
-    )
-    parser.add_argument(
-        "--on-error",
-        choices=("stop", "skip"),
-        default="stop",
-        help="how to handle an unreadable document: stop, or skip and count it (default: stop)",
-    )
-    parser.add_argument(
-        "--keep-crlf",
-        action="store_true",
-        help="keep carriage returns (default: replace CRLF and CR by LF)",
-    )
+    for name in ("field", "split", "config"):
+        add_declared(parser, ReadOptions, name, metavar="NAME")
+    add_declared(parser, ReadOptions, "suffixes", flag="--suffix", metavar=".EXT")
+    add_declared(parser, ReadOptions, "exclude", metavar="PATTERN")
+    add_declared(parser, ReadOptions, "on_error")
+    add_declared(parser, ReadOptions, "keep_crlf")
     for part, formats in _CLEANING.items():
         parser.add_argument(
             f"--{part}",
@@ -97,28 +66,18 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def read_options(arguments: argparse.Namespace) -> "ReadOptions":
+def read_options(arguments: argparse.Namespace) -> ReadOptions:
     """Return the options of ``add_input_arguments``; raise UserError if one does not apply to the format."""
     from hornbook.storage.system import usable_cores
-    from hornbook.text.reading import DEFAULT_FIELD, CleanOptions, ReadOptions
 
     cleaning = {part: getattr(arguments, part) for part in _CLEANING if getattr(arguments, part)}
     for part in cleaning:
         if arguments.format not in _CLEANING[part]:
             expected = " or ".join(f"--from {name}" for name in _CLEANING[part])
             raise UserError(f"--{part} does not apply to --from {arguments.format}; expected {expected}")
-    return ReadOptions(
-        format=arguments.format,
-        field=arguments.field or DEFAULT_FIELD,
-        suffixes=tuple(arguments.suffixes),
-        exclude=tuple(arguments.exclude),
-        split=arguments.split,
-        config=arguments.config,
-        on_error=arguments.on_error,
-        cleaning=CleanOptions(**cleaning),
-        keep_crlf=arguments.keep_crlf,
-        processes=getattr(arguments, "threads", None) or usable_cores(),
-    )
+    processes = getattr(arguments, "threads", None) or usable_cores()
+    given = declared_values(arguments, ReadOptions)
+    return ReadOptions(**given, cleaning=CleanOptions(**cleaning), processes=processes)
 
 
 def add_held_out_arguments(parser: argparse.ArgumentParser, *, does: str) -> None:
@@ -136,10 +95,8 @@ def add_held_out_arguments(parser: argparse.ArgumentParser, *, does: str) -> Non
         type=tail_fraction,
         default=0.0,
         metavar="SHARE",
-        help=(
-            f"{does} this share of the end of each text of at least 10,000 characters instead of whole "
-            "documents; cut at the end of a paragraph or line; at most 0.25"
-        ),
+        help=f"{does} this share of the end of each text of at least 10,000 characters instead of whole "
+        "documents; cut at the end of a paragraph or line; at most 0.25",
     )
 
 

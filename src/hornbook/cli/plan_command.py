@@ -36,9 +36,7 @@ _REFUSED = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
-        "--devices", type=positive_integer, metavar="N", help="number of ranks, one device each (default: 1)"
-    )
+    parser.add_argument("--devices", type=positive_integer, help="number of ranks, one device each (default: 1)")
     parser.add_argument("--device", metavar="NAME", help="h100, h200, b200, a100, l4, 4090 or cpu (default: h100)")
     parser.add_argument(
         "--memory", metavar="SIZE", help="memory per device, such as 80GiB (default: that of the hardware)"

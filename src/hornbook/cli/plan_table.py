@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hornbook.plan.planner import Plan
     from hornbook.plan.search import Layout
 
+
 _MOST_LAYOUTS = 12
 
 

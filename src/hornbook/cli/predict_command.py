@@ -14,7 +14,7 @@ from hornbook.cli.arguments import positive_integer
 from hornbook.cli.texts_of_file import add_file_arguments, in_groups, load, write_records
 
 if TYPE_CHECKING:
-    from hornbook.cli.texts import Record
+    from hornbook.cli.conversation import Record
     from hornbook.config import ClassificationConfig, SpanConfig
     from hornbook.evaluate import TaskInput
     from hornbook.generate.answers import FoundAnswer
@@ -34,9 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     spans.description = (
         "FILE is SQuAD's JSON or has a question and a context per line (.jsonl, standard input); answers are ignored"
     )
-    spans.add_argument(
-        "--num-best", type=positive_integer, metavar="N", help="also output the N best answers to each question"
-    )
+    spans.add_argument("--num-best", type=positive_integer, help="also output the N best answers to each question")
     spans.add_argument(
         "--unanswerable",
         action="store_true",

@@ -33,11 +33,7 @@ _SHOWN = 8
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument(
-        "--steps",
-        type=positive_integer,
-        default=3,
-        metavar="N",
-        help="timed steps, and as many under PyTorch's profiler (default: 3)",
+        "--steps", type=positive_integer, default=3, help="timed steps, and as many under PyTorch's profiler"
     )
     add_recipe_arguments(parser)
     parser.usage = (

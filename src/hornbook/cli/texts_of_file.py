@@ -15,7 +15,7 @@ from hornbook.cli.arguments import COMPUTE, add_device_arguments, positive_integ
 from hornbook.wording import counted
 
 if TYPE_CHECKING:
-    from hornbook.cli.texts import Record
+    from hornbook.cli.conversation import Record
     from hornbook.evaluate import TaskInput
 
 Item = TypeVar("Item")
@@ -27,10 +27,7 @@ def add_file_arguments(parser: argparse.ArgumentParser, *, formats: Sequence[str
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="run folder, checkpoint or Hugging Face folder")
     parser.add_argument("file", metavar="FILE", help="file of texts, in UTF-8; - for standard input")
     parser.add_argument(
-        "--format",
-        choices=("auto", *formats),
-        default="auto",
-        help="format of FILE; auto: by file extension (default: auto)",
+        "--format", choices=("auto", *formats), default="auto", help="format of FILE; auto: by file extension"
     )
     parser.add_argument(
         "--text",
@@ -40,17 +37,14 @@ def add_file_arguments(parser: argparse.ArgumentParser, *, formats: Sequence[str
     parser.add_argument(
         "--window",
         type=positive_integer,
-        metavar="N",
         help="maximum tokens per sequence; longer texts are truncated at the end (default: as in training)",
     )
-    parser.add_argument(
-        "--batch-size", type=positive_integer, default=32, metavar="N", help="sequences per batch (default: 32)"
-    )
+    parser.add_argument("--batch-size", type=positive_integer, default=32, help="sequences per batch")
     parser.add_argument(
         "--compute",
         choices=COMPUTE,
         default="fp32",
-        help="dtype of the activations; only with fp32 are results independent of the batch (default: fp32)",
+        help="dtype of the activations; only with fp32 are results independent of the batch",
     )
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help=f"write {result} to FILE instead of standard output"
@@ -91,7 +85,7 @@ def write_records(records: "Iterable[Record]", arguments: argparse.Namespace) ->
     Raises:
         StorageError: the disk is full.
     """
-    from hornbook.cli.texts import Output
+    from hornbook.cli.conversation import Output
 
     file, is_wanted = arguments.output, arguments.json and arguments.output is None
     started, count = time.perf_counter(), 0

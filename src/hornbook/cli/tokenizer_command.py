@@ -31,17 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
     train = commands.add_parser("train", help="train a tokenizer", description="Train a tokenizer on text.")
     add_input_arguments(train)
-    train.add_argument(
-        "--vocab-size", type=positive_integer, default=4096, metavar="N", help="number of tokens (default: 4096)"
-    )
+    train.add_argument("--vocab-size", type=positive_integer, default=4096, help="number of tokens")
     train.add_argument(
         "--kind",
         choices=_KINDS,
         default="byte-bpe",
-        help=(
-            "byte-bpe: GPT-2's byte-level BPE; roberta: the same with RoBERTa's special tokens; "
-            "wordpiece: BERT's WordPiece (default: byte-bpe)"
-        ),
+        help="byte-bpe: GPT-2's byte-level BPE; roberta: the same with RoBERTa's special tokens; "
+        "wordpiece: BERT's WordPiece",
     )
     train.add_argument(
         "--cased", action="store_true", help="keep case and accents; for wordpiece, the other kinds always do"

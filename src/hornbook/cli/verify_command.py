@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--steps", type=_two_or_more, default=6, metavar="N", help="training steps (default: 6)")
+    parser.add_argument("--steps", type=_two_or_more, default=6, help="training steps")
     add_device_arguments(parser)
     add_process_arguments(parser)
     add_recipe_arguments(parser)

@@ -1,15 +1,22 @@
-"""Read the recipe and the tokenizer in a checkpoint, which may come from an untrusted source.
+"""Read the recipe and the tokenizer in a checkpoint, which may come from an untrusted source, maybe of an old version.
 
 ::
 
     contents.documents["recipe"]       -> recipe_of    -> a Recipe with a vocabulary
     contents.files["tokenizer.json"]   -> tokenizer_of -> a Tokenizer, or None without the file
+    blocks.0.attention.qkv_bias [3·H·K]                -> blocks.0.attention.qkv.bias [3, H·K]      earlier versions'
+
+A tensor is renamed only if the model has the new name and not the old one, so custom models keep their names.
 """
 
 import math
+import re
 import shlex
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from torch import Tensor
 
 from hornbook.checkpoint.contents import Contents
 from hornbook.checkpoint.load import shapes_of
@@ -117,3 +124,44 @@ def refuse_oversize(contents: Contents, recipe: Recipe, path: object) -> None:
             f"{path}/recipe.json describes a model of {format_bytes(4 * count)} in fp32, but its weights "
             f"take {format_bytes(4 * stored)}: restore the file or use another checkpoint"
         )
+
+
+class Rename(NamedTuple):
+    """A renamed parameter; its optimizer state has the same name with a suffix."""
+
+    old: re.Pattern[str]
+    new: str
+    shape: tuple[int, ...] | None = None
+    """The new shape, with -1 for one inferred size; None if unchanged."""
+
+
+RENAMES: Final = (
+    Rename(re.compile(r"(.*\.attention)\.qkv_weight(\.\w+)?"), r"\1.qkv.weight\2"),
+    Rename(re.compile(r"(.*\.attention)\.qkv_bias(\.\w+)?"), r"\1.qkv.bias\2", shape=(3, -1)),
+)
+
+
+def upgrade(contents: Contents, own: Mapping[str, Collection[str]]) -> Contents:
+    """Return the contents of a checkpoint with a model's current names.
+
+    Args:
+        contents: contents of any version.
+        own: names of the model's tensors and, if any, of its optimizer's, by group.
+    """
+    groups = {group: _upgrade_group(tensors, own.get(group, {})) for group, tensors in contents.tensors.items()}
+    return replace(contents, tensors=groups)
+
+
+def _upgrade_group(stored: Mapping[str, Tensor], own: Collection[str]) -> Mapping[str, Tensor]:
+    renamed = {name: rename for name in stored if name not in own for rename in RENAMES if rename.old.fullmatch(name)}
+    names = {name: rename.old.sub(rename.new, name) for name, rename in renamed.items()}
+    names = {name: new for name, new in names.items() if new in own and new not in stored}
+    if not names:
+        return stored
+    upgraded = {}
+    for name, tensor in stored.items():
+        shape = renamed[name].shape if name in names else None
+        if shape is not None and tensor.numel() % abs(math.prod(shape)) == 0:  # else the comparison of shapes raises
+            tensor = tensor.reshape(shape)
+        upgraded[names.get(name, name)] = tensor
+    return upgraded

@@ -23,8 +23,7 @@ from hornbook.checkpoint.load import StoredTensors, dtypes_of, load, shapes_of
 from hornbook.checkpoint.tensors import DTYPES
 from hornbook.config import Recipe
 from hornbook.errors import CheckpointError, HornbookError, RecipeError
-from hornbook.exchange.documents import recipe_of, refuse_oversize, refuse_unknown_parts
-from hornbook.exchange.upgrade import upgrade
+from hornbook.exchange.documents import recipe_of, refuse_oversize, refuse_unknown_parts, upgrade
 from hornbook.model import LanguageModel, model_of
 from hornbook.model.sparse_layers import misplaced_blocks
 from hornbook.wording import first_few

@@ -8,23 +8,34 @@
     results.md      medians and spreads, and variants compared with the first
 
 The files are rewritten atomically after every process, so that an interrupted run keeps its results; the same command
-continues it.
+continues it. Each number comes from a separate process, since memory layout, clock rate and other load vary more
+between processes than within one (Kalibera and Jones, "Rigorous benchmarking in reasonable time", ISMM 2013).
+
+Times are compared by the ratio of their geometric means, that is by differences of logarithms, with 95 % intervals:
+
+- ``welch``: for two independent sets of runs. Welch's t interval with Satterthwaite's degrees of freedom (Welch, "The
+  generalization of Student's problem when several different population variances are involved", Biometrika 34, 1947).
+- ``paired``: for alternating variants, whose i-th runs had the same state of the machine. Student's t interval of the
+  differences.
 """
 
 import csv
 import datetime
 import io
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean, variance
 from typing import Any
+
+import numpy as np
 
 from hornbook.errors import DataError
 from hornbook.measure.bench_spec import Case
-from hornbook.measure.bench_statistics import Ratio, Spread, paired, welch
 from hornbook.storage.files import replace_file
 from hornbook.storage.json_files import dump_json, read_json
 from hornbook.track.units import number, significant
@@ -35,6 +46,39 @@ _MEASURES = ("seconds", "per_second")
 Results = dict[str, Any]
 Run = Callable[[Sequence[str]], dict[str, Any]]
 """Runs ``hornbook bench`` with the given words and returns its JSON, or ``{"error": ...}``."""
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """The ratio of two sets of numbers and its 95 % interval, None with fewer than two numbers."""
+
+    ratio: float
+    low: float | None
+    high: float | None
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the interval excludes 1."""
+        return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Summary of the numbers of several processes: median, quartiles, minimum and maximum."""
+
+    num: int
+    least: float
+    lower_quartile: float
+    median: float
+    upper_quartile: float
+    greatest: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Summarize one or more numbers; quartiles are interpolated linearly (type 7 of Hyndman and Fan)."""
+        least, lower, middle, upper, greatest = np.quantile(values, (0, 0.25, 0.5, 0.75, 1)).tolist()
+        return cls(len(values), least, lower, middle, upper, greatest)
 
 
 def run_cases(
@@ -182,15 +226,8 @@ def compare_results(a: Results, b: Results) -> list[dict[str, Any]]:
             if first and second:
                 medians = {"a": Spread.of(first).median, "b": Spread.of(second).median}
                 speedup = speedup_of(welch(first, second), measure)
-                rows.append(
-                    {
-                        "case": case,
-                        "measure": measure,
-                        **medians,
-                        "speedup": asdict(speedup),
-                        "verdict": verdict(speedup),
-                    }
-                )
+                compared = {"speedup": asdict(speedup), "verdict": verdict(speedup)}
+                rows.append({"case": case, "measure": measure, **medians, **compared})
     return rows
 
 
@@ -234,24 +271,10 @@ def _csv(results: Results) -> str:
 def _markdown(results: Results) -> str:
     machine = results["machine"]
     facts = ", ".join(str(machine[key]) for key in ("cpu", "platform") if machine.get(key))
-    lines = [
-        f"# {results['name']}",
-        "",
-        f"{results['description']}",
-        "",
-        f"On {facts}; hornbook {machine.get('hornbook')}.",
-        "",
-    ]
-    head = (
-        "case",
-        "measure",
-        "processes",
-        "median",
-        "quartiles",
-        "least to greatest",
-        "times as fast as the first (95 %)",
-    )
-    lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    lines = [f"# {results['name']}", "", results["description"], ""]
+    lines += [f"On {facts}; hornbook {machine.get('hornbook')}.", ""]
+    head = "| case | measure | processes | median | quartiles | least to greatest | times as fast as the first (95 %) |"
+    lines += [head, f"|{'---|' * 7}"]
     for row in spreads_of(results):
         numbers = (
             str(row["num"]),
@@ -264,3 +287,41 @@ def _markdown(results: Results) -> str:
     failed = [(name, run) for name, case in results["cases"].items() for run in case["runs"] if "error" in run]
     lines += ["", *(f"- failed: {name}, repeat {run['repeat']}: {run['error']}" for name, run in failed)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def welch(a: Sequence[float], b: Sequence[float]) -> Ratio:
+    """Return the ratio of ``b`` to ``a``, positive numbers that were measured independently."""
+    log_a, log_b = [math.log(value) for value in a], [math.log(value) for value in b]
+    difference = fmean(log_b) - fmean(log_a)
+    if min(len(a), len(b)) < 2:
+        return Ratio(ratio=math.exp(difference), low=None, high=None)
+    parts = [(variance(values) / len(values), len(values) - 1) for values in (log_a, log_b)]
+    total = sum(part for part, _ in parts)
+    if total == 0:
+        return Ratio(ratio=math.exp(difference), low=math.exp(difference), high=math.exp(difference))
+    freedom = total**2 / sum(part**2 / degrees for part, degrees in parts)
+    return _around(difference, math.sqrt(total), freedom)
+
+
+def paired(a: Sequence[float], b: Sequence[float]) -> Ratio:
+    """Return the ratio of ``b`` to ``a``, positive numbers whose i-th values were measured one after the other."""
+    differences = [math.log(later / earlier) for earlier, later in zip(a, b, strict=True)]
+    if len(differences) < 2:
+        return Ratio(ratio=math.exp(fmean(differences)), low=None, high=None)
+    return _around(fmean(differences), math.sqrt(variance(differences) / len(differences)), len(differences) - 1)
+
+
+def _around(difference: float, error: float, freedom: float) -> Ratio:
+    reach = t_quantile((1 + CONFIDENCE) / 2, freedom) * error
+    return Ratio(ratio=math.exp(difference), low=math.exp(difference - reach), high=math.exp(difference + reach))
+
+
+def t_quantile(share: float, freedom: float) -> float:
+    """Return the quantile ``share`` > 0.5 of Student's t distribution with ``freedom`` >= 1 degrees of freedom.
+
+    The density over the angle atan(t / sqrt(freedom)) is a power of the cosine, summed by the trapezoidal rule.
+    """
+    angles = np.linspace(0, math.pi / 2, 1 << 17)
+    heights = np.cos(angles) ** (freedom - 1)
+    areas = np.cumsum(heights) - (heights[0] + heights) / 2
+    return math.sqrt(freedom) * math.tan(np.interp((2 * share - 1) * areas[-1], areas, angles))

@@ -6,23 +6,32 @@
     operators inside them ─► sequence numbers of the autograd nodes that they create
     nodes of the backward pass, by these numbers ─────────────────────────────────────────► backward seconds
 
-On a GPU, times are those of the kernels that an operator launches; on a CPU, those of the operator.
+On a GPU, times are those of the kernels that an operator launches; on a CPU, those of the operator. ``neighbor_cost``
+measures the effect of other processes on the same cores.
 """
 
+import subprocess
+import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
-from torch.profiler import record_function
+from torch.profiler import ProfilerActivity, profile, record_function
 
+from hornbook.measure.throughput import Step
+from hornbook.storage.system import usable_cores
 from hornbook.track.profile import ModuleTime, OperatorTime
 
 PHASE, MODULE, WAITING = "phase ", "module ", "waiting for ranks"
 """Prefixes of the names of ranges, and the name of ranges in which a rank waits."""
 _NODE = "autograd::engine::evaluate_function: "
 OUTSIDE = "(outside modules)"
+_FEWEST_SECONDS = 1.0
 
 
 @contextmanager
@@ -143,3 +152,53 @@ def _nearest(event: Any, name: str) -> Iterator[Any]:
             yield child
         elif not child.name.startswith(MODULE):
             yield from _nearest(child, name)
+
+
+def operators_of(step: Step, device: torch.device) -> list[OperatorTime]:
+    """Return the operators of one step or, on a GPU, its kernels, longest first."""
+    on_gpu = device.type == "cuda"
+    step()
+    with profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]) as found:
+        step()
+    return [row for row in operator_times(list(found.events() or ()), 1) if row.seconds]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighborCost:
+    """The slowdown of a step by other processes, beyond their share of the processor."""
+
+    neighbors: int
+    """Number of busy processes, one per core."""
+    alone: float
+    """Tokens per second of processor time, without other processes."""
+    beside: float
+    """The same with busy processes."""
+    loss: float
+    """``1 - beside / alone``."""
+
+
+def neighbor_cost(step: Step) -> NeighborCost:
+    """Time a step without and with a busy process on each core, by processor time."""
+    cores = usable_cores()
+    alone = _tokens_per_processor_second(step)
+    with _busy_processes(cores):
+        beside = _tokens_per_processor_second(step)
+    return NeighborCost(neighbors=cores, alone=alone, beside=beside, loss=1.0 - beside / alone)
+
+
+def _tokens_per_processor_second(step: Step) -> float:
+    tokens, start = 0, time.process_time()
+    while (taken := time.process_time() - start) < _FEWEST_SECONDS:
+        tokens += step()
+    return tokens / taken
+
+
+@contextmanager
+def _busy_processes(count: int) -> Iterator[None]:
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

@@ -29,7 +29,7 @@ from hornbook.engine.step import StepConfig, train_step
 from hornbook.errors import UserError
 from hornbook.measure.memory_timeline import MemoryTimeline
 from hornbook.measure.module_times import PHASE, WAITING, module_ranges, module_times, operator_times
-from hornbook.measure.traffic import exposed_of
+from hornbook.measure.scaling import exposed_of
 from hornbook.parallel.device import dtype_name, memory_in_use, synchronize
 from hornbook.parallel.waits import blocked
 from hornbook.parallel.world import World

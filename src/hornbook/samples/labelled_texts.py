@@ -32,7 +32,7 @@ from hornbook.samples.pairs import truncated_lengths
 from hornbook.samples.sequences import TokenSequence, framed
 from hornbook.storage.json_files import load_strictly, read_bytes
 from hornbook.storage.system import format_bytes
-from hornbook.text.readers.csv_tables import TABLES, next_of_any_size
+from hornbook.text.readers.columns import TABLES, next_of_any_size
 from hornbook.text.readers.jsonl import line_text, read_objects, utf8_of
 from hornbook.text.reading import BYTE_ORDER_MARK, STANDARD_INPUT, Source, open_stream, read_lines
 from hornbook.text.tokenizer import Tokenizer

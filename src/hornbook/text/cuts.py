@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
-from hornbook.text.tokenizer_json import Settings, form_of
+from hornbook.text.special_tokens import Settings
+from hornbook.text.tokenizer_json import form_of
 
 CUT_CHARACTERS: Final = 16_384
 MAX_STRETCH_BYTES: Final = 2 << 20

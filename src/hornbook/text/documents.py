@@ -27,12 +27,10 @@ from hornbook.formats.foreign import name_foreign
 from hornbook.plugs import plugged
 from hornbook.storage.decompress import InputMeter
 from hornbook.text import hub_datasets as hub
-from hornbook.text.readers.columns import read_columns
-from hornbook.text.readers.csv_tables import read_table
+from hornbook.text.readers.columns import read_columns, read_table
 from hornbook.text.readers.jsonl import JSONL_SUFFIXES, read_jsonl
-from hornbook.text.readers.plain import read_between_blank_lines, read_each_line, read_whole
+from hornbook.text.readers.plain import read_between_blank_lines, read_each_line, read_whole, read_wikitext
 from hornbook.text.readers.web_archives import WARC_LIMITS, WARC_SUFFIXES, read_web_archive
-from hornbook.text.readers.wikitext import read_wikitext
 from hornbook.text.reading import (
     DEFAULT_FIELD,
     HUB_SCHEME,

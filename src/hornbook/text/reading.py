@@ -8,6 +8,7 @@ Only `hornbook.text.documents` decides whether an error stops the reading, and c
 ends the source. A line that is too long is yielded without its content, which memory never holds.
 """
 
+import dataclasses
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from io import BufferedReader
 from pathlib import Path, PurePath
 from typing import BinaryIO, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
+from hornbook.config.options import option
 from hornbook.errors import DataError
 from hornbook.storage import Limits, open_text_source
 from hornbook.storage.decompress import COMPRESSED_SUFFIXES, InputMeter
@@ -95,40 +97,33 @@ class CleanOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """How to read documents.
-
-    Attributes:
-        format: ``"text"``, one document per file; ``"lines"``, one per line; ``"blank-lines"``, one between blank
-            lines; ``"wikitext"``, WikiText's articles; ``"jsonl"``, one per line; ``"csv"``, ``"tsv"``, ``"parquet"``
-            and ``"arrow"``, one per row; ``"warc"``, the pages of web archives; ``"wikipedia"``, the articles of
-            MediaWiki's XML dumps; ``"wikiextractor"``, the ``<doc>`` blocks of WikiExtractor; ``"auto"``, by the suffix
-            (a compression's suffix is ignored): JSONL for ``.jsonl``, ``.ndjson`` and ``.json``, WARC for ``.warc``,
-            ``.wet`` and ``.wat``, the format of that name for ``.csv``, ``.tsv``, ``.parquet`` and ``.arrow``, and text
-            for all others.
-        field: the field of a JSONL line, or the column, that has the text; ``"meta.text"`` is the field ``text`` of the
-            field ``meta`` unless a field is named ``meta.text``.
-        suffixes, exclude: which files of folders to read, see `hornbook.text.documents.find_sources`.
-        split, config: which split and configuration of a data set to read.
-        on_error: ``"stop"`` at an unreadable document, or ``"skip"`` and count it.
-        max_document_bytes: the limit for a document of plain text or of a row.
-        max_line_bytes: the limit for a line.
-        cleaning: which parts of an article to keep; for WikiExtractor's, only the title can be dropped.
-        keep_crlf: keep carriage returns; by default CRLF and CR become LF.
-        processes: number of processes, for readers that support it; documents and their order do not depend on it.
-    """
+    """How to read documents."""
 
     format: Format = "auto"
-    field: str = DEFAULT_FIELD
-    suffixes: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    split: str | None = None
-    config: str | None = None
-    on_error: Literal["stop", "skip"] = "stop"
+    """``"text"``, one document per file; ``"lines"``, one per line; ``"blank-lines"``, one between blank lines;
+    ``"wikitext"``, WikiText's articles; ``"jsonl"``, one per line; ``"csv"``, ``"tsv"``, ``"parquet"`` and ``"arrow"``,
+    one per row; ``"warc"``, the pages of web archives; ``"wikipedia"``, the articles of MediaWiki's XML dumps;
+    ``"wikiextractor"``, the ``<doc>`` blocks of WikiExtractor; ``"auto"``, by the suffix (a compression's suffix is
+    ignored): JSONL for ``.jsonl``, ``.ndjson`` and ``.json``, WARC for ``.warc``, ``.wet`` and ``.wat``, the format of
+    that name for ``.csv``, ``.tsv``, ``.parquet`` and ``.arrow``, and text for all others."""
+    field: str = option(DEFAULT_FIELD, help="JSONL field or table column with the text; a.b for a nested field")
+    """``"meta.text"`` is the field ``text`` of the field ``meta`` unless a field is named ``meta.text``."""
+    split: str | None = option(None, help="split of a data set, such as train, if it has several")
+    config: str | None = option(None, help="configuration of a hub data set, such as en, if several")
+    suffixes: tuple[str, ...] = option((), help="read only files of folders with this extension; repeatable")
+    exclude: tuple[str, ...] = option((), help="skip files and folders whose name matches, as in 'test*'; repeatable")
+    """See `hornbook.text.documents.find_sources`."""
+    on_error: Literal["stop", "skip"] = option(
+        "stop", help="how to handle an unreadable document: stop, or skip and count it"
+    )
+    keep_crlf: bool = option(False, help="keep carriage returns (default: replace CRLF and CR by LF)")
     max_document_bytes: int = 128 << 20
+    """The limit for a document of plain text or of a row."""
     max_line_bytes: int = 64 << 20
-    cleaning: CleanOptions = CleanOptions()
-    keep_crlf: bool = False
+    cleaning: CleanOptions = dataclasses.field(default_factory=CleanOptions)
+    """Which parts of an article to keep; for WikiExtractor's, only the title can be dropped."""
     processes: int = 1
+    """For readers that support it; documents and their order do not depend on it."""
 
 
 @dataclass(frozen=True)

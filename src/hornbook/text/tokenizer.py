@@ -23,12 +23,19 @@ from numpy.typing import NDArray
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.storage import commit_directory, make_directory, remove_tree, replace_file, temporary_beside, write_file
 from hornbook.text.cuts import CUT_CHARACTERS, Stretches, find_endless, stretches_for, utf8_bound
-from hornbook.text.end_of_text import END_OF_TEXT, without_end_of_text
-from hornbook.text.special_tokens import END_OF_TEXT_NAMES, ROBERTA_TOKENS, ROLE_NAMES, MaskingTokens, Role
+from hornbook.text.special_tokens import (
+    END_OF_TEXT,
+    END_OF_TEXT_NAMES,
+    ROBERTA_TOKENS,
+    ROLE_NAMES,
+    MaskingTokens,
+    Role,
+    Settings,
+    without_end_of_text,
+)
 from hornbook.text.tokenizer_json import (
     BYTE_TOKEN,
     MAX_VOCAB_SIZE,
-    Settings,
     by_id,
     dump,
     form_of,

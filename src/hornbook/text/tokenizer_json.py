@@ -6,7 +6,7 @@
         encoder.json, vocab.bpe               byte-level BPE (OpenAI)
         vocab.json, merges.txt                byte-level BPE (Hugging Face, Megatron)
         vocab.txt                             WordPiece (Google's BERT): one token per line, the id is the line number
-        beside them, tokenizer_config.json and others may name the end-of-text token, see `hornbook.text.end_of_text`
+        beside them, tokenizer_config.json and others may name the end-of-text token, see `hornbook.text.special_tokens`
     read_settings(Path("gpt2"))           by name if no such path exists, see `hornbook.text.tokenizer_names`
     byte_bpe(vocab, merges, special)      canonical byte-level BPE with GPT-2's pattern, as in GPT-2 and RoBERTa
     word_piece(vocab, special)            canonical WordPiece with BERT's normalizer and pre-tokenizer
@@ -27,12 +27,9 @@ from typing import Any, Final, Literal
 from hornbook.errors import DataError
 from hornbook.formats.foreign import refuse_foreign_tokenizer
 from hornbook.storage.json_files import parse_json, read_bytes, read_json
-from hornbook.text import tokenizer_names
-from hornbook.text.end_of_text import END_OF_TEXT, read_end_of_text, record_end_of_text, without_end_of_text
-from hornbook.text.special_tokens import BERT_TOKENS, END_OF_TEXT_NAMES, ROBERTA_TOKENS, ROLE_NAMES
-from hornbook.text.start_token import without_start
+from hornbook.text import special_tokens, tokenizer_names
+from hornbook.text.special_tokens import BERT_TOKENS, END_OF_TEXT, END_OF_TEXT_NAMES, ROBERTA_TOKENS, Settings
 
-Settings = dict[str, Any]
 Form = Literal["byte-bpe", "wordpiece"]
 
 MAX_VOCAB_SIZE: Final = 1 << 20
@@ -78,15 +75,15 @@ def read_settings(source: str | Path) -> Settings:
             return _read_vocab_txt(path)
         refuse_foreign_tokenizer(path)
         settings = parse(read_bytes(path, "the tokenizer"), str(path))
-        named = read_end_of_text(path.parent) if path.name == "tokenizer.json" else None
-        return record_end_of_text(settings, named)
+        named = special_tokens.read_end_of_text(path.parent) if path.name == "tokenizer.json" else None
+        return special_tokens.record_end_of_text(settings, named)
     if (path / "tokenizer.json").exists():
         return read_settings(path / "tokenizer.json")
     for names in _PAIRS:
         found = [file for name in names for file in path.glob(name)]
         if len(found) == 2:
             settings = _read_byte_pairs(found[0], found[1], path / "dict.txt" if names == _PAIRS[0] else None)
-            return record_end_of_text(settings, read_end_of_text(path))
+            return special_tokens.record_end_of_text(settings, special_tokens.read_end_of_text(path))
     if (path / "vocab.txt").exists():
         return _read_vocab_txt(path / "vocab.txt")
     if inner := tokenizer_names.find_inside(path):
@@ -184,7 +181,7 @@ def parse(data: bytes, name: str) -> Settings:
         )
     if model.get("dropout"):
         raise DataError(f"{name}: the model has dropout {model['dropout']!r:.40}, which makes ids random; set it to 0")
-    settings = without_start(settings)
+    settings = special_tokens.without_start(settings)
     if (known := _known(settings)) and END_OF_TEXT in model:
         known["model"][END_OF_TEXT] = model[END_OF_TEXT]
     return known or settings | {"truncation": None, "padding": None}
@@ -192,7 +189,7 @@ def parse(data: bytes, name: str) -> Settings:
 
 def form_of(settings: Settings) -> Form | None:
     """Return the canonical form that a tokenizer's JSON is in, or None."""
-    settings = without_end_of_text(settings)
+    settings = special_tokens.without_end_of_text(settings)
     if _known(settings) != settings:
         return None
     return "byte-bpe" if settings["model"]["type"] == "BPE" else "wordpiece"
@@ -349,7 +346,7 @@ def _is_berts(settings: Settings, model: Settings) -> bool:
         and model.get("continuing_subword_prefix") == PREFIX
         and type(longest) is int
         and 1 <= longest <= 1 << 20
-        and model.get("unk_token") in ROLE_NAMES["unknown"]
+        and model.get("unk_token") in special_tokens.ROLE_NAMES["unknown"]
         and model["unk_token"] in model["vocab"]
         and "" not in model["vocab"]
     )
@@ -378,7 +375,9 @@ def _settings(
 
 def _begin_and_end(vocab: Mapping[str, int], special: Iterable[str]) -> Settings | None:
     """Return transformers' post-processor that adds ``[CLS]`` and ``[SEP]``; None if one of them is missing."""
-    cls, sep = (next((name for name in ROLE_NAMES[role] if name in special), None) for role in ("cls", "sep"))
+    cls, sep = (
+        next((name for name in special_tokens.ROLE_NAMES[role] if name in special), None) for role in ("cls", "sep")
+    )
     if cls is None or sep is None:
         return None
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Final
 
 from hornbook.errors import UserError
-from hornbook.text.end_of_text import SETTINGS_FILES
 from hornbook.text.hub_client import is_model_name, model_of, snapshot
+from hornbook.text.special_tokens import SETTINGS_FILES
 
 FILES: Final = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", *SETTINGS_FILES)
 """The names of a tokenizer's files in transformers."""

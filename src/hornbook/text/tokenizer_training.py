@@ -20,8 +20,8 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from hornbook.errors import UserError
 from hornbook.text.cuts import CUT_CHARACTERS, GPT2_CUT, cuts, stretches_for
-from hornbook.text.special_tokens import BERT_TOKENS, ROBERTA_TOKENS
-from hornbook.text.tokenizer_json import MAX_VOCAB_SIZE, PREFIX, Settings, by_id, byte_bpe, byte_symbols, word_piece
+from hornbook.text.special_tokens import BERT_TOKENS, ROBERTA_TOKENS, Settings
+from hornbook.text.tokenizer_json import MAX_VOCAB_SIZE, PREFIX, by_id, byte_bpe, byte_symbols, word_piece
 
 Kind = Literal["byte-bpe", "roberta", "wordpiece"]
 

@@ -3,7 +3,6 @@
 download   dumps.wikimedia.org  ->  enwiki-20260101-pages-articles-multistream.xml.bz2, verified
 blocks     .xml, .xml.bz2, ...  ->  bytes of XML, from several bzip2 streams in parallel
 dump       XML                  ->  Page(title, text, offset)
-clean      wikitext             ->  prose, using tags, templates, links, lines
-reader     all of the above     ->  (text, offset), page by page, cleaned in several processes
-extracted  WikiExtractor's files  ->  (text, offset)
+clean      wikitext             ->  prose, using tags and templates
+reader     all of the above, or WikiExtractor's files  ->  documents, page by page, cleaned in several processes
 """

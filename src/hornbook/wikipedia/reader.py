@@ -1,31 +1,50 @@
-"""Reading the articles of a dump: this process parses XML, worker processes clean wikitext.
+"""Articles of MediaWiki's dumps and WikiExtractor's ``<doc>`` blocks as documents.
+
+Of a dump, this process parses XML, and worker processes clean wikitext:
 
     blocks -> pages -> articles -> batches of 1 MB -> clean, clean, clean -> (text, offset), in the order of the dump
 
 The first 8 MB are cleaned in this process, since starting workers takes longer. A few batches are submitted ahead and
 collected in order, so the result does not depend on the number of processes, and memory holds only these batches.
 Workers are spawned, not forked, on every system; they ignore Ctrl-C and exit with this process.
+
+WikiExtractor's output (https://github.com/attardi/wikiextractor) has lines that begin with ``<doc id="`` and lines
+``</doc>``, and ``&``, ``<`` and ``>`` between them escaped. The title is repeated in the first line, removed if
+requested. An article that has only its title is an empty document, the same as when a dump is read.
 """
 
+import html
 import multiprocessing
 import os
+import re
 import signal
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import Final, TypeAlias
+from typing import BinaryIO, Final, TypeAlias
 
 from hornbook.errors import DataError, HornbookError
 from hornbook.storage.decompress import InputMeter
-from hornbook.text.reading import CleanOptions, Skipped, after
+from hornbook.storage.system import format_bytes
+from hornbook.text.reading import (
+    STANDARD_INPUT,
+    CleanOptions,
+    Document,
+    Outcome,
+    Reader,
+    ReadOptions,
+    Skipped,
+    Source,
+    StreamReader,
+    after,
+)
 from hornbook.wikipedia.blocks import read_blocks
-from hornbook.wikipedia.clean import clean_page
-from hornbook.wikipedia.dump import Page, Site, read_pages
-from hornbook.wikipedia.lines import ItemCount
-from hornbook.wikipedia.links import LinkNames
+from hornbook.wikipedia.clean import ItemCount, LinkNames, clean_page
+from hornbook.wikipedia.dump import MAX_PAGE_BYTES, Page, Site, read_pages
 
 _BATCH_CHARACTERS: Final = 1 << 20
 _NOTICE_CHARACTERS: Final = 100
@@ -37,6 +56,8 @@ Text: TypeAlias = tuple[str, int]
 
 Item: TypeAlias = Page | DataError | Skipped
 """An article; the error of an unreadable page; or a note on a page that is not an article."""
+_OPENING: Final = re.compile(r'<doc id="[^"]*"[^>]* title="(.*)"[^"]*>')
+_CLOSING: Final = b"</doc>"
 
 
 def read_dump(
@@ -159,3 +180,91 @@ def _start_process() -> None:
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()
+
+
+def read_wikipedia(source: Source, options: ReadOptions, start: int) -> Iterator[Outcome]:
+    """Read the articles of a dump from article ``start`` on; earlier ones are not cleaned."""
+    path = str(source.path or STANDARD_INPUT)
+    articles = read_dump(
+        path, options.cleaning, name=str(source), processes=options.processes, start=start, meter=source.meter
+    )
+    for article in articles:
+        yield article if isinstance(article, Skipped) else _document(article, source)
+
+
+def read_wikiextractor(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterator[Outcome]:
+    """Read the documents of a file written by WikiExtractor."""
+    for text in read_extracted(stream, str(source), titles=options.cleaning.titles == "keep"):
+        yield _document(text, source)
+
+
+def _document(text: tuple[str, int] | DataError, source: Source) -> Document | DataError:
+    if isinstance(text, DataError):
+        return text
+    content, offset = text
+    return Document(content, source.name, offset, len(content.encode()))
+
+
+STREAM_READERS: Final[dict[str, StreamReader]] = {"wikiextractor": read_wikiextractor}
+READERS: Final[dict[str, Reader]] = {"wikipedia": read_wikipedia}
+"""By format, for `hornbook.text.documents`; the latter open the files themselves."""
+
+
+@dataclass(kw_only=True)
+class _Open:
+    """The document being read."""
+
+    title: str
+    offset: int
+    lines: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+
+def read_extracted(stream: BinaryIO, name: str, *, titles: bool) -> Iterator[tuple[str, int] | DataError]:
+    """Yield (text, offset of its ``<doc>`` line) of each document; ``titles`` keeps the first line, which is the title.
+
+    Yields an error for a document that is too long or not UTF-8. Raises DataError if the file was not written by
+    WikiExtractor, or is truncated.
+    """
+    document: _Open | None = None
+    offset = number = 0
+    while line := stream.readline(MAX_PAGE_BYTES + 1):
+        number += 1
+        where = f"{name}, line {number}"
+        if line.startswith(b"<doc id="):
+            if document is not None:
+                raise DataError(f"{where}: a document begins inside another, before its </doc>; extract it again")
+            match = _OPENING.fullmatch(line.decode(errors="replace").strip()[:65536])
+            if match is None:
+                raise DataError(
+                    f'{where}: expected <doc id="..." url="..." title="...">, as in WikiExtractor; check `format`'
+                )
+            document = _Open(title=html.unescape(match[1]), offset=offset)
+        elif line.strip() == _CLOSING and document is not None:
+            yield _finish(document, where, titles)
+            document = None
+        elif document is not None:
+            document.size += len(line)
+            if document.size <= MAX_PAGE_BYTES:
+                document.lines.append(line)
+        elif line.strip():
+            raise DataError(
+                f'{where}: expected a line like <doc id="12" ... title="...">, as in WikiExtractor; check `format`'
+            )
+        offset += len(line)
+    if document is not None:
+        raise DataError(f"{name}: ends in the middle of a document (offset {document.offset}); extract it again")
+
+
+def _finish(document: _Open, where: str, titles: bool) -> tuple[str, int] | DataError:
+    if document.size > MAX_PAGE_BYTES:
+        limit = format_bytes(MAX_PAGE_BYTES)
+        return DataError(f"{where}: a document longer than {limit} ends here; skip it with `on_error='skip'`")
+    try:
+        text = html.unescape(b"".join(document.lines).decode()).strip("\n")
+    except UnicodeDecodeError as error:
+        return DataError(f"{where}: the document that ends here is not UTF-8 ({error.reason}); extract it again")
+    first, _, rest = text.partition("\n")
+    if first.strip() == document.title.strip() and not (titles and rest.strip()):
+        text = rest.lstrip("\n") if rest.strip() else ""
+    return text, document.offset

@@ -16,7 +16,7 @@ from hornbook.corpora.megatron import IndexedFile
 from hornbook.corpora.store_manifest import DOCUMENT_ROW
 from hornbook.errors import DataError
 from hornbook.text.documents import Document
-from hornbook.text.quality.exact import ExactDuplicates
+from hornbook.text.quality.duplicates import ExactDuplicates
 
 SPLITS = ("train", "validation")
 

@@ -20,7 +20,7 @@ from hornbook.corpora.building.token_pipeline import (
     tokenize_batches,
 )
 from hornbook.text.documents import Document, Position, Tally
-from hornbook.text.quality.exact import ExactDuplicates
+from hornbook.text.quality.duplicates import ExactDuplicates
 
 
 def documents(texts=TEXTS):

@@ -10,7 +10,7 @@ from hornbook.interop.convert.bert_packed import read_packed
 from hornbook.interop.convert.bert_tfrecord import read_plain
 from hornbook.interop.convert.conversion import ConvertOptions, convert
 from hornbook.interop.convert.detect import detect_source
-from hornbook.interop.formats.example import encode_example
+from hornbook.interop.formats.protobuf import encode_example
 from hornbook.interop.formats.tfrecord import write_records
 from hornbook.interop.instances.static_instances import StaticInstances, holds_instances
 

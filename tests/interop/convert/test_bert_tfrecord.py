@@ -20,7 +20,7 @@ from hornbook.interop.convert.bert_tfrecord import (
     write_plain,
     write_remasked,
 )
-from hornbook.interop.formats.example import decode_example, encode_example
+from hornbook.interop.formats.protobuf import decode_example, encode_example
 from hornbook.interop.formats.tfrecord import frame, read_records
 
 needs_file = pytest.mark.skipif(not BERT_TFRECORD.exists(), reason="../shared/data/tfrecord is not there")

@@ -8,9 +8,9 @@ from tiny_text import build_tiny, one_line
 from hornbook.errors import DataError, UserError
 from hornbook.interop.convert.bert_tfrecord import write_plain, write_remasked
 from hornbook.interop.convert.detect import detect_source, detect_target
-from hornbook.interop.convert.gpt2_tfrecord import write_gpt2_tfrecords
 from hornbook.interop.convert.stores import write_megatron
-from hornbook.interop.formats.example import encode_example
+from hornbook.interop.convert.token_files import write_gpt2_tfrecords
+from hornbook.interop.formats.protobuf import encode_example
 from hornbook.interop.formats.tfrecord import write_records
 
 

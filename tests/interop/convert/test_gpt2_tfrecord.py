@@ -7,8 +7,8 @@ from tiny_formats import BERT_TFRECORD, documents, lists
 from tiny_text import one_line
 
 from hornbook.errors import DataError, UserError
-from hornbook.interop.convert.gpt2_tfrecord import read_gpt2_tfrecords, write_gpt2_tfrecords
-from hornbook.interop.formats.example import encode_example
+from hornbook.interop.convert.token_files import read_gpt2_tfrecords, write_gpt2_tfrecords
+from hornbook.interop.formats.protobuf import encode_example
 from hornbook.interop.formats.tfrecord import frame
 
 LISTS = [[5, 300, 50_256], [], [2**31 - 1] * 5, list(range(300))]

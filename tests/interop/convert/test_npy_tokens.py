@@ -5,7 +5,7 @@ from tiny_formats import documents, lists
 from tiny_text import one_line
 
 from hornbook.errors import DataError, StorageError, UserError
-from hornbook.interop.convert.npy_tokens import read_npy, write_npy
+from hornbook.interop.convert.token_files import read_npy, write_npy
 from hornbook.storage.faults import inject
 
 ROWS = [[1, 2, 3], [40_000, 5, 6], [7, 8, 2**31 - 1], [9, 9, 9]]

@@ -7,7 +7,7 @@ from tiny_text import tiny_tokenizer
 
 from hornbook.errors import DataError, UserError
 from hornbook.interop.convert.token_documents import (
-    LeftOut,
+    Counts,
     as_tokens,
     crop,
     cut_stream,
@@ -41,7 +41,7 @@ def test_cutting_by_another_way(some, length, stride):
     flat = [token for tokens in some for token in tokens]
     owners = [number for number, tokens in enumerate(some) for _ in tokens]
     starts = range(0, len(flat) - length + 1, stride)
-    left_out = LeftOut()
+    left_out = Counts()
     cut = cut_stream(documents(some), length, stride, left_out)
     for _ in range(2):  # what is counted begins anew
         assert lists(cut) == [flat[start : start + length] for start in starts]
@@ -55,14 +55,14 @@ def test_cutting_by_another_way(some, length, stride):
 def test_splitting_gives_back_what_was_cut(some):
     some = [[token + 1 for token in tokens] + [0] for tokens in some]
     flat = documents([[token for tokens in some for token in tokens]], end_of_text_id=0)
-    pieces = documents(lists(cut_stream(flat, 1, 1, LeftOut())), end_of_text_id=0)
+    pieces = documents(lists(cut_stream(flat, 1, 1, Counts())), end_of_text_id=0)
     assert lists(split_at_end_of_text(pieces)) == some
 
 
 def test_cropping():
-    left_out = LeftOut()
+    left_out = Counts()
     assert lists(crop(documents(LISTS), 4, left_out)) == [[5, 6, 7, 0], [1, 2, 3, 4]]
-    assert (left_out.documents, left_out.tokens) == (2, 4)
+    assert (left_out.items, left_out.tokens) == (2, 4)
 
 
 def test_a_tokenizer_for_tokens_without_one():

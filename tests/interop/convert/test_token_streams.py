@@ -7,7 +7,7 @@ from tiny_text import one_line
 
 from hornbook.errors import DataError
 from hornbook.interop.convert.token_documents import split_at_end_of_text
-from hornbook.interop.convert.token_streams import how_to_convert, read_llmc, read_nanogpt
+from hornbook.interop.convert.token_files import how_to_convert, read_llmc, read_nanogpt
 
 TOKENS = [50_256, 5, 6, 50_256, 65_535, 7]
 

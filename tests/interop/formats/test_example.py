@@ -7,8 +7,14 @@ from hypothesis.extra import numpy as arrays
 from tiny_formats import BERT_TFRECORD, EXAMPLE_TFRECORD
 
 from hornbook.errors import DataError
-from hornbook.interop.formats.example import decode_example, decode_varints, encode_example, encode_varints, integers
-from hornbook.interop.formats.protobuf import Malformed
+from hornbook.interop.formats.protobuf import (
+    Malformed,
+    decode_example,
+    decode_varints,
+    encode_example,
+    encode_varints,
+    integers,
+)
 from hornbook.interop.formats.tfrecord import read_records
 
 needs_files = pytest.mark.skipif(not EXAMPLE_TFRECORD.exists(), reason="../shared/data/tfrecord is not there")

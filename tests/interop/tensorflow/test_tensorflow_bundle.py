@@ -16,7 +16,6 @@ from tiny_huggingface import same
 from hornbook.errors import CheckpointError, HornbookError
 from hornbook.interop.formats.crc32c import masked_crc32c
 from hornbook.interop.tensorflow import bundle as bundles
-from hornbook.interop.tensorflow import table as tables
 from hornbook.interop.tensorflow.bundle import open_bundle, read_variables
 
 TENSORS = {
@@ -157,7 +156,7 @@ def test_names_that_grow_with_every_byte(tmp_path):
 
 
 def test_more_names_than_any_checkpoint_has(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "MOST_ENTRIES", 5)
+    monkeypatch.setattr(bundles, "MOST_ENTRIES", 5)
     assert "more than 5 names" in refused(write_bundle(tmp_path / "x", TENSORS))
 
 

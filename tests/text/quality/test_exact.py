@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from tiny_documents import decisions_in_parts, document, kept
 
 from hornbook.text.quality import words
-from hornbook.text.quality.exact import ExactDuplicates, SeenPairs, text_hash
+from hornbook.text.quality.duplicates import ExactDuplicates, SeenPairs, text_hash
 
 TEXTS = st.lists(st.text("aB \n\u3000é", max_size=4), max_size=30)
 PAIRS = st.tuples(st.integers(0, 2**64 - 1), st.integers(1, 2**64 - 1))

@@ -6,8 +6,7 @@ from tiny_documents import document, kept
 from tiny_text import one_line
 
 from hornbook.errors import UserError
-from hornbook.text.quality.filters import SAMPLED_CHARACTERS, Language, Length, Pattern, middle
-from hornbook.text.quality.language_codes import record_code
+from hornbook.text.quality.filters import SAMPLED_CHARACTERS, Language, Length, Pattern, middle, record_code
 from hornbook.text.reading import Document
 
 ENGLISH = "The ship sailed at noon, and nobody on the quay could say where she was bound for."

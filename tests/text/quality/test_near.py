@@ -9,8 +9,8 @@ from tiny_documents import decisions_in_parts, document, kept, some_words
 from tiny_text import SHARED, one_line
 
 from hornbook.errors import UserError
-from hornbook.text.quality import near
-from hornbook.text.quality.near import NearDuplicates, SimilarityIndex, band_rows, num_equal
+from hornbook.text.quality import duplicates
+from hornbook.text.quality.duplicates import NearDuplicates, SimilarityIndex, band_rows, num_equal
 
 WEB = SHARED / "text" / "openwebtext-1000.jsonl"
 
@@ -84,7 +84,7 @@ def test_the_estimate_at_the_threshold_is_enough_and_one_byte_less_is_not(thresh
 
 @pytest.mark.parametrize("threshold", [0.5, 0.8])
 def test_the_index_decides_as_comparing_all_with_all(threshold, monkeypatch):
-    monkeypatch.setattr(near, "_SMALLEST_TABLE", 16)
+    monkeypatch.setattr(duplicates, "_SMALLEST_TABLE", 16)
     signatures = clustered_signatures(600, 7)
     expected = brute_force(signatures, threshold)
     assert 100 < sum(expected) < 400
@@ -96,8 +96,8 @@ def test_the_index_decides_as_comparing_all_with_all(threshold, monkeypatch):
 def test_an_index_is_the_same_however_it_was_filled(seed, cuts, threshold):
     signatures = clustered_signatures(80, seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(near, "_SMALLEST_TABLE", 16)
-        patch.setattr(near, "_LINKED_AT_ONCE", 13)
+        patch.setattr(duplicates, "_SMALLEST_TABLE", 16)
+        patch.setattr(duplicates, "_LINKED_AT_ONCE", 13)
         one, many = SimilarityIndex(threshold), SimilarityIndex(threshold)
         for signature in signatures:
             one.extend(signature[None])
@@ -148,7 +148,7 @@ def hidden_behind_others(times):
 
 def test_chains_are_followed_to_their_end_but_not_for_ever(monkeypatch):
     assert SimilarityIndex.has_similar(*hidden_behind_others(times=4))
-    monkeypatch.setattr(near, "_LONGEST_CHAIN", 4)
+    monkeypatch.setattr(duplicates, "_LONGEST_CHAIN", 4)
     assert SimilarityIndex.has_similar(*hidden_behind_others(times=3))
     assert not SimilarityIndex.has_similar(*hidden_behind_others(times=4))
 

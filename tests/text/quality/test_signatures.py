@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_documents import some_words
 
-from hornbook.text.quality import near
-from hornbook.text.quality.near import NUM_HASHES, num_equal, shingles, signature_of
+from hornbook.text.quality import duplicates
+from hornbook.text.quality.duplicates import NUM_HASHES, num_equal, shingles, signature_of
 
 
 def true_similarity(first, second):
@@ -78,7 +78,7 @@ def test_short_texts():
 def test_chunks_do_not_change_the_signature(size, monkeypatch):
     text = " ".join(some_words(64, 5))  # 60 sequences
     whole = signature_of(text)
-    monkeypatch.setattr(near, "_CHUNK", size)
+    monkeypatch.setattr(duplicates, "_CHUNK", size)
     assert (signature_of(text) == whole).all()
 
 

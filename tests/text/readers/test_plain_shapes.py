@@ -8,8 +8,13 @@ from tiny_text import SHARED, one_line
 from hornbook.errors import DataError
 from hornbook.text.documents import Document, ReadOptions, Tally, read_documents
 from hornbook.text.readers import plain
-from hornbook.text.readers.plain import begins_with_object, read_between_blank_lines, read_each_line, read_whole
-from hornbook.text.readers.wikitext import read_wikitext
+from hornbook.text.readers.plain import (
+    begins_with_object,
+    read_between_blank_lines,
+    read_each_line,
+    read_whole,
+    read_wikitext,
+)
 from hornbook.text.reading import Source
 
 BERT = b"First sentence.\nSecond one.\r\n\r\n  \n\nThird.\n\nLast\n"

@@ -6,7 +6,7 @@
     Tokenizer, byte-level BPE   -> tokenizer.json, tokenizer_config.json, vocab.json, merges.txt
     Tokenizer, WordPiece        -> tokenizer.json, tokenizer_config.json, vocab.txt
 
-Where hornbook starts prompts with the end-of-text token, the written tokenizer adds it (`hornbook.text.start_token`).
+Where hornbook starts prompts with the end-of-text token, the written tokenizer adds it (``with_start``).
 One difference remains: in transformers, the name of a special token inside a text is that token (unless
 ``split_special_tokens=True``); here it is text.
 """
@@ -18,8 +18,7 @@ from typing import Any, Final
 from hornbook.errors import CheckpointError, DataError
 from hornbook.exchange.foreign import inside
 from hornbook.storage.json_files import dump_json, read_json
-from hornbook.text.special_tokens import ROLE_NAMES
-from hornbook.text.start_token import start_of, with_start
+from hornbook.text.special_tokens import ROLE_NAMES, start_of, with_start
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.tokenizer_json import dump, read_bert_config
 from hornbook.text.tokenizer_names import FILES

@@ -24,7 +24,7 @@ from hornbook.arrays import Int64s
 from hornbook.errors import DataError
 from hornbook.interop.convert.bert_instances import Instance, Instances, check_instance
 from hornbook.interop.convert.bert_tfrecord import Sizes, instances_of_records
-from hornbook.interop.formats.example import Feature, integers
+from hornbook.interop.formats.protobuf import Feature, integers
 
 
 class _Schema(NamedTuple):
@@ -43,27 +43,15 @@ class _Schema(NamedTuple):
 
 
 _GRAPHCORE: Final = _Schema(
-    tokens="packed_input_ids",
-    mask="packed_input_mask",
-    segments="packed_segment_ids",
-    offsets="packed_position_ids",
-    positions="packed_masked_lm_positions",
-    labels="packed_masked_lm_ids",
-    prediction_mask="packed_masked_lm_mask",
-    pair_labels="packed_next_sentence_labels",
-    pair_mask="packed_next_sentence_mask",
+    *("packed_input_ids", "packed_input_mask", "packed_segment_ids", "packed_position_ids"),
+    *("packed_masked_lm_positions", "packed_masked_lm_ids", "packed_masked_lm_mask"),
+    *("packed_next_sentence_labels", "packed_next_sentence_mask"),
     backwards=True,
 )
 _HABANA: Final = _Schema(
-    tokens="input_ids",
-    mask="input_mask",
-    segments="segment_ids",
-    offsets="positions",
-    positions="masked_lm_positions",
-    labels="masked_lm_ids",
-    prediction_mask="masked_lm_weights",
-    pair_labels="next_sentence_labels",
-    pair_mask="next_sentence_weights",
+    *("input_ids", "input_mask", "segment_ids", "positions"),
+    *("masked_lm_positions", "masked_lm_ids", "masked_lm_weights"),
+    *("next_sentence_labels", "next_sentence_weights"),
     backwards=False,
 )
 PACKED: Final = {frozenset(_GRAPHCORE[:9]): _GRAPHCORE, frozenset((*_HABANA[:9], "next_sentence_positions")): _HABANA}

@@ -29,7 +29,7 @@ from hornbook.interop.convert.bert_instances import (
     padded,
     unpadded,
 )
-from hornbook.interop.formats.example import Feature, encode_example, integers
+from hornbook.interop.formats.protobuf import Feature, encode_example, integers
 from hornbook.interop.formats.tfrecord import find_tfrecords, read_examples, write_records
 
 PAD_POSITION: Final = 384

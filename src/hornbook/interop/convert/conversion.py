@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from hornbook.config.options import option
 from hornbook.corpora.store import SPLITS, splits_of
 from hornbook.corpora.verify import verify_hashes
 from hornbook.errors import DataError, StorageError, UserError
@@ -28,14 +29,12 @@ from hornbook.interop.convert.bert_instances import Instance, Instances, resized
 from hornbook.interop.convert.bert_packed import read_packed
 from hornbook.interop.convert.bert_tfrecord import PAD_POSITION, read_plain, read_remasked, write_plain, write_remasked
 from hornbook.interop.convert.detect import detect_source, detect_target
-from hornbook.interop.convert.gpt2_tfrecord import read_gpt2_tfrecords, write_gpt2_tfrecords
-from hornbook.interop.convert.npy_tokens import read_npy, write_npy
 from hornbook.interop.convert.pickled_lists import read_pickle, write_pickle
 from hornbook.interop.convert.stores import read_store, split_of, write_megatron, write_store
 from hornbook.interop.convert.token_documents import (
+    Counts,
     Documents,
     EndOfText,
-    LeftOut,
     TokenDocument,
     crop,
     cut_stream,
@@ -43,7 +42,14 @@ from hornbook.interop.convert.token_documents import (
     with_end_of_text,
     with_tokenizer,
 )
-from hornbook.interop.convert.token_streams import read_llmc, read_nanogpt
+from hornbook.interop.convert.token_files import (
+    read_gpt2_tfrecords,
+    read_llmc,
+    read_nanogpt,
+    read_npy,
+    write_gpt2_tfrecords,
+    write_npy,
+)
 from hornbook.storage import make_directory
 from hornbook.storage.new_files import refuse_existing
 from hornbook.text.tokenizer import Tokenizer
@@ -53,41 +59,51 @@ HAVE_FILES_OF_RECORDS: Final = ("tfrecord", "bert-tfrecord", "bert-tfrecord-rema
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvertOptions:
-    """The options of a conversion; None means as in the source.
+class Declared:
+    """The options of a conversion that the command line has, too; None means as in the source."""
 
-    Attributes:
-        source_format: one of ``DOCUMENT_SOURCES`` or ``INSTANCE_SOURCES``; None detects it.
-        target_format: one of ``DOCUMENT_FORMATS`` or ``INSTANCE_FORMATS``; None detects it.
-        split: the split of a corpus or data set to read, and the split named in the manifest of a new store.
-        verify: first compare a source store with its manifest; at the end read source and target again and compare
-            them.
-        tokenizer: the tokenizer of the tokens; required for a new store.
-        end_of_text: ``"stored"``: each document of the target ends with the end-of-text token; ``"inserted"``: none.
-        end_of_text_id: the id of the end-of-text token, if neither source nor tokenizer defines it.
-        split_at_end_of_text: treat the source as one stream in which each end-of-text token ends a document.
-        sequence_length: for documents, cut them into sequences of this length; for instances, pad to this length.
-        stride: tokens from the start of one sequence to the start of the next; None means no overlap.
-        crop: keep only the first ``sequence_length`` tokens of each document that is at least that long.
-        max_predictions: number of predictions to pad instances to.
-        pad_position: the position of empty slots in remasked records.
-        records_per_file: write a folder of TFRecord files with this number of records each.
-    """
+    source_format: str | None = option(None, help="format of the source (default: by its content)")
+    """One of ``DOCUMENT_SOURCES`` or ``INSTANCE_SOURCES``."""
+    target_format: str | None = option(None, help="format of the target (default: by its name)")
+    """One of ``DOCUMENT_FORMATS`` or ``INSTANCE_FORMATS``."""
+    verify: bool = option(
+        False,
+        help="verify the hashes of a store before converting, and compare source and target afterwards",
+    )
+    split: str | None = option(None, help="split of the source, or of the new store")
+    sequence_length: int | None = option(
+        None,
+        help="documents: concatenate and split into sequences of N tokens; instances: pad to N tokens",
+        minimum=1,
+    )
+    records_per_file: int | None = option(None, help="write a folder of TFRecord files with N records each", minimum=1)
+    end_of_text: Literal["stored", "inserted"] | None = option(
+        None,
+        help="whether documents of the target end with the end-of-text token (stored) or not (inserted) "
+        "(default: as in the source)",
+    )
+    end_of_text_id: int | None = option(
+        None, help="id of the end-of-text token (default: that of the tokenizer or store)", minimum=0
+    )
+    split_at_end_of_text: bool = option(
+        False, help="read the source as one stream of tokens and end a document at each end-of-text token"
+    )
+    stride: int | None = option(
+        None, help="tokens between the starts of two sequences (default: the sequence length)", minimum=1
+    )
+    crop: bool = option(False, help="cut each document to the sequence length, and leave out shorter ones")
+    max_predictions: int | None = option(None, help="predictions to pad to (default: as in the source)", minimum=1)
+    pad_position: int | None = option(
+        None, help="position id of unused slots, for bert-tfrecord-remasked (default: 384)", minimum=0
+    )
 
-    source_format: str | None = None
-    target_format: str | None = None
-    split: str | None = None
-    verify: bool = False
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions(Declared):
+    """The options of a conversion."""
+
     tokenizer: Tokenizer | None = None
-    end_of_text: Literal["stored", "inserted"] | None = None
-    end_of_text_id: int | None = None
-    split_at_end_of_text: bool = False
-    sequence_length: int | None = None
-    stride: int | None = None
-    crop: bool = False
-    max_predictions: int | None = None
-    pad_position: int | None = None
-    records_per_file: int | None = None
+    """That of the tokens; required for a new store."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,14 +130,6 @@ class ConvertReport:
     left_out_documents: int
     left_out_tokens: int
     verified: bool
-
-
-@dataclass(kw_only=True)
-class _Count:
-    """Number of items and tokens in the most recent iteration."""
-
-    items: int = 0
-    tokens: int = 0
 
 
 OnProgress = Callable[[int, int], None]
@@ -152,7 +160,7 @@ def convert(
     if target_format != "megatron":  # its writer checks for its two files, and can finish an interrupted conversion
         refuse_existing(target)
     make_directory(target.absolute().parent)
-    left_out, count = LeftOut(), _Count()
+    left_out, count = Counts(), Counts()
     read: Callable[[Path, str, str | None], Any]
     content: Any
     joins_sentences = False
@@ -180,7 +188,7 @@ def convert(
         items=count.items,
         tokens=count.tokens,
         joined_sentences=joins_sentences,
-        left_out_documents=left_out.documents,
+        left_out_documents=left_out.items,
         left_out_tokens=left_out.tokens,
         verified=options.verify,
     )
@@ -246,7 +254,7 @@ def _refuse_useless(source: Path, source_format: str, target_format: str, option
         raise UserError(f"`split` is {options.split!r:.40}; for a store, expected {' or '.join(SPLITS)}")
 
 
-def _prepare(documents: Documents, target_format: str, options: ConvertOptions, left_out: LeftOut) -> Documents:
+def _prepare(documents: Documents, target_format: str, options: ConvertOptions, left_out: Counts) -> Documents:
     """Apply the options to the documents. Raises UserError if they conflict, or a required one is missing."""
     if options.tokenizer:
         _refuse_other_end(documents, options.tokenizer, options)
@@ -324,7 +332,7 @@ def _write(target: Path, target_format: str, content: Any, options: ConvertOptio
     writers[target_format](target, content)
 
 
-def _counted(content: Any, source: Path, count: _Count, on_progress: OnProgress) -> Any:
+def _counted(content: Any, source: Path, count: Counts, on_progress: OnProgress) -> Any:
     """Return the documents or instances, counted during iteration, which raises DataError if there are none."""
 
     def read() -> Iterator[TokenDocument | Instance]:

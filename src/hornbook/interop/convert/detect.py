@@ -22,9 +22,8 @@ from hornbook.formats.foreign import name_foreign
 from hornbook.interop.convert import DOCUMENT_FORMATS, DOCUMENT_SOURCES, INSTANCE_FORMATS, INSTANCE_SOURCES
 from hornbook.interop.convert.bert_packed import PACKED
 from hornbook.interop.convert.bert_tfrecord import PLAIN, REMASKED
-from hornbook.interop.convert.gpt2_tfrecord import FEATURES
 from hornbook.interop.convert.stores import megatron_prefix
-from hornbook.interop.convert.token_streams import how_to_convert, is_llmc
+from hornbook.interop.convert.token_files import FEATURES, how_to_convert, is_llmc
 from hornbook.interop.formats.tfrecord import begins_with_record, find_tfrecords, read_examples
 
 _ENDINGS: Final = {".npy": "npy", ".pkl": "pickle", ".pickle": "pickle", ".bin": "megatron", ".idx": "megatron"}

@@ -171,14 +171,14 @@ def split_at_end_of_text(documents: Documents) -> Documents:
 
 
 @dataclass(kw_only=True)
-class LeftOut:
-    """Number of documents and tokens dropped in the most recent iteration."""
+class Counts:
+    """Number of documents or instances, and of their tokens, in the most recent iteration."""
 
-    documents: int = 0
+    items: int = 0
     tokens: int = 0
 
 
-def cut_stream(documents: Documents, length: int, stride: int, left_out: LeftOut) -> Documents:
+def cut_stream(documents: Documents, length: int, stride: int, left_out: Counts) -> Documents:
     """Return sequences of ``length`` tokens of the concatenated documents, one every ``stride`` tokens.
 
     The origin of a sequence is that of the document of its first token. Tokens that no sequence covers, at the end or,
@@ -186,7 +186,7 @@ def cut_stream(documents: Documents, length: int, stride: int, left_out: LeftOut
     """
 
     def read() -> Iterator[TokenDocument]:
-        left_out.documents = left_out.tokens = 0
+        left_out.items = left_out.tokens = 0
         held: list[TokenDocument] = []
         num_tokens = num_held = num_sequences = skip = 0
         for document in documents:
@@ -208,14 +208,14 @@ def cut_stream(documents: Documents, length: int, stride: int, left_out: LeftOut
     return replace(documents, read=read, end_of_text=None, sequences="documents")
 
 
-def crop(documents: Documents, length: int, left_out: LeftOut) -> Documents:
+def crop(documents: Documents, length: int, left_out: Counts) -> Documents:
     """Return the first ``length`` tokens of each document that is at least that long, as system A's encoder does."""
 
     def read() -> Iterator[TokenDocument]:
-        left_out.documents = left_out.tokens = 0
+        left_out.items = left_out.tokens = 0
         for document in documents:
             if len(document.tokens) < length:
-                left_out.documents += 1
+                left_out.items += 1
                 left_out.tokens += len(document.tokens)
                 continue
             left_out.tokens += len(document.tokens) - length

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from hornbook.errors import DataError
 from hornbook.interop.formats.crc32c import masked_crc32c
-from hornbook.interop.formats.example import Feature, decode_example
-from hornbook.interop.formats.protobuf import Malformed
+from hornbook.interop.formats.protobuf import Feature, Malformed, decode_example
 from hornbook.storage import FileWriter, replace_file, write_file
 from hornbook.storage.new_files import new_folder, numeric_key
 from hornbook.storage.system import open_regular, storage_errors
@@ -179,18 +178,18 @@ def _write_shard(stem: Path, records: Iterator[bytes]) -> int:
     first = next(records, None)
     if first is None:
         return 0
-    lines, offset = [], 0
+    lines: list[str] = []
+
+    def framed() -> Iterator[bytes]:
+        offset = 0
+        for data in map(frame, chain((first,), records)):
+            lines.append(f"{offset} {len(data)}\n")
+            offset += len(data)
+            yield data
+
     with FileWriter(stem.with_suffix(".tfrecord")) as writer:
-        buffer = bytearray()
-        for record in chain((first,), records):
-            framed = frame(record)
-            lines.append(f"{offset} {len(framed)}\n")
-            offset += len(framed)
-            buffer += framed
-            if len(buffer) >= _BUFFERED_BYTES:
-                writer.write(buffer)
-                buffer = bytearray()
-        writer.write(buffer)
+        for chunk in buffered(framed()):
+            writer.write(chunk)
     write_file(stem.with_suffix(".index"), "".join(lines).encode())
     return len(lines)
 

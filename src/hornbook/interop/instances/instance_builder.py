@@ -20,6 +20,7 @@ from typing import Final
 
 import numpy as np
 
+from hornbook.config.options import option
 from hornbook.corpora.store import TokenStore
 from hornbook.errors import UserError
 from hornbook.interop.convert import INSTANCE_FORMATS
@@ -40,29 +41,20 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceOptions:
-    """The options of ``build_instances``; the defaults are those of system E.
+    """The options of ``build_instances``; the defaults are those of system E."""
 
-    Attributes:
-        sequence_length: the most tokens per instance, with [CLS] and [SEP].
-        max_predictions: the most masked tokens per instance.
-        duplicates: number of passes through the documents.
-        mask_probability: share of the tokens to mask.
-        short_sequence_probability: share of chunks with a shorter target.
-        whole_words: mask all pieces of a word or none.
-        seed: seed of all draws.
-        format_name: one of ``INSTANCE_FORMATS``.
-        records_per_file: records in each file of a folder of TFRecords; None for one file.
-    """
-
-    sequence_length: int = 128
-    max_predictions: int = 20
-    duplicates: int = 6
-    mask_probability: float = 0.15
-    short_sequence_probability: float = 0.1
-    whole_words: bool = False
-    seed: int = 1984
-    format_name: str = "bert-tfrecord"
-    records_per_file: int | None = None
+    sequence_length: int = option(128, help="tokens of an instance, [CLS] and [SEP] included", minimum=1)
+    max_predictions: int = option(20, help="maximum number of masked tokens per instance", minimum=1)
+    duplicates: int = option(6, help="passes through the text, each with its own pairs and masks", minimum=1)
+    mask_probability: float = option(0.15, help="share of masked tokens", above=0, maximum=1)
+    short_sequence_probability: float = option(
+        0.1, help="share of pairs shortened to a random length", minimum=0, maximum=1
+    )
+    seed: int = option(1984, help="random seed", minimum=0)
+    whole_words: bool = option(False, help="mask all pieces of a word together")
+    records_per_file: int | None = option(None, help="write a folder of TFRecord files with N records each", minimum=1)
+    format_name: str = INSTANCE_FORMATS[0]
+    """One of ``INSTANCE_FORMATS``."""
 
 
 @dataclass(kw_only=True)

@@ -9,7 +9,7 @@
       -> translate_config(name, content, what)  its content in transformers' names
       -> read_weights(index, model_type) the content of its ``model.safetensors``
 
-`table` and `bundle` read the format, `names` translates the variables, `variables` finds the files. Translating
+`bundle` reads the format, `variables` finds the files and translates names. Translating
 TensorFlow's names to transformers' leaves a single translation to hornbook's, in `hornbook.exchange.huggingface`. The
 price: errors have transformers' names.
 """

@@ -3,5 +3,5 @@
 policy     the choice and order of filters, and the suspicious results
 filters    the protocol of a filter; length, patterns and language
 
-The filters in exact, near and decontamination compare documents, hashed by words.
+The filters in duplicates and decontamination compare documents, hashed by words.
 """

@@ -23,14 +23,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
+from hornbook.config.options import option
 from hornbook.wording import counted, counted_kind
 
 if TYPE_CHECKING:
     from hornbook.text.quality.filters import Filter
 
-DEFAULT_OVERLAP_WORDS: Final = 13
-DEFAULT_LANGUAGE_PROBABILITY: Final = 0.5
-MOST_DROPPED: Final = 0.5
 KINDS: Final = ("empty-file", "unused-file", "dropped", "tokens-per-byte", "empty-list-items")
 _SHOWN_FILES: Final = 3
 _LEAST_LIST_ITEMS: Final = 20
@@ -44,53 +42,48 @@ _MOST_TOKENS_PER_BYTE: Final = 1.05
 
 @dataclass(frozen=True, kw_only=True)
 class QualityOptions:
-    """The options of the quality filters.
+    """The options of the quality filters."""
 
-    Attributes:
-        min_characters: minimum number of characters, without leading and trailing white space.
-        min_words: minimum number of words separated by white space.
-        keep_matching: RE2 regular expressions; a document without a match of each one is dropped.
-        drop_matching: RE2 regular expressions; a document with a match of any is dropped.
-        languages: ISO 639 codes such as ``"en"``; documents in other languages, as detected by py3langid, are dropped.
-        language_probability: minimum probability, in [0, 1], that a document is in one of the languages.
-        language_from: ``"text"``, or ``"record"``: where the record of a web archive states languages, its first one
-            decides; other documents are detected by their text.
-        exact_duplicates: drop documents that equal an earlier one except for white space.
-        near_duplicates: drop documents whose estimated Jaccard similarity, over 5-word sequences, with a kept document
-            is at least this value, in [0.3, 1]; None keeps them.
-        decontaminate: evaluation sets, as files or folders; documents that overlap them are dropped.
-        decontaminate_field: the field of their records that has the text.
-        decontaminate_words: number of words of an overlapping sequence, at least 8; a shorter passage, from 8 words on,
-            is one sequence.
-        decontaminate_overlap: number of different sequences in common from which a document is dropped.
-    """
-
-    min_characters: int = 0
-    min_words: int = 0
-    keep_matching: tuple[str, ...] = ()
-    drop_matching: tuple[str, ...] = ()
-    languages: tuple[str, ...] = ()
-    language_probability: float = DEFAULT_LANGUAGE_PROBABILITY
-    language_from: Literal["text", "record"] = "text"
-    exact_duplicates: bool = False
-    near_duplicates: float | None = None
-    decontaminate: tuple[str, ...] = ()
-    decontaminate_field: str = "text"
-    decontaminate_words: int = DEFAULT_OVERLAP_WORDS
-    decontaminate_overlap: int = 1
+    min_characters: int = option(0, help="drop shorter documents", minimum=0)
+    """Leading and trailing white space does not count."""
+    min_words: int = option(0, help="drop documents with fewer words", minimum=0)
+    keep_matching: tuple[str, ...] = option(
+        (), help="drop documents without a match of this regular expression (RE2 syntax); repeatable"
+    )
+    drop_matching: tuple[str, ...] = option(
+        (), help="drop documents with a match of this regular expression; repeatable"
+    )
+    languages: tuple[str, ...] = option(
+        (), help="drop documents in other languages than this one, such as en; repeatable, for several languages"
+    )
+    """Codes of ISO 639, as detected by py3langid."""
+    language_probability: float = option(0.5, help="minimum probability of the languages", minimum=0, maximum=1)
+    language_from: Literal["text", "record"] = option(
+        "text", help="record: by the first language in a web archive's record (WET), if any; text: by its text"
+    )
+    exact_duplicates: bool = option(False, help="drop copies of an earlier document, ignoring white space")
+    near_duplicates: float | None = option(
+        None,
+        help="drop documents whose 5-word shingles overlap with those of a kept document by this share "
+        "(Jaccard similarity), such as 0.8",
+        above=0,
+        maximum=1,
+    )
+    decontaminate: tuple[str, ...] = option(
+        (), help="drop documents that overlap with this evaluation set, a file (text, JSONL, Parquet); repeatable"
+    )
+    decontaminate_field: str = option("text", help="field of the evaluation set's records with the text")
+    decontaminate_words: int = option(13, help="length of the compared n-grams in words", minimum=1)
+    """At least 8; a shorter passage, from 8 words on, is one n-gram."""
+    decontaminate_overlap: int = option(1, help="number of common n-grams from which a document is dropped", minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """The limits of suspicious results.
+    """The limits of suspicious results."""
 
-    Attributes:
-        max_dropped: share of the documents that may be dropped, in [0, 1].
-        allow: the kinds of suspicious results, from `KINDS`, to accept.
-    """
-
-    max_dropped: float = MOST_DROPPED
-    allow: tuple[str, ...] = ()
+    max_dropped: float = option(0.5, help="maximum share of dropped and unreadable documents", minimum=0, maximum=1)
+    allow: tuple[str, ...] = option((), help=f"accept this suspicion: {', '.join(KINDS)}; repeatable")
 
 
 def build_filters(options: QualityOptions) -> list["Filter"]:
@@ -107,7 +100,7 @@ def build_filters(options: QualityOptions) -> list["Filter"]:
         cheap += [Pattern(pattern, "keep") for pattern in options.keep_matching]
         cheap += [Pattern(pattern, "drop") for pattern in options.drop_matching]
     if options.exact_duplicates:
-        from hornbook.text.quality.exact import ExactDuplicates
+        from hornbook.text.quality.duplicates import ExactDuplicates
 
         cheap.append(ExactDuplicates())
     if options.languages:
@@ -115,7 +108,7 @@ def build_filters(options: QualityOptions) -> list["Filter"]:
 
         thorough.append(Language(options.languages, options.language_probability, options.language_from))
     if options.near_duplicates is not None:
-        from hornbook.text.quality.near import NearDuplicates
+        from hornbook.text.quality.duplicates import NearDuplicates
 
         thorough.append(NearDuplicates(options.near_duplicates))
     if options.decontaminate:  # last, since it reads the evaluation sets and other options may be invalid
@@ -136,7 +129,7 @@ def find_suspicions(
     num_bytes: int,
     list_items: int = 0,
     empty_list_items: int = 0,
-    max_dropped: float = MOST_DROPPED,
+    max_dropped: float = Tolerance.max_dropped,
 ) -> dict[str, str]:
     """Return the suspicious results of a build: a message with its remedy for each kind, also for allowed ones.
 

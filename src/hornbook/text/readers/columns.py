@@ -1,4 +1,4 @@
-"""Parquet and Arrow: the rows of a text column, read with pyarrow (the extra ``arrow``) in a child process.
+r"""Tables: the rows of a text column of Parquet, Arrow, CSV and TSV.
 
     web.parquet    text: string, url: string    --field text    ->   Document of row 0, of row 1, ...
     folder/data-00000-of-00002.arrow            written by ``save_to_disk``
@@ -6,13 +6,23 @@
 Each row is a document whose offset is the row number; a null is an empty document. From a Parquet file only the pages
 of this column are read, through a buffer, some rows at a time; an Arrow file is memory-mapped. pyarrow can only check
 whole columns for UTF-8, so the column is viewed as bytes, and an invalid row makes only that row unreadable. A file
-that yields implausibly more text than its size is an error.
+that yields implausibly more text than its size is an error. pyarrow, the extra ``arrow``, runs in a child process.
+
+    id,text                              --field text
+    1,"one, with a comma"           ->   Document("one, with a comma", offset 8)
+    2,"two                          ->   Document("two\nlines", offset 30)
+    lines"
+
+CSV is quoted as in RFC 4180; TSV (text/tab-separated-values) has no quotes. Blank lines are skipped, an empty field is
+an empty document, and the offset is that of the row in bytes. Every row must have as many fields as the header, which
+detects most wrong quotes; a quote that is never closed makes the rest of the file one unreadable row.
 """
 
+import csv
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from hornbook.errors import DataError
 from hornbook.formats.arrow import arrow_errors, import_pyarrow, open_batches, shown
@@ -20,11 +30,22 @@ from hornbook.formats.child import Record, records
 from hornbook.storage import Limits
 from hornbook.storage.decompress import open_source
 from hornbook.storage.system import format_bytes
-from hornbook.text.reading import Document, Outcome, ReadOptions, Source, not_utf8
+from hornbook.text.reading import (
+    Document,
+    Outcome,
+    ReadOptions,
+    Source,
+    line_too_long,
+    not_utf8,
+    plain_text,
+    read_lines,
+)
+from hornbook.wording import counted
 
 if TYPE_CHECKING:
     import pyarrow
     import pyarrow.parquet
+
 
 _DOCUMENT: Final = b"d"
 _ERROR: Final = b"e"
@@ -39,6 +60,11 @@ _BYTES_OF: Final = {
     **dict.fromkeys(("string_view", "binary_view"), "binary_view"),
 }
 """The type of bytes as which each of Arrow's types of text can be viewed without a copy, by name."""
+TABLES: Final[dict[str, dict[str, Any]]] = {
+    ".csv": {"delimiter": ",", "strict": True},
+    ".tsv": {"delimiter": "\t", "strict": True, "quoting": csv.QUOTE_NONE},
+}
+"""Options of `csv.reader`, by file suffix."""
 
 
 def read_columns(format_name: str, source: Source, options: ReadOptions, start: int) -> Iterator[Outcome]:
@@ -234,3 +260,82 @@ def _as_bytes(column: "pyarrow.Array") -> Any:
 
 def _no_text(source: Source, field: str, kind: object) -> DataError:
     return DataError(f"{source}: the column {field!r:.80} is of type {shown(kind)}; expected text")
+
+
+def read_table(suffix: str, stream: BinaryIO, source: Source, options: ReadOptions) -> Iterator[Outcome]:
+    """Read each row of a table as a document; ``suffix`` is a key of ``TABLES``."""
+    lines = _Lines(stream, source, options.max_line_bytes)
+    rows = csv.reader(lines, **TABLES[suffix])
+    header = _next_row(rows, lines)
+    if header is None:
+        return
+    if header.count(options.field) != 1:
+        raise no_such_column(source, options.field, header)
+    column = header.index(options.field)
+    while True:
+        try:
+            if (row := _next_row(rows, lines, len(header))) is None:
+                return
+            outcome: Outcome = Document(row[column], source.name, lines.offset, len(row[column].encode()))
+        except DataError as error:
+            outcome = error
+        yield outcome
+
+
+def next_of_any_size(rows: Iterator[list[str]], limit: int) -> list[str] | None:
+    """Return the next row, with fields of up to ``limit`` characters, or None at the end. Raises csv.Error."""
+    # csv's default limit is 128 KiB; the limit is global to the process, so restore it
+    allowed = csv.field_size_limit(limit)
+    try:
+        return next(rows, None)
+    finally:
+        csv.field_size_limit(allowed)
+
+
+def _next_row(rows: Iterator[list[str]], lines: "_Lines", num_fields: int | None = None) -> list[str] | None:
+    """Return the next row, or None at the end. Raises DataError; the next call then starts at the next line."""
+    lines.begin_row()
+    try:
+        row = next_of_any_size(rows, lines.limit)
+    except csv.Error as error:
+        raise DataError(f"{lines.where}: not a valid row ({error}); fix the row or its quotes") from error
+    if row and num_fields not in (None, len(row)):
+        found = counted(len(row), "field")
+        raise DataError(f"{lines.where}: {found}, but the header has {num_fields}; fix the row or its quotes")
+    return row
+
+
+class _Lines:
+    """The lines of a table as text, for `csv.reader`, which requests another line while a quote is open.
+
+    Attributes:
+        limit: maximum length of a row in bytes.
+        offset: byte offset of the current row.
+        where: file and line number of the current row, for errors.
+    """
+
+    def __init__(self, stream: BinaryIO, source: Source, limit: int) -> None:
+        self.limit, self.offset, self.where = limit, 0, str(source)
+        self._lines, self._source = read_lines(stream, limit), source
+        self._num_bytes = 0
+
+    def begin_row(self) -> None:
+        """Let the next nonblank line begin a row."""
+        self._num_bytes = 0
+
+    def __iter__(self) -> "_Lines":
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        while not self._num_bytes and line.content is not None and not line.content.strip():
+            line = next(self._lines)
+        where = f"{self._source}, line {line.number}"
+        if not self._num_bytes:
+            self.offset, self.where = line.offset, where
+        if line.content is None:
+            raise line_too_long(where, self.limit)
+        self._num_bytes += len(line.content)
+        if self._num_bytes > self.limit:
+            raise DataError(f"{self.where}: a row longer than {format_bytes(self.limit)} begins here; fix its quotes")
+        return plain_text(line.content, where, line.offset)

@@ -3,14 +3,21 @@ r"""Plain text: a document is a file, a line, or the text between blank lines.
     text          "one\ntwo\n\nthree\n"   ->   "one\ntwo\n\nthree\n"
     lines         "one\ntwo\n\nthree\n"   ->   "one", "two", "three"
     blank-lines   "one\ntwo\n\nthree\n"   ->   "one\ntwo", "three"        BERT's corpora: one sentence per line
+    wikitext      " \n = Robert Boulter = \n \n Robert ... \n \n = Du Fu = \n \n Du Fu ..."      two articles
 
 The last line end (``\n`` or ``\r\n``) of a line, or of a document between blank lines, is not part of it. A line of
 white space is blank.
+
+An article of WikiText (Merity et al., "Pointer Sentinel Mixture Models", 2016) begins with a line `` = Title = ``
+between blank lines, or between a blank line and the start or end of the file, as for systems A and B; the test split
+has similar lines inside paragraphs, from broken formulas. The concatenated documents are the file, except for blank
+lines before the first title.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterator
+from itertools import chain, pairwise
 from pathlib import PurePath
 from typing import BinaryIO, Final
 
@@ -20,6 +27,7 @@ from hornbook.formats.warc import MAGIC
 from hornbook.storage.system import format_bytes
 from hornbook.text.reading import (
     BYTE_ORDER_MARK,
+    Document,
     Line,
     Outcome,
     ReadOptions,
@@ -36,6 +44,8 @@ _MARKS: Final = {
 }
 _PARSED_BYTES: Final = 1 << 20
 _FIRST_KEY: Final = re.compile(rb'\{\s*"[^"\\]*(?:\\.[^"\\]*)*"\s*:')
+_TITLE: Final = re.compile(rb" ?= (?!= )[^\n]*(?<! =) = ?\r?\n?")
+_LONGEST_TITLE: Final = 4096
 
 
 class Passage:
@@ -154,3 +164,29 @@ def begins_with_object(data: bytes) -> bool:
 
 def _without_end(data: bytes) -> bytes:
     return data.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def read_wikitext(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterator[Outcome]:
+    """Read the articles of a WikiText file; nonblank text before the first title is also a document.
+
+    A file with text but no title is not WikiText and gives an error.
+    """
+    passage = Passage(source, options)
+    after_blank, has_title = True, False
+    for line, following in pairwise(chain(read_lines(stream, options.max_line_bytes), (None,))):
+        assert line is not None, "None is the last"
+        content = line.content or b""
+        is_title = len(content) <= _LONGEST_TITLE and _TITLE.fullmatch(content) is not None
+        if after_blank and is_title and (following is None or _is_blank(following)):
+            yield from passage.take()
+            has_title = True
+        passage.add(line)
+        after_blank = _is_blank(line)
+    rest = passage.take()
+    if rest and isinstance(rest[0], Document) and not has_title:
+        rest = [DataError(f"{source}: no line is a title of WikiText, ` = Title = `; use another `format`")]
+    yield from rest
+
+
+def _is_blank(line: Line) -> bool:
+    return line.content is not None and not line.content.strip()

@@ -1,17 +1,40 @@
-"""Peers for benchmarks: the same training step and the same generation in Hugging Face transformers."""
+"""Peers for benchmarks: the same training step and the same generation in Hugging Face transformers.
 
-from collections.abc import Sequence
+A step may also run in a separate process, with PyTorch's default allocator and settings. In this process, it has the
+settings of `hornbook.parallel.device.prepare`, which keeps freed memory and flushes denormals.
+
+    this process                      python -m hornbook.peers
+    {recipe, precision, threads}  ->  builds the peer's model and optimizer
+    an empty line                 ->  runs a step
+    tokens of the step            <-
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
 
-from hornbook.config import BertConfig, EncoderConfig, GPTConfig, PretrainingConfig, Recipe, RobertaConfig
-from hornbook.errors import UserError
+from hornbook.config import (
+    BertConfig,
+    EncoderConfig,
+    GPTConfig,
+    PretrainingConfig,
+    Recipe,
+    RobertaConfig,
+    recipe_to_dict,
+)
+from hornbook.config.build import recipe_from_dict
+from hornbook.errors import HornbookError, UserError
 from hornbook.extras import require
-from hornbook.measure.generation import Generate
-from hornbook.measure.throughput import Step, synthetic_loader
+from hornbook.measure.throughput import Generate, Step, synthetic_loader
 from hornbook.parallel.world import World
 from hornbook.samples.batches import Batch, size_of, to_device
 from hornbook.samples.windows import NOT_SCORED
@@ -143,3 +166,66 @@ def _build_encoder(transformers: Any, model: BertConfig | RobertaConfig, *, rela
         **sizes, max_position_embeddings=model.max_positions, type_vocab_size=model.num_segments
     )
     return transformers.BertForPreTraining(config) if relates else transformers.BertForMaskedLM(config)
+
+
+@contextmanager
+def transformers_step_apart(recipe: Recipe, world: World, *, precision: str) -> Iterator[Step]:
+    """Yield a step that runs in a separate process, which ends with the ``with`` block.
+
+    Args:
+        recipe: as for ``transformers_step``.
+        world: has the device.
+        precision: as for ``transformers_step``.
+
+    Raises:
+        UserError: the process ended; it has printed the reason.
+    """
+    reading, writing = os.pipe()  # since libraries may print to standard output
+    command = [sys.executable, "-m", "hornbook.peers", str(writing)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[writing], text=True)
+    os.close(writing)
+    assert process.stdin is not None
+
+    def ask(line: str) -> int:
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(f"{line}\n")
+            process.stdin.flush()
+        if answer := answers.readline():
+            return int(answer)
+        status = process.wait()  # which prints its reason after it has closed the pipe
+        reason = "for the reason above" if status >= 0 else f"by {signal.Signals(-status).name}"
+        raise UserError(
+            f"the process of transformers {precision} ended {reason}; to time it only in this process, add "
+            "`peer_processes='shared'`"
+        )
+
+    settings = {"precision": precision, "threads": torch.get_num_threads(), "device": str(world.device)}
+    try:
+        with os.fdopen(reading, encoding="ascii") as answers:
+            ask(json.dumps({"recipe": recipe_to_dict(recipe), **settings}))
+            yield lambda: ask("")
+    finally:
+        process.kill()
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+        process.wait()
+
+
+def serve(answers: TextIO) -> None:
+    """Process the requests of ``transformers_step_apart`` from standard input until it ends."""
+    given = json.loads(sys.stdin.readline())
+    torch.set_num_threads(given["threads"])
+    world = World(device=torch.device(given["device"]))
+    step = transformers_step(recipe_from_dict(given["recipe"]), world, precision=given["precision"])
+    answers.write("0\n")
+    while sys.stdin.readline():
+        answers.write(f"{step()}\n")
+
+
+if __name__ == "__main__":
+    try:
+        with os.fdopen(int(sys.argv[1]), "w", buffering=1, encoding="ascii") as pipe:
+            serve(pipe)
+    except HornbookError as error:
+        sys.exit(str(error))
