@@ -119,6 +119,7 @@ class DecoderConfig(TransformerConfig):
             num_layers=self.num_layers,
             embedding_dropout=self.embedding_dropout,
             head=head if self.tied else (Table("head.table", table.shape, table.cut), *head),
+            logit_cap=self.logit_cap,
             splits=self.query_key_norm != "width",  # the mean square would be that of a rank's heads
         )
 
