@@ -110,13 +110,17 @@ class _Part(RankPart):
         hidden, itemsize = self.recipe.model.hidden_size, load.itemsize
         numbers = 0.0
         if not self.recipe.parallel.sequence_parallel:
-            numbers += 2.0 * self.num_pairs * load.tokens * hidden * itemsize
+            numbers += (self.num_pairs + self.num_inputs) * load.tokens * hidden * itemsize
             numbers += load.tokens * hidden * _FP32 * (0 in self.own_stages)
         if self.num_stages - 1 in self.own_stages:
             is_counted = self.recipe.objective.name != "causal_lm"
             numbers += load.scored * (hidden * itemsize + _NUMBERS_OF_A_LOSS + is_counted * _NUMBERS_OF_A_HIT)
             numbers += _FP32 * math.prod(self.shapes.get("head.bias", (0,)))
-        return {"all_reduce": factor("all_reduce", self.sizes.tensor) * load.num_micro_batches * numbers}
+        numbers *= load.num_micro_batches
+        if not self.recipe.parallel.sequence_parallel:
+            shared = [shape for name, shape in self.shapes.items() if self.description.sees_share(name)]
+            numbers += _FP32 * sum(shard_size(shape, self.sizes.shard) for shape in shared)
+        return {"all_reduce": factor("all_reduce", self.sizes.tensor) * numbers}
 
     def slices(self, load: Load) -> dict[str, float]:
         """Return the bytes of sequence parallelism: slices of tokens, and gradients of parameters that see a slice."""
@@ -128,13 +132,13 @@ class _Part(RankPart):
         embedding = slice_size * _FP32 * load.num_micro_batches * (0 in self.own_stages)
         parts = self.description.block.parts
         convolutions = len(self.blocks) * sum(isinstance(part, Convolution) for part in parts)  # need all tokens
-        gathers = 3 * self.num_pairs + convolutions + (self.num_stages - 1 in self.own_stages)
+        gathers = self.num_pairs + 2 * self.num_inputs + convolutions + (self.num_stages - 1 in self.own_stages)
         sliced = [shape for name, shape in self.shapes.items() if self.description.sees_slice(name)]
         seen = sum(shard_size(shape, self.sizes.shard) for shape in sliced)
         return {
             "all_gather": factor("all_gather", num_ranks) * (gathers * numbers + embedding),
             "reduce_scatter": factor("reduce_scatter", num_ranks)
-            * ((2 * self.num_pairs + convolutions) * numbers + embedding),
+            * ((self.num_pairs + self.num_inputs + convolutions) * numbers + embedding),
             "all_reduce": factor("all_reduce", num_ranks) * _FP32 * seen,
         }
 
@@ -143,6 +147,12 @@ class _Part(RankPart):
         """The number of pairs of layers that tensor parallelism splits."""
         parts = self.description.block.parts
         return len(self.blocks) * sum(not isinstance(part, Convolution) for part in parts)
+
+    @property
+    def num_inputs(self) -> int:
+        """The number of first layers of these pairs."""
+        parts = self.description.block.parts
+        return len(self.blocks) * sum(len(part.inputs) for part in parts if not isinstance(part, Convolution))
 
     def stages(self, load: Load) -> dict[str, float]:
         """Return the bytes of pipelines: hidden states and their gradients, and the tied table with its gradient."""

@@ -68,6 +68,8 @@ class Description:
     num_layers: int
     head: tuple[Layer, ...]
     embedding_dropout: float = 0.0
+    logit_cap: float | None = None
+    """Soft limit of the logits."""
     splits: bool = True
     """Whether its modules compute with weights that tensor parallelism has split."""
 

@@ -220,6 +220,9 @@ class Recipe:
     def _inapplicable(self) -> Iterator[Problem]:
         """Yield the options that have no effect with this model or objective; a subclass counts as its base."""
         model, data, name = self.model, self.data, "objective.name"
+        if (window := getattr(model, "window", None)) and window > self.sequence_length:
+            message = f"window must not exceed sequence_length, {self.sequence_length:,}; lower it or remove it"
+            yield Problem(("model.window", "data.sequence_length"), message)
         is_masked, is_labeled = (isinstance(self.objective, kind) for kind in (MaskingConfig, LabelledConfig))
         head = "span" if isinstance(self.objective, SpanConfig) else "classification" if is_labeled else "pretraining"
         encoder = model if isinstance(model, EncoderConfig) else None

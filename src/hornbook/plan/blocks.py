@@ -10,7 +10,6 @@ parallelism, a rank holds a slice of the tokens between the split layers, see ``
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from hornbook.config.description import Block as BlockDescription
@@ -18,6 +17,7 @@ from hornbook.config.parts import Attention as AttentionPart
 from hornbook.config.parts import Convolution, FeedForward, Linear, Norm, Other
 from hornbook.plan import other_part
 from hornbook.plan.attention import Attention, Tokens
+from hornbook.plan.block_layers import BlockLayers, add_residual
 from hornbook.plan.layers import FP32, Layers
 
 
@@ -54,93 +54,7 @@ def block_of(
     return kind(description, index, tokens, num_parts, num_slices, mixes_again)
 
 
-def own_tokens(tokens: Tokens, num_slices: int) -> int:
-    """Return how many tokens a rank holds outside of the layers that are cut."""
-    return -(-tokens.num // num_slices)
-
-
-def add_residual(layers: Layers, size: float) -> None:
-    """Add the gradient ``branch`` to ``gradient``, both with ``size`` elements."""
-    if not layers.compute.is_native("layer_norm"):
-        layers.scratch("sum", size)
-        layers.tape.free("gradient", "branch")
-        layers.tape.free("sum")
-    layers.tape.free("branch")
-    layers.scratch("gradient", size)
-
-
-@dataclass(frozen=True)
-class _Block:
-    block: BlockDescription
-    index: int
-    tokens: Tokens
-    num_parts: int
-    num_slices: int
-    mixes_again: bool
-
-    @property
-    def name(self) -> str:
-        """Name of the module."""
-        return f"blocks.{self.index}"
-
-    @property
-    def size(self) -> int:
-        """D."""
-        return self.block.size
-
-    @property
-    def own(self) -> int:
-        """Number of the rank's tokens between the split layers."""
-        return own_tokens(self.tokens, self.num_slices)
-
-    def gather(self, layers: Layers, result: str) -> None:
-        """Compute ``result``, the tokens of all ranks, concatenated."""
-        for name in ("slices", result):
-            layers.scratch(name, self.tokens.num * self.size)
-        layers.tape.free("slices")
-
-    def scatter(self, layers: Layers, result: str) -> None:
-        """Compute the rank's slice of the sum of ``result`` over the ranks, which send copies of its slices."""
-        layers.scratch("slices", self.tokens.num * self.size)
-        layers.scratch(result, self.own * self.size)
-        layers.tape.free("slices")
-
-    def enter(self, layers: Layers, linear: Linear, result: str) -> None:
-        """Compute ``result``, for all tokens, by a linear layer that is split by outputs."""
-        if self.num_slices > 1:
-            self.gather(layers, "all tokens")
-        num_out = linear.num_out // self.num_parts
-        layers.linear(f"{self.name}.{linear.name}", self.tokens.num, self.size, num_out, result)
-        layers.tape.free("all tokens")
-
-    def enter_backward(self, layers: Layers, linear: Linear, gradient: str, result: str, *frees: str) -> None:
-        """Compute the gradient ``result`` of the input; with slices, the input is gathered once more."""
-        whole, num_out = result, linear.num_out // self.num_parts
-        if self.num_slices > 1:
-            whole, numbers = "all tokens", self.tokens.num * self.size
-            layers.scratch(result, numbers)
-            self.scatter(layers, result)
-            layers.tape.use(numbers * layers.itemsize)
-        name = f"{self.name}.{linear.name}"
-        layers.linear_backward(name, self.tokens.num, self.size, num_out, gradient, whole, *frees, bias=linear.bias)
-        layers.tape.free("all tokens")
-
-    def leave(self, layers: Layers, linear: Linear, result: str) -> None:
-        """Compute ``result`` by a linear layer that is split by inputs."""
-        num_in = linear.num_in // self.num_parts
-        layers.linear(f"{self.name}.{linear.name}", self.tokens.num, num_in, self.size, result)
-        if self.num_slices > 1:
-            self.scatter(layers, result)
-
-    def leave_backward(self, layers: Layers, linear: Linear, gradient: str, result: str, *frees: str) -> None:
-        """Compute the gradient ``result`` of the input, and free ``gradient`` unless it is that of the residual."""
-        whole, num_in = gradient, linear.num_in // self.num_parts
-        if self.num_slices > 1:
-            self.gather(layers, whole := "all gradients")
-        name = f"{self.name}.{linear.name}"
-        layers.linear_backward(name, self.tokens.num, num_in, self.size, whole, result, *frees, bias=linear.bias)
-        layers.tape.free("all gradients", *[gradient] * (gradient != "gradient"))
-
+class _Block(BlockLayers):
     def compute(self, layers: Layers, number: int, result: str) -> None:
         """Compute ``result`` by the block's part of this number."""
         part = self.block.parts[number]
@@ -277,7 +191,7 @@ class _Block:
         if len(part.inputs) > 1:
             layers.scratch("dgate", num * inner)
         if part.inputs[0].num_parts > 1:
-            layers.tape.use(3 * num * inner * layers.itemsize)  # the activation again, and both gradients
+            layers.tape.use(5 * num * inner * layers.itemsize)  # the activation again, both gradients, and their copy
         layers.scratch("dup", part.inputs[0].num_parts * num * inner)
         layers.tape.free("dhidden", f"{name}/gate", *ups)
         if len(part.inputs) == 1:
@@ -309,17 +223,6 @@ class _Block:
         tape.free("dparts")
         if not is_later:
             layers.arrived(layer, numbers + self.size)
-
-    def drop(self, layers: Layers, name: str) -> None:
-        """Drop elements before a residual addition."""
-        layers.dropout(self.own, self.size, name, probability=self.block.dropout)
-
-    def drop_backward(self, layers: Layers) -> str:
-        """Return the name of the gradient before the dropout."""
-        if self.block.dropout == 0.0:
-            return "gradient"
-        layers.dropout(self.own, self.size, "dropped gradient", probability=self.block.dropout)
-        return "dropped gradient"
 
     def convolve(self, layers: Layers, part: Convolution, number: int, result: str) -> None:
         """Compute ``result`` by the gated convolution."""
@@ -422,7 +325,7 @@ class PreNorm(_Block):
                 self.compute_backward(layers, number, gradient, "dnormed", f"{layer}/y")
                 layers.norm_backward(layer, num, size, "dnormed", "branch", source, kind=norm.kind, gain=norm.gain)
                 layers.tape.free("dnormed")
-            add_residual(layers, num * size)
+            add_residual(layers, num * size, block.norms[number].kind if block.norms else None)
 
 
 class PostNorm(_Block):
