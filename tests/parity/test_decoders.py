@@ -13,7 +13,7 @@ from torch import Tensor
 from hornbook.config import DecoderConfig, Recipe
 from hornbook.generate.decoder import CachedDecoder, make_decoder
 from hornbook.model import LanguageModel, initialize, model_of
-from hornbook.ops.native.kernels import NOT_CHOSEN, using
+from hornbook.ops.native.kernels import NOT_CHOSEN, Kernels, using
 
 SIZES = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 70, "max_positions": 24}
 LLAMA_MODULES = {
@@ -233,10 +233,14 @@ def compare_gradients(family: Family, model: LanguageModel) -> None:
     assert compared == expected.keys()
 
 
-def test_greedy_generation(family: Family, model: LanguageModel) -> None:
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+def test_greedy_generation(family: Family, model: LanguageModel, kernels: str) -> None:
     """Prompts of unequal lengths over the cache, against the largest logits of transformers without a cache."""
-    peer, decoder, prompts = family.model(model), make_decoder(model.eval()), [[5, 9, 2, 8, 1], [7, 3]]
+    peer, prompts = family.model(model), [[5, 9, 2, 8, 1], [7, 3]]
+    with using(all_native() if kernels == "native" else Kernels(why="test")):
+        decoder = make_decoder(model.eval())
     assert isinstance(decoder, CachedDecoder)
+    assert (decoder._model._token is not None) == (kernels == "native")
     logits, texts = decoder.start(prompts, 24), [list(prompt) for prompt in prompts]
     for _ in range(16):
         ids = logits.argmax(-1).tolist()

@@ -17,12 +17,21 @@ from hornbook.generate.cache import Columns
 from hornbook.model import LanguageModel
 from hornbook.model.attention import CausalSelfAttention
 from hornbook.model.block import FeedForward, PreNormBlock
+from hornbook.model.decoder import DecoderAttention
 from hornbook.model.head import CausalHead, OutputHead
 from hornbook.model.incremental import CastLinear, for_generation, is_incremental, with_parameters
-from hornbook.model.layers import LayerNorm, NoNorm, is_unmodified
+from hornbook.model.layers import LayerNorm, NoNorm, RMSNorm, is_unmodified
 from hornbook.ops.layers import for_few_rows
 from hornbook.ops.native.choice import form_for_tokens
-from hornbook.ops.native.token_block import TokenBlock, TokenHead, TokenModel
+from hornbook.ops.native.token_block import (
+    TokenBlock,
+    TokenHead,
+    TokenLinear,
+    TokenModel,
+    TokenNorm,
+    TokenOptions,
+    TokenParts,
+)
 
 _FORWARD = ("forward", "make_context")
 """Methods of `LanguageModel` that read all tokens of a window if a subclass overrides them."""
@@ -69,8 +78,11 @@ class IncrementalModel:
             x_BTD = self._model.embedding(tokens_BT, positions_BT, tokens_BT)  # no dropout, so no keys
             if not cache.cache.tensors:  # the first token of all texts
                 for attention in self._attentions:
-                    cache.of(attention, attention.num_heads, attention.head_size)
-            y_BD = self._token(x_BTD[:, 0], cache.of_all(), cache.mask)
+                    cache.of(attention, attention.num_kv_heads, attention.head_size)
+            context = self._model.make_context({"positions": positions_BT, "keys": tokens_BT})
+            angles = {key: tuple(part[:, 0] for part in context[key]) for key in self._model.rotations}
+            rotations = [angles.get(getattr(attention, "rotation", None)) for attention in self._attentions]
+            y_BD = self._token(x_BTD[:, 0], cache.of_all(), cache.mask, rotations)
             return y_BD if self._token.head is not None else self._model.head.logits(y_BD)
         batch = {"tokens": tokens_BT, "positions": positions_BT, "keys": tokens_BT}
         logits = self._logits
@@ -92,31 +104,49 @@ def _token_block(block: nn.Module) -> TokenBlock | None:
     if not is_unmodified(block, PreNormBlock):
         return None
     attention, feed_forward = block.attention, block.feed_forward
-    if not (is_unmodified(attention, CausalSelfAttention) and is_unmodified(feed_forward, FeedForward)):
-        return None
-    norms: list[Any] = [block.attention_norm, block.feed_forward_norm]
-    if not (type(block.attention_output_norm) is type(block.feed_forward_output_norm) is NoNorm):
-        return None
-    linears: list[Any] = [attention.qkv, attention.out, feed_forward.up, feed_forward.down]
-    if not all(isinstance(linear, CastLinear) for linear in linears) or not all(
-        is_unmodified(norm, LayerNorm) for norm in norms
+    is_decoder = is_unmodified(attention, DecoderAttention)
+    if not (is_decoder or is_unmodified(attention, CausalSelfAttention)) or not is_unmodified(
+        feed_forward, FeedForward
     ):
         return None
-    modules = norms[0], *linears[:2], norms[1], *linears[2:]
+    qkv = [attention.qkv] if hasattr(attention, "qkv") else [attention.query, attention.key_value]
+    up = feed_forward.gate_up if feed_forward.is_gated else feed_forward.up
+    linears = [*map(_token_linear, (*qkv, attention.out, up, feed_forward.down))]
+    *qkv_layers, out, first, second = [linear for linear in linears if linear is not None] or [None] * 4
+    modules = [block.attention_norm, block.feed_forward_norm]
+    modules += [getattr(attention, name, NoNorm()) for name in ("query_norm", "key_norm")]
+    modules += [block.attention_output_norm, block.feed_forward_output_norm]
+    norms = [*map(_token_norm, modules)]
+    if None in linears or any(norm is None and type(of) is not NoNorm for norm, of in zip(norms, modules, strict=True)):
+        return None
+    options: dict[str, Any] = {}
+    if is_decoder:
+        options = {"window": attention.window, "cap": attention.cap, "norms_all_heads": attention.norm_kind == "width"}
+        options["scale"] = attention.scale * attention.head_size**-0.5
+    sizes = (attention.num_heads, attention.head_size, feed_forward.activation, attention.num_kv_heads)
     return TokenBlock(
-        [parameter for module in modules for parameter in (module.weight, module.bias)],
-        num_heads=attention.num_heads,
-        head_size=attention.head_size,
-        activation=feed_forward.activation,
-        epsilons=(norms[0].epsilon, norms[1].epsilon),
+        TokenParts(norms[0], tuple(qkv_layers), out, norms[1], first, second, *norms[2:]),
+        TokenOptions(*sizes, feed_forward.is_gated, **options),
     )
+
+
+def _token_linear(linear: Any) -> TokenLinear | None:
+    return TokenLinear(linear.weight, linear.bias) if isinstance(linear, CastLinear) else None
+
+
+def _token_norm(norm: Any) -> TokenNorm | None:
+    """Return a norm for native operators; None if it is none, or another one."""
+    if is_unmodified(norm, LayerNorm):
+        return TokenNorm(norm.weight.detach(), norm.bias.detach(), norm.epsilon)
+    if is_unmodified(norm, RMSNorm):
+        return TokenNorm(None if norm.weight is None else norm.weight.detach(), None, norm.epsilon, is_rms=True)
+    return None
 
 
 def _token_head(head: nn.Module, table: Tensor) -> TokenHead | None:
     """Return a head with this output table for native operators; None if they do not support it."""
-    if not is_unmodified(head, CausalHead) or not is_unmodified(head.norm, LayerNorm) or head.cap is not None:
-        return None
-    return TokenHead(head.norm.weight.detach(), head.norm.bias.detach(), table.contiguous(), head.norm.epsilon)
+    norm = _token_norm(head.norm) if is_unmodified(head, CausalHead) else None
+    return None if norm is None else TokenHead(norm, table.contiguous(), head.cap)
 
 
 def incremental_model(model: LanguageModel) -> IncrementalModel | str:

@@ -14,8 +14,7 @@ from hornbook.ops.native import token_block as module
 from hornbook.ops.native.kernels import NOT_CHOSEN, Kernels, using
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
-EPSILONS = (1e-5, 0.3)
-"""Of the two norms of a block."""
+OPTIONS = module.TokenOptions(4, 16, "gelu")
 
 
 def assert_near(ours, right, tolerance):
@@ -36,38 +35,48 @@ def assert_near(ours, right, tolerance):
     has_biases=st.booleans(),
     has_head=st.booleans(),
     num_threads=st.integers(1, 3),
-)
+    modern=st.none() | st.tuples(
+        st.integers(1, 3), st.sampled_from([0.0, 0.5, 1.0]), st.none() | st.integers(1, 30), st.none() | st.just(2.0),
+        st.booleans(), st.booleans(),
+    ),
+)  # fmt: skip
 def test_blocks_and_head_are_their_formula(
-    dtype, rows, heads, head_size, size, wide, columns, num_blocks, starts, has_biases, has_head, num_threads
+    dtype, rows, heads, head_size, size, wide, columns, num_blocks, starts, has_biases, has_head, num_threads, modern
 ):
-    draws = torch.Generator().manual_seed(columns)
-    parameters = module._drawn(dtype, size, heads * head_size, wide)
-    if not has_biases:
-        parameters = [None if number in (3, 5, 9, 11) else tensor for number, tensor in enumerate(parameters)]
+    draws, groups, rotation, cap = torch.Generator().manual_seed(columns), heads, None, None
+    options = module.TokenOptions(heads, head_size, "gelu")
+    if modern is not None:
+        per_group, share, window, cap, is_gated, norms_all_heads = modern
+        angles = torch.randn(rows, int(share * head_size / 2), generator=draws)
+        rotation = (angles.cos(), angles.sin()) if share else None
+        heads = groups * per_group
+        others = {"norms_all_heads": norms_all_heads, "window": window, "cap": cap, "scale": 0.4}
+        options = module.TokenOptions(heads, head_size, "silu", groups, is_gated, **others)
+    parts = module.drawn_parts(dtype, size, options, wide, has_biases=has_biases, is_rms=modern is not None)
     x = torch.randn(rows, size, generator=draws).to(dtype)
-    untouched = torch.randn(num_blocks, rows, 2, heads, columns + 5, head_size, generator=draws)
+    untouched = torch.randn(num_blocks, rows, 2, groups, columns + 5, head_size, generator=draws)
     visible = None
     if starts:
         hidden = torch.arange(columns + 5) < columns // 2 + 2
         visible = torch.zeros(rows, 1, 1, columns + 5).masked_fill_(hidden, -torch.inf)[..., 2 : 2 + columns]
     exact_caches = untouched[..., 2 : 2 + columns, :].double()
-    exact = [None if tensor is None else tensor.double() for tensor in parameters]
     right = x.double()
     for exact_cache in exact_caches:
         mask = None if visible is None else visible.double()
-        right = module.exact_block(right, exact_cache, mask, exact, "gelu", EPSILONS)
-    head = module.TokenHead(parameters[0], parameters[1], parameters[2], 1e-5) if has_head else None
+        right = module.exact_block(right, exact_cache, mask, parts, options, rotation)
+    table = torch.randn(103, size, generator=draws).to(dtype)
+    head = module.TokenHead(parts.norm, table, cap) if has_head else None
     if head is not None:
-        right = functional.layer_norm(right, (size,), exact[0], exact[1], 1e-5) @ exact[2].t()
-    sizes = {"num_heads": heads, "head_size": head_size}
-    block = module.TokenBlock(parameters, **sizes, activation="gelu", epsilons=EPSILONS)
+        right = module.exact_of_norm(right, parts.norm) @ table.double().t()
+        right = right if cap is None else cap * torch.tanh(right / cap)
+    block = module.TokenBlock(parts, options)
     for form in forms():
         caches = untouched.clone()
         window = caches[..., 2 : 2 + columns, :]
         model = module.TokenModel(form, [block] * num_blocks, head)
         model.most_threads = num_threads  # small ones have one
         with threads(num_threads):
-            ours = model(x, list(window), visible)
+            ours = model(x, list(window), visible, [rotation] * num_blocks)
         assert ours.dtype == (torch.float32 if has_head else dtype)
         assert_near(ours, right, TOLERANCE[dtype])
         assert_near(window, exact_caches, TOLERANCE[dtype])
@@ -82,16 +91,16 @@ def test_logits_are_the_norm_times_the_table(dtype, rows):
     x, gain, bias = (torch.randn(shape, generator=draws) for shape in ((rows, 45), (45,), (45,)))
     table = torch.randn(103, 45, generator=draws).to(dtype)
     right = functional.layer_norm(x.to(dtype).double(), (45,), gain.double(), bias.double(), 1e-5) @ table.double().t()
-    head = module.TokenHead(gain, bias, table, 1e-5)
+    head = module.TokenHead(module.TokenNorm(gain, bias, 1e-5), table)
     for form in forms():
         assert_near(module.TokenModel(form, [], head)(x.to(dtype)), right, 2e-6)
 
 
 def test_rows_and_threads_change_no_bit():
-    parameters = module._drawn(torch.float32, 70, 64, 100)
+    parts = module.drawn_parts(torch.float32, 70, OPTIONS, 100)
     x, caches = torch.randn(9, 70), torch.randn(2, 9, 2, 4, 33, 16)
-    block = module.TokenBlock(parameters, num_heads=4, head_size=16, activation="gelu", epsilons=(1e-5, 1e-5))
-    head = module.TokenHead(parameters[0], parameters[1], parameters[2], 1e-5)
+    block = module.TokenBlock(parts, OPTIONS)
+    head = module.TokenHead(parts.norm, torch.randn(192, 70))
     for form in forms():
         model = module.TokenModel(form, [block, block], head)
         together = model(x, list(caches))
@@ -104,8 +113,8 @@ def test_rows_and_threads_change_no_bit():
 
 def test_columns_before_a_text_may_hold_anything():
     """The columns of a text that was there before, say; weights of 0 times NaN would be NaN."""
-    parameters = module._drawn(torch.float32, 70, 64, 100)
-    block = module.TokenBlock(parameters, num_heads=4, head_size=16, activation="gelu", epsilons=(1e-5, 1e-5))
+    parts = module.drawn_parts(torch.float32, 70, OPTIONS, 100)
+    block = module.TokenBlock(parts, OPTIONS)
     x, cache = torch.randn(2, 70), torch.randn(2, 2, 4, 33, 16)
     visible = torch.zeros(2, 1, 1, 33)
     visible[0, ..., :5], visible[1, ..., :32] = -torch.inf, -torch.inf

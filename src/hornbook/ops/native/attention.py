@@ -284,8 +284,8 @@ def exact_attention(
         leaves = [tensor.detach().double().requires_grad_() for tensor in (*packed, *gains)]
         q, k, v = _split(tuple(leaves[: len(packed)]))
         rest = leaves[len(packed) :]
-        q = _entering(q, heads, rest.pop(0) if heads.q_gain is not None else None)
-        k = _entering(k, heads, rest.pop(0) if heads.k_gain is not None else None)
+        q = entering(q, heads, rest.pop(0) if heads.q_gain is not None else None)
+        k = entering(k, heads, rest.pop(0) if heads.k_gain is not None else None)
         k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v))
         y_NHK = q * 0.0  # zeros that depend on the leaves, also without sequences
         for number, (first, length) in enumerate(zip(*(of.tolist() for of in sequences[:2]), strict=True)):
@@ -302,7 +302,7 @@ def exact_attention(
         return y_NHK.detach(), *torch.autograd.grad(y_NHK, leaves, gradient_NHK.double(), materialize_grads=True)
 
 
-def _entering(x_NHK: Tensor, heads: Heads, gain_K: Tensor | None) -> Tensor:
+def entering(x_NHK: Tensor, heads: Heads, gain_K: Tensor | None) -> Tensor:
     """Return queries or keys as they are multiplied."""
     if heads.norm_epsilon is not None:
         x_NHK = x_NHK * (x_NHK.square().mean(-1, keepdim=True) + heads.norm_epsilon).rsqrt()

@@ -1,4 +1,4 @@
-// One new token of each text: pre-norm blocks with their caches of keys and values, and the logits, in one call.
+// One new token of each text: blocks with their caches of keys and values, and the logits, in one call.
 //
 // Weights have PyTorch's layout, [outputs][inputs], and are read once for up to 8 rows, so a product takes little longer
 // than reading its weights from memory. Intermediate results stay in fp32. The order of each sum does not depend on the
@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "activations.h"
+#include "entry.h"
 #include "threads.h"
 
 namespace {
@@ -103,32 +104,40 @@ void dot(const float* x, i64 rows, i64 stride, const T* weight, const float* bia
   }
 }
 
-// The layer norm of rows in whole vectors; both have the same stride.
-inline void normalize(const float* x, i64 rows, i64 stride, i64 size, const float* gain, const float* bias,
-                      float epsilon, float* out) {
+// A layer or RMS norm; gain and bias may be null, and no epsilon is no norm.
+struct Norm {
+  const float *gain, *bias, *epsilon;
+  i64 is_rms;
+};
+
+// The norm of rows in whole vectors; both have the same stride.
+inline void normalize(const float* x, i64 rows, i64 stride, i64 size, const Norm& norm, float* out) {
   for (i64 r = 0; r < rows; r++, x += stride, out += stride) {
     Vec total = set1(0.0f), squares = set1(0.0f);
-    for (i64 i = 0; i < size; i += W) total = total + load(x + i, smaller(W, size - i));
+    for (i64 i = 0; i < size && !norm.is_rms; i += W) total = total + load(x + i, smaller(W, size - i));
     const Vec mean = set1(sum(total) / static_cast<float>(size));
     for (i64 i = 0; i < size; i += W) {
       const Vec value = first(size - i, load(x + i) - mean, set1(0.0f));
       squares = fma(value, value, squares);
       store(out + i, value);
     }
-    const Vec scale = set1(1.0f / std::sqrt(sum(squares) / static_cast<float>(size) + epsilon));
+    const Vec scale = set1(1.0f / std::sqrt(sum(squares) / static_cast<float>(size) + *norm.epsilon));
     for (i64 i = 0; i < size; i += W) {
       const i64 n = smaller(W, size - i);
-      store(out + i, fma(load(out + i) * scale, load(gain + i, n), load(bias + i, n)));
+      const Vec gain = norm.gain ? load(norm.gain + i, n) : set1(1.0f);
+      store(out + i, fma(load(out + i) * scale, gain, norm.bias ? load(norm.bias + i, n) : set1(0.0f)));
     }
   }
 }
 
-// Keys and values, [rows][2][heads][columns][size] with strides; the last column is written.
+// Keys and values, [rows][2][groups][columns][size] with strides; the last column is written.
 struct Cache {
   float* data;
   i64 row, kind, head, column, columns;
   const float* mask;  // [rows][columns], added to scores, or null
   i64 mask_row;
+  const float *cosines, *sines;  // of the new tokens, [rows][half], or null
+  i64 half;
 };
 
 // The first vectors of the sum of all columns of values, each times its score.
@@ -146,105 +155,163 @@ void mix(const float* values, i64 step, i64 columns, const float* scores, Vec fa
   for (int v = 0; v < vectors; v++) store(out + v * W, totals[v] * factor, size - v * W);
 }
 
-// The attention of one head of one row; `qkv` is [3][heads][size] of the row, `scores` has a place for each column.
-inline void attend(const Cache& cache, const float* qkv, i64 row, i64 head, i64 heads, i64 size, float* scores,
-                   float* out) {
-  float* keys = cache.data + row * cache.row + head * cache.head;
-  float* values = keys + cache.kind;
-  const i64 last = (cache.columns - 1) * cache.column, step = heads * size;
-  const float *q = qkv + head * size, *mask = cache.mask ? cache.mask + row * cache.mask_row : nullptr;
-  std::memcpy(keys + last, q + step, static_cast<std::size_t>(size) * sizeof(float));
-  std::memcpy(values + last, q + 2 * step, static_cast<std::size_t>(size) * sizeof(float));
-  const float scale = 1.0f / std::sqrt(static_cast<float>(size));
-  constexpr float lowest = -std::numeric_limits<float>::infinity();
-  float top = lowest;
-  i64 begin = 0;  // the text's first column: earlier ones may hold anything, and 0 * NaN is NaN
-  if (mask)
-    while (begin + 1 < cache.columns && mask[begin] == lowest) scores[begin++] = lowest;
-  dot_range<1>(q, 0, keys, cache.column, nullptr, size, {begin, cache.columns}, [&](i64, i64 j, float value) {
-    scores[j] = value * scale + (mask ? mask[j] : 0.0f);
-    if (scores[j] > top) top = scores[j];
-  });
-  Vec sums = set1(0.0f);
-  for (i64 j = 0; j < cache.columns; j += W) {
-    const Vec p = first(cache.columns - j, exp(load(scores + j) - set1(top)), set1(0.0f));
-    sums = sums + p;
-    store(scores + j, p);
-  }
-  const Vec factor = set1(1.0f / sum(sums));
-  values += begin * cache.column;
-  const i64 count = cache.columns - begin;
-  i64 i = 0;
-  for (; i + 4 * W <= size; i += 4 * W)
-    mix<4>(values + i, cache.column, count, scores + begin, factor, size - i, out + i);
-  for (; i < size; i += W) mix<1>(values + i, cache.column, count, scores + begin, factor, size - i, out + i);
-}
-
 // A block, in the words in which hornbook.ops.native.token_block gives it.
 template <class T>
 struct Block {
-  const float *attention_gain, *attention_bias;
-  const T* qkv;
-  const float* qkv_bias;
+  Norm attention_norm;
+  const T* query;
+  const float* query_bias;
+  const T* key_value;
+  const float* key_value_bias;
+  Norm query_norm, key_norm;
   const T* out;
   const float* out_bias;
-  const float *gain, *bias;
+  Norm attention_output_norm, norm;
   const T* up;
   const float* up_bias;
   const T* down;
   const float* down_bias;
-  const float *attention_epsilon, *epsilon;
-  i64 heads, head_size, feed_forward, activation;
+  Norm output_norm;
+  const float* factors;  // of scores, and their cap, 0 for none
+  i64 heads, groups, head_size, feed_forward, activation, is_gated, window, norms_width;
+
+  i64 width() const { return (heads + 2 * groups) * head_size; }
 };
+
+// Writes one head of queries or keys, [heads][size], as it enters attention.
+template <class T>
+void enter(const Block<T>& p, const Cache& cache, const Norm& norm, const float* all, i64 heads, i64 head, i64 row,
+           float* line) {
+  const i64 size = p.head_size;
+  const Entry entry{cache.cosines, cache.sines, {}, cache.half, norm.epsilon ? *norm.epsilon : -1.0f};
+  const float *x = all + head * size, *gain = norm.gain && p.norms_width ? norm.gain + head * size : norm.gain;
+  const Vec scale = p.norms_width ? entry.inverse_rms(all, heads * size) : entry.inverse_rms(x, size);
+  entry.enter(gain, x, scale, size, row, line);
+}
+
+// The attention of the heads of one row that share keys and values; `qkv` is the row's, `scores` has a place for each
+// column and then for two rows of a head.
+template <class T>
+void attend(const Block<T>& p, const Cache& cache, const float* qkv, i64 row, i64 group, float* scores, float* out) {
+  const i64 size = p.head_size, heads = p.heads / p.groups, last = (cache.columns - 1) * cache.column;
+  float* line = scores + round_up(cache.columns, W);
+  float* keys = cache.data + row * cache.row + group * cache.head;
+  float* values = keys + cache.kind;
+  const float *k = qkv + p.heads * size, *mask = cache.mask ? cache.mask + row * cache.mask_row : nullptr;
+  enter(p, cache, p.key_norm, k, p.groups, group, row, line);
+  std::memcpy(keys + last, line, static_cast<std::size_t>(size) * sizeof(float));
+  std::memcpy(values + last, k + (p.groups + group) * size, static_cast<std::size_t>(size) * sizeof(float));
+  const float scale = p.factors[0], cap = p.factors[1];
+  constexpr float lowest = -std::numeric_limits<float>::infinity();
+  // the first column that the text sees: earlier ones may hold anything, and 0 * NaN is NaN
+  i64 begin = p.window ? larger(0, cache.columns - p.window) : 0;
+  if (mask)
+    while (begin + 1 < cache.columns && mask[begin] == lowest) begin++;
+  const i64 count = cache.columns - begin;
+  values += begin * cache.column;
+  for (i64 head = group * heads; head < (group + 1) * heads; head++) {
+    enter(p, cache, p.query_norm, qkv, p.heads, head, row, line);
+    float top = lowest;
+    std::fill(scores, scores + begin, lowest);
+    dot_range<1>(line, 0, keys, cache.column, nullptr, size, {begin, cache.columns}, [&](i64, i64 j, float value) {
+      value *= scale;
+      if (cap > 0.0f) value = cap * std::tanh(value / cap);
+      scores[j] = value + (mask ? mask[j] : 0.0f);
+      if (scores[j] > top) top = scores[j];
+    });
+    Vec sums = set1(0.0f);
+    for (i64 j = 0; j < cache.columns; j += W) {
+      const Vec e = first(cache.columns - j, exp(load(scores + j) - set1(top)), set1(0.0f));
+      sums = sums + e;
+      store(scores + j, e);
+    }
+    const Vec factor = set1(1.0f / sum(sums));
+    float* to = out + head * size;
+    i64 i = 0;
+    for (; i + 4 * W <= size; i += 4 * W)
+      mix<4>(values + i, cache.column, count, scores + begin, factor, size - i, to + i);
+    for (; i < size; i += W) mix<1>(values + i, cache.column, count, scores + begin, factor, size - i, to + i);
+  }
+}
 
 // The final norm and the output table, likewise.
 template <class T>
 struct Head {
-  const float *gain, *bias;
+  Norm norm;
   const T* table;
-  const float* epsilon;
+  const float* cap;  // of logits, 0 for none
   i64 vocabulary;
 };
 
-// What all threads share: `x` are the hidden states.
+// What all threads share: `x` are the hidden states, `part` what is added to them after a norm.
 struct Buffers {
-  i64 wide, inner, far;  // floats of a row of hidden states, of mixed heads, of the feed-forward
-  float *x, *mixed, *active, *qkv;
+  i64 wide, inner, far, qkv_width;  // floats of a row of hidden states, of mixed heads, of the feed-forward, of qkv
+  float *x, *part, *mixed, *active, *gated, *qkv;
 };
+
+// x += norm(value Wᵀ + bias), for the thread's columns, or its rows if there is a norm.
+template <class T>
+void add_output(const float* value, i64 stride, i64 inputs, const T* weight, const float* bias, const Norm& norm,
+                i64 rows, i64 hidden, const Buffers& b, int thread, int count) {
+  float* to = norm.epsilon ? b.part : b.x;
+  dot(value, rows, stride, weight, bias, inputs, share(hidden, 8, thread, count), [&](i64 r, i64 c, float y) {
+    if (norm.epsilon)
+      to[r * b.wide + c] = y;
+    else
+      to[r * b.wide + c] += y;
+  });
+  wait_for_all(count);
+  if (!norm.epsilon) return;
+  const Range own = share(rows, 1, thread, count);
+  for (i64 r = own.begin; r < own.end; r++) {
+    float *row = b.part + r * b.wide, *x = b.x + r * b.wide;
+    normalize(row, 1, b.wide, hidden, norm, row);
+    for (i64 i = 0; i < hidden; i += W) store(x + i, load(x + i) + load(row + i));
+  }
+  wait_for_all(count);
+}
 
 template <class T>
 void run_block(const Block<T>& p, i64 rows, i64 hidden, const Cache& cache, const Buffers& b, int thread, int count) {
-  const i64 inner = p.heads * p.head_size;
+  const i64 inner = p.heads * p.head_size, kv = 2 * p.groups * p.head_size, width = p.width();
   auto* normed = static_cast<float*>(scratch(1, rows * b.wide * i64(sizeof(float))));
-  const auto add = [&](i64 r, i64 c, float value) { b.x[r * b.wide + c] += value; };
-  normalize(b.x, rows, b.wide, hidden, p.attention_gain, p.attention_bias, *p.attention_epsilon, normed);
-  dot(normed, rows, b.wide, p.qkv, p.qkv_bias, hidden, share(3 * inner, 8, thread, count),
-      [&](i64 r, i64 c, float value) { b.qkv[r * 3 * inner + c] = value; });
+  const auto input = [&](const Norm& norm) -> const float* {
+    if (!norm.epsilon) return b.x;
+    normalize(b.x, rows, b.wide, hidden, norm, normed);
+    return normed;
+  };
+  const float* x = input(p.attention_norm);
+  dot(x, rows, b.wide, p.query, p.query_bias, hidden, share(inner, 8, thread, count),
+      [&](i64 r, i64 c, float value) { b.qkv[r * width + c] = value; });
+  dot(x, rows, b.wide, p.key_value, p.key_value_bias, hidden, share(kv, 8, thread, count),
+      [&](i64 r, i64 c, float value) { b.qkv[r * width + inner + c] = value; });
   wait_for_all(count);
-  auto* scores = static_cast<float*>(scratch(2, round_up(cache.columns, W) * i64(sizeof(float))));
-  const Range tasks = share(rows * p.heads, 1, thread, count);
+  const i64 floats = round_up(cache.columns, W) + 2 * round_up(p.head_size, W);
+  auto* scores = static_cast<float*>(scratch(2, floats * i64(sizeof(float))));
+  const Range tasks = share(rows * p.groups, 1, thread, count);
   for (i64 task = tasks.begin; task < tasks.end; task++) {
-    const i64 row = task / p.heads, head = task % p.heads;
-    float* out = b.mixed + row * b.inner + head * p.head_size;
-    attend(cache, b.qkv + row * 3 * inner, row, head, p.heads, p.head_size, scores, out);
+    const i64 row = task / p.groups;
+    attend(p, cache, b.qkv + row * width, row, task % p.groups, scores, b.mixed + row * b.inner);
   }
   wait_for_all(count);
-  dot(b.mixed, rows, b.inner, p.out, p.out_bias, inner, share(hidden, 8, thread, count), add);
-  wait_for_all(count);
-  normalize(b.x, rows, b.wide, hidden, p.gain, p.bias, *p.epsilon, normed);
+  add_output(b.mixed, b.inner, inner, p.out, p.out_bias, p.attention_output_norm, rows, hidden, b, thread, count);
+  x = input(p.norm);
   const Range own = share(p.feed_forward, W, thread, count);
-  dot(normed, rows, b.wide, p.up, p.up_bias, hidden, own,
+  dot(x, rows, b.wide, p.up, p.up_bias, hidden, own,
       [&](i64 r, i64 c, float value) { b.active[r * b.far + c] = value; });
+  if (p.is_gated)
+    dot(x, rows, b.wide, p.up + p.feed_forward * hidden, p.up_bias ? p.up_bias + p.feed_forward : nullptr, hidden, own,
+        [&](i64 r, i64 c, float value) { b.gated[r * b.far + c] = value; });
   with_activation(static_cast<Activation>(p.activation), [&](auto fixed) {
     for (i64 r = 0; r < rows; r++)
       for (i64 c = own.begin; c < own.end; c += W) {
         float* at = b.active + r * b.far + c;
-        store(at, activate<decltype(fixed)::value>(load(at)));
+        const Vec f = activate<decltype(fixed)::value>(load(at));
+        store(at, p.is_gated ? f * load(b.gated + r * b.far + c) : f);
       }
   });
   wait_for_all(count);
-  dot(b.active, rows, b.far, p.down, p.down_bias, p.feed_forward, share(hidden, 8, thread, count), add);
-  wait_for_all(count);
+  add_output(b.active, b.far, p.feed_forward, p.down, p.down_bias, p.output_norm, rows, hidden, b, thread, count);
 }
 
 // A call: `x` goes through the blocks; `head` makes logits of it, and without one it is the result itself.
@@ -271,15 +338,23 @@ void run_rows(const Pass<T>& pass, i64 first, i64 rows, const Buffers& b, int th
     Cache cache = pass.caches[i];
     cache.data += first * cache.row;
     if (cache.mask) cache.mask += first * cache.mask_row;
+    if (cache.cosines) cache.cosines += first * cache.half, cache.sines += first * cache.half;
     run_block(pass.blocks[i], rows, hidden, cache, b, thread, count);
   }
   if (pass.head) {
     const Head<T>& head = *pass.head;
     float* logits = static_cast<float*>(pass.out) + first * head.vocabulary;
     auto* normed = static_cast<float*>(scratch(1, rows * b.wide * i64(sizeof(float))));
-    normalize(b.x, rows, b.wide, hidden, head.gain, head.bias, *head.epsilon, normed);
-    dot(normed, rows, b.wide, head.table, nullptr, hidden, share(head.vocabulary, 8, thread, count),
+    normalize(b.x, rows, b.wide, hidden, head.norm, normed);
+    const Range columns = share(head.vocabulary, 8, thread, count);
+    dot(normed, rows, b.wide, head.table, nullptr, hidden, columns,
         [=](i64 r, i64 c, float value) { logits[r * head.vocabulary + c] = value; });
+    for (i64 r = 0; r < rows && *head.cap > 0.0f; r++)
+      for (i64 c = columns.begin; c < columns.end; c += W) {
+        const i64 n = smaller(W, columns.end - c);
+        float* at = logits + r * head.vocabulary + c;
+        store(at, tanh(load(at, n) * set1(1.0f / *head.cap)) * set1(*head.cap), n);
+      }
   } else {
     T* y = static_cast<T*>(pass.out) + first * hidden;
     for (i64 r = own.begin; r < own.end; r++)
@@ -292,17 +367,21 @@ void run_rows(const Pass<T>& pass, i64 first, i64 rows, const Buffers& b, int th
 template <class T>
 void run(const Pass<T>& pass, i64 threads) {
   const i64 rows = smaller(pass.rows, most_rows);
-  i64 inner = 0, far = 0;
+  i64 inner = 0, far = 0, width = 0;
   for (i64 i = 0; i < pass.num_blocks; i++) {
-    inner = larger(inner, pass.blocks[i].heads * pass.blocks[i].head_size);
-    far = larger(far, pass.blocks[i].feed_forward);
+    const Block<T>& block = pass.blocks[i];
+    inner = larger(inner, block.heads * block.head_size);
+    far = larger(far, block.feed_forward);
+    width = larger(width, block.width());
   }
-  Buffers b{round_up(pass.hidden, W), round_up(inner, W), round_up(far, W), nullptr, nullptr, nullptr, nullptr};
-  const i64 floats = rows * (b.wide + b.inner + b.far + 3 * inner);
+  Buffers b{round_up(pass.hidden, W), round_up(inner, W), round_up(far, W), round_up(width, W)};
+  const i64 floats = rows * (2 * b.wide + b.inner + 2 * b.far + b.qkv_width);
   b.x = static_cast<float*>(scratch(0, floats * i64(sizeof(float))));
-  b.mixed = b.x + rows * b.wide;
+  b.part = b.x + rows * b.wide;
+  b.mixed = b.part + rows * b.wide;
   b.active = b.mixed + rows * b.inner;
-  b.qkv = b.active + rows * b.far;
+  b.gated = b.active + rows * b.far;
+  b.qkv = b.gated + rows * b.far;
   parallel(threads, [&](int thread, int count) {
     for (i64 first = 0; first < pass.rows; first += most_rows)
       run_rows(pass, first, smaller(most_rows, pass.rows - first), b, thread, count);
@@ -311,11 +390,11 @@ void run(const Pass<T>& pass, i64 threads) {
 
 }  // namespace
 
-// `caches` has a Cache for each block, `mask_row` included.
+// `caches` has a Cache for each block.
 #define HB_TOKEN(name, T)                                                                                       \
   HB_EXPORT(void, tokens_##name)(const T* x, i64 rows, i64 hidden, i64 num_blocks, const Block<T>* blocks,      \
                                 const Cache* caches, const Head<T>* head, void* out, i64 threads) {             \
-    static_assert(sizeof(Block<T>) == 18 * sizeof(i64) && sizeof(Cache) == 8 * sizeof(i64), "a field is a word"); \
+    static_assert(sizeof(Block<T>) == 43 * sizeof(i64) && sizeof(Cache) == 11 * sizeof(i64), "a field is a word"); \
     run(Pass<T>{x, rows, hidden, num_blocks, blocks, caches, head, out}, threads);                              \
   }
 
