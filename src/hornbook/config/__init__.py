@@ -19,6 +19,7 @@ from hornbook.config.models import (
     TransformerConfig,
     TunableConfig,
 )
+from hornbook.config.modernbert import ModernBertConfig
 from hornbook.config.objectives import (
     CausalLMConfig,
     ClassificationConfig,
@@ -74,6 +75,7 @@ __all__ = [
     "MaskedLMConfig",
     "MaskingConfig",
     "MemoryConfig",
+    "ModernBertConfig",
     "MomentumConfig",
     "MuonConfig",
     "NaturalExponentialConfig",

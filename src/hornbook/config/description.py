@@ -70,6 +70,8 @@ class Description:
     embedding_dropout: float = 0.0
     logit_cap: float | None = None
     """Soft limit of the logits."""
+    first_lacks: tuple[str, ...] = ()
+    """Names of layers that the first block does not have."""
     splits: bool = True
     """Whether its modules compute with weights that tensor parallelism has split."""
 
@@ -82,9 +84,12 @@ class Description:
         """Yield each parameter, a tied token table once."""
         for layer in self.embedding:
             yield from layer.parameters()
-        block = [parameter for layer in self.block.layers for parameter in layer.parameters()]
+        first, block = (
+            [parameter for layer in layers for parameter in layer.parameters()]
+            for layers in (self._first_layers, self.block.layers)
+        )
         for number in range(self.num_layers):
-            for parameter in block:
+            for parameter in block if number else first:
                 yield parameter._replace(name=f"blocks.{number}.{parameter.name}")
         for layer in self.head:
             yield from layer.parameters()
@@ -92,8 +97,12 @@ class Description:
     @property
     def num_parameters(self) -> int:
         """Number of parameters; the time does not depend on the number of layers."""
-        block = _count(self.block.layers)
-        return _count(self.embedding) + self.num_layers * block + _count(self.head)
+        blocks = _count(self._first_layers) + (self.num_layers - 1) * _count(self.block.layers)
+        return _count(self.embedding) + blocks + _count(self.head)
+
+    @property
+    def _first_layers(self) -> tuple[Layer, ...]:
+        return tuple(layer for layer in self.block.layers if layer.name not in self.first_lacks)
 
     def linears(self) -> Iterator[tuple[str, Linear]]:
         """Yield the linear layers that are not grouped, with their whole names."""

@@ -62,12 +62,14 @@ class Norm:
     """``rms`` has neither a mean nor a bias."""
     gain: bool = True
     """Whether an RMS norm has a gain."""
+    bias: bool = True
+    """Whether a layer norm has a bias."""
 
     def parameters(self) -> Iterator[Parameter]:
         """Yield the gain and the bias, if it has them."""
         if self.gain:
             yield Parameter(f"{self.name}.weight", (self.size,))
-        if self.kind == "layer":
+        if self.kind == "layer" and self.bias:
             yield Parameter(f"{self.name}.bias", (self.size,))
 
     @property

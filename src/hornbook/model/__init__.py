@@ -23,6 +23,7 @@ from hornbook.config import (
     FactorizedGPTConfig,
     GPTConfig,
     GroupBertConfig,
+    ModernBertConfig,
     Recipe,
     RobertaConfig,
 )
@@ -33,6 +34,7 @@ from hornbook.model.encoder import EncoderModel, build_bert, build_groupbert
 from hornbook.model.factorized import build_factorized_gpt
 from hornbook.model.initialize import initialize
 from hornbook.model.language_model import LanguageModel, build_gpt
+from hornbook.model.modernbert import ModernBert
 from hornbook.model.sparse_layers import sparsify
 from hornbook.model.sparse_table import sparsify_table
 
@@ -46,6 +48,7 @@ MODELS: dict[type, Callable[[Any, torch.dtype], LanguageModel]] = {
     BertConfig: build_bert,
     RobertaConfig: build_bert,
     GroupBertConfig: build_groupbert,
+    ModernBertConfig: ModernBert,
 }
 """The builder of each config dataclass."""
 

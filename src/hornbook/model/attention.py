@@ -282,12 +282,17 @@ class EncoderSelfAttention(SelfAttention):
 
     Padding is masked and attends to nothing: its output is the bias of the output projection. Dropout hashes the
     position *in the sequence*, so it does not depend on the layout of the batch.
+
+    Attributes:
+        reach: how many tokens on either side each one attends to; None: all of the sequence.
     """
+
+    reach: int | None = None
 
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
         """Return the attention within each sequence; ``context`` has the entries of ``SequenceGroups``."""
         packed_NE = packed_BTE.flatten(0, 1)
-        if (form := self.native_form(packed_NE)) is not None:
+        if self.reach is None and (form := self.native_form(packed_NE)) is not None:
             sequences = (context["firsts"], context["lengths"], context["keys"].flatten())
             y_NC = self.attend_sequences(form, packed_NE, *sequences, is_causal=False)
         elif "gather_index" in context:
@@ -311,5 +316,6 @@ class EncoderSelfAttention(SelfAttention):
         *shape, is_padded = size
         is_token_Gt = is_token_R.view(shape) if is_token_R is not None and is_padded else None
         dropout = self.weight_dropout(keys_R.view(shape)) if self.dropout.drops else None
-        y_GHtK = attention(*self.split(packed_RE.view(*shape, -1)), is_token_BT=is_token_Gt, dropout=dropout)
+        heads = self.split(packed_RE.view(*shape, -1))
+        y_GHtK = attention(*heads, is_token_BT=is_token_Gt, dropout=dropout, reach=self.reach)
         return y_GHtK.transpose(1, 2).flatten(2).flatten(0, 1)

@@ -15,7 +15,7 @@ from typing import cast
 
 import torch
 
-from hornbook.config import BertConfig, EncoderConfig, GroupBertConfig, RobertaConfig
+from hornbook.config import BertConfig, EncoderConfig, GroupBertConfig, ModernBertConfig, RobertaConfig
 from hornbook.model.attention import Context
 from hornbook.model.block import PostNormBlock
 from hornbook.model.encoder_head import EncoderHead, Transform
@@ -45,7 +45,8 @@ class EncoderModel(LanguageModel):
         tokens_BT, keys_BT = batch["tokens"], batch["keys"]
         groups = group_sequences(batch["firsts"], batch["lengths"], tokens_BT.shape, tokens_BT.device)
         sequences = {"firsts": batch["firsts"], "lengths": batch["lengths"]}
-        context = cast(Context, {"keys": keys_BT, **sequences, **groups})
+        rotations = {name: rotary(batch["positions"]) for name, rotary in self.rotations.items()}
+        context = cast(Context, {"keys": keys_BT, **sequences, **groups, **rotations})
         if "gather_index" in groups:
             context["group_keys"] = keys_BT.flatten()[groups["gather_index"].clamp(min=0)]
         return context
@@ -113,7 +114,10 @@ def build_head(config: EncoderConfig, norm: LayerNorm | None = None) -> OutputHe
         return FirstTokenClassifier(
             size, config.vocab_size, num_labels=config.num_labels, dropout=dropout, std=std, norm=norm
         )
-    transform = Transform(size, activation=config.head_activation, epsilon=config.layer_norm_epsilon, std=std)
+    has_biases = not isinstance(config, ModernBertConfig)
+    transform = Transform(
+        size, activation=config.head_activation, epsilon=config.layer_norm_epsilon, std=std, bias=has_biases
+    )
     return EncoderHead(
         size,
         config.vocab_size,

@@ -21,11 +21,11 @@ from hornbook.samples.windows import NOT_SCORED
 class Transform(nn.Module):
     """Dense layer, activation and norm before the table (Devlin et al. 2019)."""
 
-    def __init__(self, hidden_size: int, *, activation: str, epsilon: float, std: float) -> None:
+    def __init__(self, hidden_size: int, *, activation: str, epsilon: float, std: float, bias: bool = True) -> None:
         super().__init__()
-        self.dense = Linear(hidden_size, hidden_size, std=std)
+        self.dense = Linear(hidden_size, hidden_size, std=std, bias=bias)
         self.activation = activation
-        self.norm = LayerNorm(hidden_size, epsilon=epsilon)
+        self.norm = LayerNorm(hidden_size, epsilon=epsilon, has_bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., D]`` to ``[..., D]``."""

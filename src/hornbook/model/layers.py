@@ -142,13 +142,19 @@ class LayerNorm(nn.Module):
         size: of the last dimension.
         epsilon: added to the variance.
         gain: initial value of the weight; the bias is initialized to zero.
+        has_bias: whether the bias is a parameter; otherwise, it stays zero.
     """
 
-    def __init__(self, size: int, *, epsilon: float, gain: float = 1.0) -> None:
+    bias: Tensor
+
+    def __init__(self, size: int, *, epsilon: float, gain: float = 1.0, has_bias: bool = True) -> None:
         super().__init__()
         self.epsilon, self.gain = epsilon, gain
         self.weight = nn.Parameter(torch.empty(size))
-        self.bias = nn.Parameter(torch.empty(size))
+        if has_bias:
+            self.bias = nn.Parameter(torch.empty(size))
+        else:
+            self.register_buffer("bias", torch.empty(size), persistent=False)
 
     def draw(self, draw: Draw) -> None:
         """Initialize the parameters."""

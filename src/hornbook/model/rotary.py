@@ -55,11 +55,16 @@ def rotary_of(config: DecoderConfig) -> Rotary | None:
     return Rotary(plain)
 
 
+def plain_rotary(theta: float, size: int) -> Rotary:
+    """Return the rotation of ``size`` columns with the base ``theta``, without scaling."""
+    return Rotary(_plain(theta, size))
+
+
 def local_rotary_of(config: DecoderConfig) -> Rotary | None:
     """Return the rotation in layers with a window; None if it is that of the other layers."""
     if config.local_rope_theta is None:
         return None
-    return Rotary(_plain(config.local_rope_theta, config.rotated_size))
+    return plain_rotary(config.local_rope_theta, config.rotated_size)
 
 
 def _plain(theta: float, size: int) -> list[float]:

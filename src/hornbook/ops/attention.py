@@ -107,6 +107,7 @@ def attention(
     *,
     is_token_BT: Tensor | None = None,
     dropout: WeightDropout | None = None,
+    reach: int | None = None,
 ) -> Tensor:
     """Return the bidirectional attention ``drop(softmax(q kᵀ / √K)) v``, ``[B, H, T, K]``, within each row.
 
@@ -116,8 +117,14 @@ def attention(
         v_BHTK: values.
         is_token_BT: bool, False for padding, which is masked; at least one True per row. None: no padding.
         dropout: of the attention weights, if any.
+        reach: how many tokens on either side each one attends to, with itself; None: all.
     """
     num_heads, num_tokens = q_BHTK.shape[0] * q_BHTK.shape[1], q_BHTK.shape[2]
+    if reach is not None and reach < num_tokens - 1:
+        mask = _near(num_tokens, reach, is_token_BT, q_BHTK.device)
+        if dropout is not None:
+            return _explicit_attention(q_BHTK, k_BHTK, v_BHTK, mask, dropout)
+        return functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask)
     fits = is_blocked(q_BHTK.device.type, num_heads, num_tokens, is_causal=False)
     if fits and (dropout is not None or q_BHTK.dtype != torch.float32):
         return blocked_attention(q_BHTK, k_BHTK, v_BHTK, is_token_BT=is_token_BT, dropout=dropout)
@@ -125,6 +132,14 @@ def attention(
     if dropout is not None:
         return _explicit_attention(q_BHTK, k_BHTK, v_BHTK, mask, dropout)
     return functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask)
+
+
+def _near(num_tokens: int, reach: int, is_token_BT: Tensor | None, device: torch.device) -> Tensor:
+    """Return ``[B or 1, 1, T, T]`` bool: at most ``reach`` apart; padding attends to itself, lest a row be empty."""
+    positions = torch.arange(num_tokens, device=device)
+    distances = (positions.unsqueeze(1) - positions).abs()
+    near = (distances <= reach).view(1, 1, num_tokens, num_tokens)
+    return near if is_token_BT is None else near & is_token_BT[:, None, None] | (distances == 0)
 
 
 def cached_attention(

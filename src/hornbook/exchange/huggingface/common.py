@@ -1,6 +1,6 @@
 """What all model families share in the translation to transformers: activations, defaults, checks of weights."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -29,6 +29,34 @@ ACTIVATIONS: Final = {
 _FLOATS: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _MOST_LAYERS: Final = 10_000
 _TASKS: Final = {"ForSequenceClassification": "classification", "ForQuestionAnswering": "span"}
+
+_WITHOUT_EFFECT: Final = frozenset(
+    {
+        "_attn_implementation",
+        "_name_or_path",
+        "architectures",
+        "auto_map",
+        "bos_token_id",
+        "cache_implementation",
+        "dtype",
+        "eos_token_id",
+        "finetuning_task",
+        "id2label",
+        "label2id",
+        "model_type",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "problem_type",
+        "return_dict",
+        "task_specific_params",
+        "torch_dtype",
+        "torchscript",
+        "transformers_version",
+        "use_cache",
+    }
+)
+"""Options of any ``config.json`` about files, tokens and outputs."""
 
 
 class Imported(NamedTuple):
@@ -92,6 +120,23 @@ def option_problems(activation_name: str, activation: object, layers_name: str, 
         yield f"{activation_name} is {activation!r:.80}, expected one of {', '.join(ACTIVATIONS)}"
     if isinstance(num_layers, int) and num_layers > _MOST_LAYERS:
         yield f"{layers_name} is {num_layers}, expected at most {_MOST_LAYERS}"
+
+
+def unknown_options(config: Mapping[str, Any], known: Collection[str], neutral: Mapping[str, object]) -> Iterator[str]:
+    """Yield error messages for options with another value than the neutral one, and for unknown ones.
+
+    Args:
+        config: the content of ``config.json``; null is as absent.
+        known: names of options that are translated, or change nothing.
+        neutral: names of options that change the computation, and the one value that is supported.
+    """
+    for name, value in config.items():
+        if value is None or name in known or name in _WITHOUT_EFFECT or name.startswith("transformers."):
+            continue
+        if name not in neutral:
+            yield f"{name!r:.80} is not known"
+        elif value != neutral[name]:
+            yield f"{name} is {value!r:.80}, expected {neutral[name]!r}"
 
 
 def refuse_head_size(config: TransformerConfig, name: str) -> None:

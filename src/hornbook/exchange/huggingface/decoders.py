@@ -32,6 +32,7 @@ from hornbook.exchange.huggingface.common import (
     option_problems,
     options_of,
     their_activation,
+    unknown_options,
 )
 from hornbook.exchange.huggingface.rotary_options import ROTARY, rotary_options, their_rotary_options
 
@@ -76,36 +77,6 @@ _NEUTRAL: Final[dict[str, object]] = {
     "use_sliding_window": False,
 }
 """Options that change the computation, and the one value that is supported, unless a family translates them."""
-_WITHOUT_EFFECT: Final = frozenset(
-    {
-        "_attn_implementation",
-        "_name_or_path",
-        "architectures",
-        "auto_map",
-        "bos_token_id",
-        "cache_implementation",
-        "dtype",
-        "eos_token_id",
-        "finetuning_task",
-        "id2label",
-        "is_llama_config",
-        "label2id",
-        "max_window_layers",
-        "model_type",
-        "output_attentions",
-        "output_hidden_states",
-        "pad_token_id",
-        "pretraining_tp",
-        "problem_type",
-        "return_dict",
-        "task_specific_params",
-        "torch_dtype",
-        "torchscript",
-        "transformers_version",
-        "use_cache",
-    }
-)
-"""Options about files, tokens and outputs, and the parts of options that are translated together with others."""
 _CAPS: Final = ("attention_cap", "logit_cap")
 _WINDOWS: Final = ("sliding_window", "layer_types", "sliding_window_pattern", "_sliding_window_pattern")
 _LETTERS: Final = {"sliding_attention": "L", "full_attention": "G"}
@@ -202,15 +173,9 @@ class DecoderFamily:
 
     def _unknown(self, config: Mapping[str, Any]) -> Iterator[str]:
         """Yield the options that would change the computation, and those that are not known."""
-        known = {*_NAMES.values(), *self.names.values(), *ROTARY, self._activation}
-        known |= {*_WINDOWS, "use_sliding_window"} if self.has_windows else set()
-        for name, value in config.items():
-            if value is None or name in known or name in _WITHOUT_EFFECT or name.startswith("transformers."):
-                continue
-            if name not in _NEUTRAL:
-                yield f"{name!r:.80} is not known"
-            elif value != _NEUTRAL[name]:
-                yield f"{name} is {value!r:.80}, expected {_NEUTRAL[name]!r}"
+        known = {*_NAMES.values(), *self.names.values(), *ROTARY, self._activation, "pretraining_tp", "is_llama_config"}
+        known |= {*_WINDOWS, "use_sliding_window", "max_window_layers"} if self.has_windows else set()
+        yield from unknown_options(config, known, _NEUTRAL)
 
     def _windows(self, config: Mapping[str, Any], section: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """Return ``window`` and ``window_pattern``, if a layer has a window."""

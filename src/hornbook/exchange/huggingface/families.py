@@ -11,16 +11,16 @@ from typing import Any, Final, Protocol
 
 from torch import Tensor
 
-from hornbook.config import BertConfig, DecoderConfig, GPTConfig, RobertaConfig
+from hornbook.config import BertConfig, DecoderConfig, GPTConfig, ModernBertConfig, RobertaConfig
 from hornbook.errors import CheckpointError
-from hornbook.exchange.huggingface import gpt2
+from hornbook.exchange.huggingface import gpt2, modernbert
 from hornbook.exchange.huggingface.common import Imported
 from hornbook.exchange.huggingface.decoder_families import DECODERS, decoder_of
 from hornbook.exchange.huggingface.encoder_words import BERT, ROBERTA
 
 
 class Family(Protocol):
-    """The translation of one family; see `gpt2`, `decoders` and `encoders`."""
+    """The translation of one family; see `gpt2`, `decoders`, `encoders` and `modernbert`."""
 
     def to_section(self, config: Mapping[str, Any], what: str) -> dict[str, Any]:
         """Return a recipe's ``[model]`` section from a ``config.json``."""
@@ -38,13 +38,24 @@ class Family(Protocol):
         """Return weights in transformers' names and shapes."""
 
 
-FAMILIES: Final[Mapping[str, Family]] = {"gpt2": gpt2, "bert": BERT, "roberta": ROBERTA, **DECODERS}
-_OF_CONFIG: Final[Mapping[type, str]] = {GPTConfig: "gpt2", BertConfig: "bert", RobertaConfig: "roberta"}
+FAMILIES: Final[Mapping[str, Family]] = {
+    "gpt2": gpt2,
+    "bert": BERT,
+    "roberta": ROBERTA,
+    "modernbert": modernbert,
+    **DECODERS,
+}
+_OF_CONFIG: Final[Mapping[type, str]] = {
+    GPTConfig: "gpt2",
+    BertConfig: "bert",
+    RobertaConfig: "roberta",
+    ModernBertConfig: "modernbert",
+}
 
 
 def objective_of(model_type: str, weights: Collection[str]) -> str:
     """Return the default objective for further training; with pairs if there is a head for them."""
-    if model_type not in ("bert", "roberta"):
+    if model_type not in ("bert", "roberta", "modernbert"):
         return "causal_lm"
     return "mlm_nsp" if any("seq_relationship" in name for name in weights) else "mlm"
 
@@ -60,6 +71,6 @@ def family_of(config: Any) -> Family:
     if name is None:
         raise CheckpointError(
             f"a model of the family {config.family!r} cannot be exported; "
-            "expected 'gpt', 'decoder', 'bert' or 'roberta'"
+            "expected 'gpt', 'decoder', 'bert', 'roberta' or 'modernbert'"
         )
     return FAMILIES[name]
