@@ -238,8 +238,7 @@ class MuonConfig(MomentsConfig):
     momentum: float = option(0.95, help="decay rate of Muon's momentum", minimum=0, below=1)
     nesterov: bool = option(True, help="use Nesterov momentum")
     polynomials: Literal["polar_express", "polar_express_4", "newton_schulz"] = option(
-        "polar_express",
-        help="polynomials that orthogonalize: five or four of Amsel et al. 2025, or of Jordan et al. 2024",
+        "polar_express", help="polynomials that orthogonalize: 5 or 4 of Amsel et al. 2025, or Jordan et al.'s"
     )
     products: Literal["auto", "fp32", "bf16"] = option(
         "auto",
