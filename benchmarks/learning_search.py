@@ -5,11 +5,11 @@
     python benchmarks/learning_search.py search --corpus py/4096 py/8192 --draws 12 --budget 60 180 600
     python benchmarks/learning_search.py search --corpus books --draws 0 --budget 600 --also optimizer.name=adamw
 
-A candidate is the recipe ``demo`` with some options changed, and one of the corpora, which may have vocabularies of
-different sizes. The first is the recipe itself, ``--also`` adds candidates, and ``--draws`` makes more: each changes up
-to three options of ``SPACE`` at random. All train for as many steps as the smallest budget pays for, the better third
-of them again for the next one, and so on. They are compared by held-out bits per byte, since tokens of different
-vocabularies are not.
+A candidate is the recipe of ``hornbook demo`` with some options changed, and one of the corpora, which may have
+vocabularies of different sizes. The first is the recipe itself, ``--also`` adds candidates, and ``--draws`` makes
+more: each changes up to three options of ``SPACE`` at random. All train for as many steps as the smallest budget pays
+for, the better third of them again for the next one, and so on. They are compared by held-out bits per byte, since
+tokens of different vocabularies are not.
 
 The price of a step is measured once for each shape, in seconds of processor time on one thread, so that other processes
 on the machine change neither the number of steps nor the result. Each run is one file ``results/*.json``; a second call
@@ -34,10 +34,11 @@ from commands import hornbook
 from hornbook.config import load_recipe
 from hornbook.corpora.store import open_store
 
+RECIPE = "decoder-demo"
 SPACE: dict[str, Sequence[object]] = {
     "optimizer.learning_rate": (0.01, 0.02, 0.03, 0.04),
     "optimizer.table_learning_rate": (3e-3, 6e-3, 1e-2, 2e-2),
-    "optimizer.vector_learning_rate": (1e-3, 3e-3, 1e-2),
+    "optimizer.head_learning_rate": (3e-3, 6e-3),
     "optimizer.momentum": (0.9, 0.95),
     "optimizer.weight_decay": (0.0, 0.1),
     "optimizer.row_moments": (False, True),
@@ -45,6 +46,10 @@ SPACE: dict[str, Sequence[object]] = {
     "data.sequence_length": (128, 256),
     "model.num_layers": (3, 4, 6),
     "model.hidden_size": (192, 256, 320),
+    "model.tied": (True, False),
+    "model.embedding_norm": (True, False),
+    "model.query_key_norm": ("none", "head"),
+    "model.logit_cap": (None, 15),
     "schedule.name": ("linear", "cosine", "warmup_stable_decay"),
 }
 """The options that draws change, and their values."""
@@ -58,7 +63,7 @@ Options = tuple[tuple[str, object], ...]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A corpus, and options of the recipe ``demo`` with their values."""
+    """A corpus, and options of the recipe with their values."""
 
     corpus: Path
     options: Options
@@ -68,7 +73,7 @@ class Candidate:
         """The options as a command line has them."""
         values = dict(self.options)
         values.setdefault("training.micro_batch_size", values.get("training.global_batch_size", 16))
-        return [f"--{key}={json.dumps(value).strip(chr(34))}" for key, value in values.items()]
+        return [f"--{key}={str(value).lower()}" for key, value in values.items()]
 
     def __str__(self) -> str:
         return " ".join([str(self.corpus), *(f"{key}={value}" for key, value in self.options)])
@@ -108,7 +113,7 @@ def step_seconds(candidate: Candidate) -> float:
 
     torch.set_num_threads(1)
     given = ["--data.train", str(candidate.corpus), f"--model.vocab-size={_vocab_size(candidate)}", *candidate.words]
-    step = hornbook_step(load_recipe("demo", given).recipe, World(device=torch.device("cpu")))
+    step = hornbook_step(load_recipe(RECIPE, given).recipe, World(device=torch.device("cpu")))
     step()
     taken = []
     for _ in range(_TIMED_STEPS):
@@ -152,7 +157,7 @@ def _train(candidate: Candidate, root: Path, steps: int, seed: int) -> float:
     ]
     with tempfile.TemporaryDirectory(dir=root) as folder:
         output = ["--output", str(Path(folder) / "run"), "--threads", "1"]
-        found = hornbook("train", "demo", "--data.train", str(candidate.corpus), *length, *candidate.words, *output)
+        found = hornbook("train", RECIPE, "--data.train", str(candidate.corpus), *length, *candidate.words, *output)
     store = open_store(candidate.corpus, "validation")
     assert store.num_bytes, "hornbook's own stores count the bytes of the text"
     return found["validation_loss"] / math.log(2) * store.num_tokens / store.num_bytes

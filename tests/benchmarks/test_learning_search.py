@@ -16,9 +16,9 @@ def test_candidates_are_different_repeatable_and_valid() -> None:
     assert found == search.candidates(corpora, also, num_draws=20, seed=1)
     assert len(found) == len(set(found)) == 24 and str(found[0]) == "a"
     for candidate in found:
-        recipe = load_recipe("demo", ["--data.train=a", "--model.vocab-size=64", *candidate.words]).recipe
+        recipe = load_recipe(search.RECIPE, ["--data.train=a", "--model.vocab-size=64", *candidate.words]).recipe
         assert recipe.training.micro_batch_size == recipe.training.global_batch_size
-    assert load_recipe("demo", found[1].words, require_data=False).recipe.optimizer.name == "adamw"
+    assert load_recipe(search.RECIPE, found[1].words, require_data=False).recipe.optimizer.name == "adamw"
 
 
 class FakePool:

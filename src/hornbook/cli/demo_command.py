@@ -1,6 +1,6 @@
 """``hornbook demo``: run the whole pipeline on the source files of Python's standard library.
 
-The demo prints and runs the commands that a user would type: train a tokenizer, build a corpus, pre-train a GPT,
+The demo prints and runs the commands that a user would type: train a tokenizer, build a corpus, pre-train a decoder,
 evaluate it on held-out files and generate text. It first measures the speed of the machine, to choose the number of
 steps that fit the time. The same command resumes an interrupted demo.
 """
@@ -16,6 +16,7 @@ from hornbook.cli.arguments import add_device_arguments, positive_number, prepar
 from hornbook.cli.table import say
 
 EXCLUDED = ("test", "tests", "idlelib", "lib2to3", "pydoc_data", "site-packages", "dist-packages", "__pycache__")
+_RECIPE = "decoder-demo"
 _PLAN = "plan.json"
 _VOCAB_SIZE = 8192
 VALIDATION = 0.05
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         deadline = 60 * (arguments.minutes or _DEFAULT_MINUTES) - _SECONDS_AFTER_TRAINING
         steps = _plan(root, corpus, arguments, deadline - (time.monotonic() - started))
     length = ["--training.steps", str(steps), "--schedule.warmup-steps", str(max(1, min(100, steps // 10)))]
-    trained = command("train", "demo", "--data.train", corpus, *length, "--output", folder, *device)
+    trained = command("train", _RECIPE, "--data.train", corpus, *length, "--output", folder, *device)
     evaluated = command("evaluate", folder, *device)
     command("generate", folder, "--prompt", "def", *device)
     command("runs", "report", folder)
@@ -115,10 +116,10 @@ def _measure(corpus: str, arguments: argparse.Namespace, seconds: float) -> dict
     from hornbook.measure.throughput import hornbook_step, measure_steps
     from hornbook.parallel.world import World
 
-    recipe = load_recipe("demo", ["--data.train", corpus, "--model.vocab-size", str(_VOCAB_SIZE)]).recipe
+    recipe = load_recipe(_RECIPE, ["--data.train", corpus, "--model.vocab-size", str(_VOCAB_SIZE)]).recipe
     world = World(device=prepared_device(arguments))
-    speed = measure_steps({"demo": hornbook_step(recipe, world)}, world, rounds=5)["demo"]
-    assert recipe.training.steps is not None, "the demo's recipe sets training.steps"
+    speed = measure_steps({_RECIPE: hornbook_step(recipe, world)}, world, rounds=5)[_RECIPE]
+    assert recipe.training.steps is not None, f"{_RECIPE} sets training.steps"
     steps = max(_SHORT_STEPS, min(recipe.training.steps, int(seconds / speed.step_seconds / _OVERHEAD)))
     minutes = steps * speed.step_seconds * _OVERHEAD / 60
     print(

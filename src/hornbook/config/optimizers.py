@@ -238,11 +238,7 @@ class MuonConfig(MomentsConfig):
     momentum: float = option(0.95, help="decay rate of Muon's momentum", minimum=0, below=1)
     nesterov: bool = option(True, help="use Nesterov momentum")
     polynomials: Literal["polar_express", "polar_express_4", "newton_schulz"] = option(
-        "polar_express",
-        help=(
-            "polynomials that orthogonalize the momentum: five of Amsel et al. 2025; four of them, which take 0.8 of "
-            "the time and raise small singular values less; or five of Jordan et al. 2024"
-        ),
+        "polar_express", help="polynomials that orthogonalize: 5 or 4 of Amsel et al. 2025, or Jordan et al.'s"
     )
     products: Literal["auto", "fp32", "bf16"] = option(
         "auto",
@@ -261,9 +257,7 @@ class MuonConfig(MomentsConfig):
     )
     row_beta: float = option(0.95, help="decay rate of the rows' mean squares", minimum=0, below=1)
     cautious_decay: bool = option(False, help="decay only weights that the update moves towards zero")
-    vector_learning_rate: float = option(
-        3e-3, help="peak learning rate of norms, biases, scalars and block-sparse weights", above=0
-    )
+    vector_learning_rate: float = option(3e-3, help="peak learning rate of vectors and block-sparse weights", above=0)
     table_learning_rate: float = option(3e-3, help="peak learning rate of the embeddings' tables", above=0)
     head_learning_rate: float = option(3e-3, help="peak learning rate of the head's matrices", above=0)
     beta1: float = 0.8

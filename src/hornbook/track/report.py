@@ -29,7 +29,7 @@ from hornbook.track.units import number
 from hornbook.version import __version__
 from hornbook.wording import counted
 
-SAMPLES_SHOWN, SAMPLES_FOLDED, ROWS_SHOWN = 3, 24, 50
+SAMPLES_FOLDED, ROWS_SHOWN = 24, 50
 _RIGHT = ("mlm_accuracy", "nsp_accuracy", "accuracy")
 _COMPRESSORS = re.compile(r"(gzip|xz|bzip2|bz2|zstd|lzma|brotli)\b")
 _TOML_PART = re.compile(r"""(?P<head>^\s*\[.*?\]\s*$)|(?P<text>"(?:\\.|[^"\\])*"|'[^']*')|(?P<comment>\#.*)""", re.M)
@@ -224,15 +224,15 @@ def _skipped(train: Sequence[Row]) -> Html:
 
 
 def sample_list(samples: Sequence[Row]) -> Html:
-    """Return the newest samples and, folded, an evenly spaced selection of the earlier ones."""
-    newest, earlier = samples[: -SAMPLES_SHOWN - 1 : -1], samples[:-SAMPLES_SHOWN]
-    if not newest:
+    """Return the first sample beside the last one and, folded, an evenly spaced selection of those between."""
+    if not samples:
         return Html()
-    stride = -(-len(earlier) // SAMPLES_FOLDED) or 1
-    chosen = earlier[::stride]
-    label = f"Earlier samples, {len(chosen)} of {len(earlier)}" if stride > 1 else f"Earlier samples, {len(chosen)}"
+    ends, between = (samples[0], *samples[1:][-1:]), samples[1:-1]
+    stride = -(-len(between) // SAMPLES_FOLDED) or 1
+    chosen = between[::stride]
+    label = f"Samples between, {len(chosen)} of {len(between)}" if stride > 1 else f"Samples between, {len(chosen)}"
     folded = tag("details", tag("summary", label), *(_sample(row) for row in chosen)) if chosen else ""
-    return tag("div", *(_sample(row) for row in newest), folded, class_="samples")
+    return tag("div", tag("div", *(_sample(row) for row in ends), class_="ends"), folded, class_="samples")
 
 
 def _sample(row: Row) -> Html:
