@@ -37,36 +37,26 @@ class StoredTensors(Mapping[str, "Tensor"]):
     """
 
     def __init__(self, folder: Path, layouts: Mapping[str, Layout], files: Mapping[str, Any]) -> None:
-        self._folder, self._layouts, self._files = folder, layouts, files
+        self._folder, self.layouts, self._files = folder, layouts, files
 
     def __getitem__(self, name: str) -> "Tensor":
-        return self.read(name, Box.whole(self._layouts[name].shape))
+        return self.read(name, Box.whole(self.layouts[name].shape))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._layouts)
+        return iter(self.layouts)
 
     def __len__(self) -> int:
-        return len(self._layouts)
+        return len(self.layouts)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._layouts
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The logical shapes by name, without reading tensors."""
-        return {name: layout.shape for name, layout in self._layouts.items()}
-
-    @property
-    def dtypes(self) -> dict[str, str]:
-        """The dtypes by name, as in safetensors, without reading tensors."""
-        return {name: layout.dtype for name, layout in self._layouts.items()}
+        return name in self.layouts
 
     def read(self, name: str, box: Box) -> "Tensor":
         """Return a box of a tensor, read from the files that store parts of it.
 
         Raises CheckpointError if a file is malformed.
         """
-        return stored.read_box(self._folder, self._files, name, self._layouts[name], box)
+        return stored.read_box(self._folder, self._files, name, self.layouts[name], box)
 
 
 def load(path: Path, *, only: Collection[str] | None = None, verified: bool = False) -> Contents:
@@ -83,11 +73,15 @@ def load(path: Path, *, only: Collection[str] | None = None, verified: bool = Fa
     if not verified and (problems := verify(path)):
         raise CheckpointError(f"checkpoint {path} is damaged: {'; '.join(problems)}; use an older one")
     manifest = read_manifest(path)
+    groups = manifest.tensors
+    if groups is None:  # version 1: layouts are in the files
+        held = {name.removesuffix(".safetensors"): name for name in _names(manifest, "tensors")}
+        groups = {group: _layouts_of(path, file) for group, file in held.items() if only is None or group in only}
     documents, files = _names(manifest, "document"), _names(manifest, "file")
     try:
         return Contents(
             step=manifest.step,
-            tensors=_tensors(path, manifest, only),
+            tensors={group: _open(path, groups[group]) for group in groups if only is None or group in only},
             documents={name.removesuffix(".json"): read_json(path / name, "a document") for name in documents},
             files={name: read_bytes(path / name, "a file", limit=_MAX_FILE_BYTES) for name in files},
         )
@@ -98,14 +92,14 @@ def load(path: Path, *, only: Collection[str] | None = None, verified: bool = Fa
 def shapes_of(tensors: "Mapping[str, Tensor | Shard]") -> dict[str, tuple[int, ...]]:
     """Return the shapes of whole tensors by name, without reading stored ones."""
     if isinstance(tensors, StoredTensors):
-        return tensors.shapes
+        return {name: layout.shape for name, layout in tensors.layouts.items()}
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def dtypes_of(tensors: "Mapping[str, Tensor | Shard]") -> dict[str, str]:
     """Return the dtypes of tensors by name, as in safetensors, without reading stored ones."""
     if isinstance(tensors, StoredTensors):
-        return tensors.dtypes
+        return {name: layout.dtype for name, layout in tensors.layouts.items()}
     held = {name: tensor.values if isinstance(tensor, Shard) else tensor for name, tensor in tensors.items()}
     return {name: stored.DTYPES[str(tensor.dtype)] for name, tensor in held.items()}
 
@@ -120,15 +114,6 @@ def read_box(tensors: "Mapping[str, Tensor]", name: str, box: Box) -> "Tensor":
 
 def _names(manifest: Manifest, kind: Kind) -> list[str]:
     return [name for name, entry in manifest.files.items() if entry.kind == kind]
-
-
-def _tensors(path: Path, manifest: Manifest, only: Collection[str] | None) -> dict[str, StoredTensors]:
-    """Return the requested groups, opened; raise CheckpointError if files differ from the manifest."""
-    groups = manifest.tensors
-    if groups is None:  # version 1: layouts are in the files
-        files = {name.removesuffix(".safetensors"): name for name in _names(manifest, "tensors")}
-        groups = {group: _layouts_of(path, file) for group, file in files.items() if only is None or group in only}
-    return {group: _open(path, layouts) for group, layouts in groups.items() if only is None or group in only}
 
 
 def _layouts_of(path: Path, name: str) -> dict[str, Layout]:

@@ -85,7 +85,7 @@ def refuse_other_dtypes(own: Mapping[str, Mapping[str, Shard]], stored: Tensors,
     """Raise CheckpointError if a stored tensor's dtype differs from the state's."""
     for group, shards in own.items():
         found = stored[group]
-        dtypes = found.dtypes if isinstance(found, StoredTensors) else {}
+        dtypes = dtypes_of(found) if isinstance(found, StoredTensors) else {}
         for name, shard in shards.items():
             if name in dtypes and dtypes[name] != DTYPES[str(shard.values.dtype)]:
                 raise CheckpointError(

@@ -170,11 +170,6 @@ class TextWriter:
             )
         return batch.finish(self.timing)
 
-    def new_stream(self, request: Request) -> TextStream:
-        """Return the empty stream of a prompt's continuation."""
-        start = int(request.ids[:1] == (self.tokenizer.end_of_text_id,))
-        return TextStream(self.tokenizer, self.options.stop, request.ids[start:])
-
 
 class _Batch:
     """The growing texts of one batch."""
@@ -182,7 +177,10 @@ class _Batch:
     def __init__(self, requests: Sequence[Request], writer: TextWriter, on_text: OnText | None) -> None:
         self._requests, self._on_text = requests, on_text
         self._output_length, self._stop_id = writer.options.output_length, writer.stop_id
-        self._streams = [writer.new_stream(request) for request in requests]
+        start, stop = (writer.tokenizer.end_of_text_id,), writer.options.stop
+        self._streams = [
+            TextStream(writer.tokenizer, stop, request.ids[int(request.ids[:1] == start) :]) for request in requests
+        ]
         self._texts, self._counts = [""] * len(requests), [0] * len(requests)
         self._ends: dict[int, tuple[FinishReason, float]] = {}
         self._started = time.perf_counter()

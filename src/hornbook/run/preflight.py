@@ -90,13 +90,15 @@ def checks_of_state(
     """Return the checks of a start, in order, that need the resumed state.
 
     Args:
-        before: see ``refuse_changed_rate``.
+        before: the recipe of the last start; None if there is none, or any learning rate is accepted.
         recipe: complete.
         samples: the run's samples.
         state: restored from the newest checkpoint, if any.
         output: the folder for checkpoints; None for a rank that writes none.
     """
-    checks: list[Check] = [("schedule", partial(refuse_changed_rate, before, recipe, samples, state.progress))]
+    checks: list[Check] = []
+    if before is not None:
+        checks.append(("schedule", partial(refuse_changed_rate, before, recipe, samples, state.progress)))
     if state.progress.step < num_steps(recipe, samples):
         if output is not None:
             checks.append(("disk", partial(require_space, output, 2 * state.home.num_bytes)))
@@ -173,19 +175,19 @@ def refuse_blind_stopping(recipe: Recipe, samples: Samples) -> None:
         )
 
 
-def refuse_changed_rate(before: Recipe | None, recipe: Recipe, samples: Samples, progress: Progress) -> None:
+def refuse_changed_rate(before: Recipe, recipe: Recipe, samples: Samples, progress: Progress) -> None:
     """Raise UserError if the learning rate would jump, as in a decay of another length.
 
     A next rate between the last one and the one originally next is not a jump.
 
     Args:
-        before: the recipe of the last start; None if there is none, or any rate is accepted.
+        before: the recipe of the last start.
         recipe: the recipe of this start.
         samples: the run's samples.
         progress: the checkpoint's progress.
     """
     length, update = num_steps(recipe, samples), progress.num_updates
-    if before is None or update == 0 or progress.step >= length:
+    if update == 0 or progress.step >= length:
         return
     old_length = num_steps(before, samples)
     was, now = build_schedule(before.schedule, old_length), build_schedule(recipe.schedule, length)

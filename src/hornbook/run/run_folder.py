@@ -10,7 +10,7 @@ of its last start, the fingerprints of its data, and the origin of its initial w
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -44,31 +44,24 @@ _MAY_CHANGE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunFolder:
-    """Paths inside a run's folder."""
+    """Paths inside a run's folder.
 
-    path: Path
+    Args:
+        path: the run's folder, which may be missing.
 
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
-        return self.path / "checkpoints"
+    Attributes:
+        checkpoints: the folder of checkpoints.
+        metrics: the log of metrics, one JSON object per line.
+        samples: the log of sampled texts, one JSON object per line.
+        environment: the record of each session's environment.
+        identity: the identity of the run.
+    """
 
-    @property
-    def metrics(self) -> Path:
-        """The log of metrics, one JSON object per line."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def samples(self) -> Path:
-        """The log of sampled texts, one JSON object per line."""
-        return self.path / "samples.jsonl"
-
-    @property
-    def environment(self) -> Path:
-        """The record of each session's environment."""
-        return self.path / "environment.json"
+    def __init__(self, path: Path) -> None:
+        self.path, self.checkpoints = path, path / "checkpoints"
+        self.metrics, self.samples = path / "metrics.jsonl", path / "samples.jsonl"
+        self.environment, self.identity = path / "environment.json", path / "run.json"
 
     @property
     def forms(self) -> dict[str, str] | None:
@@ -91,11 +84,6 @@ class RunFolder:
             return sessions(self.environment)
         except HornbookError:  # a damaged record must not stop a run
             return []
-
-    @property
-    def identity(self) -> Path:
-        """The identity of the run."""
-        return self.path / "run.json"
 
     @property
     def has_begun(self) -> bool:

@@ -159,28 +159,23 @@ def measure_utilization(
     flops = recipe.flops_per_token(samples.tokens_per_sample)
     if flops is None:
         return None
-    measured = _peak(recipe, recipe.training.micro_batch_size * samples.tokens_per_sample, world, dtype)
-    peak = next((peak for peak in earlier if peak.device == measured.device), measured)
-    return Utilization(flops_per_token=flops, peak=peak, num_ranks=world.size)
-
-
-def _peak(recipe: Recipe, tokens: float, world: World, dtype: torch.dtype) -> Peak:
-    """Return the peak of this rank's device for a micro-batch of ``tokens`` tokens."""
-    on_cpu, name = world.device.type == "cpu", dtype_name(dtype)
+    on_cpu, name, tokens = world.device.type == "cpu", dtype_name(dtype), samples.tokens_per_sample
     gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else ""
     machine = f"{(cpu_model() if on_cpu else gpu) or world.device.type}, PyTorch {torch.__version__}"
     machine += f", {counted(torch.get_num_threads(), 'thread')}" if on_cpu else ""
-    device, rate = f"{machine}, {name}", peak_of(gpu, dtype)
+    device, rate = f"{machine}, {name}", peak_of(gpu, dtype) if gpu else None
     if rate is not None:
-        return Peak(device=device, rate=rate, source=f"dense {name} of {gpu}, by its data sheet")
-    # A CPU may multiply fp32 faster than 16 bits, and hornbook's operators then widen.
-    kinds = {dtype, torch.float32} if on_cpu else {dtype}
-    products = [Product.of(recipe, tokens, kind, world.device) for kind in kinds]
-    peaks = []
-    for product, measured in zip(products, measure_rates(products, world.device), strict=True):
-        rate = fastest(f"{machine}, {product.shape}", measured)
-        peaks.append(Peak(device=device, rate=rate, source=f"measured: {product.shape}"))
-    return max(peaks, key=attrgetter("rate"))
+        peaks = [Peak(device=device, rate=rate, source=f"dense {name} of {gpu}, by its data sheet")]
+    else:
+        # A CPU may multiply fp32 faster than 16 bits, and hornbook's operators then widen.
+        kinds, tokens = {dtype, torch.float32} if on_cpu else {dtype}, tokens * recipe.training.micro_batch_size
+        products = [Product.of(recipe, tokens, kind, world.device) for kind in kinds]
+        peaks = [
+            Peak(device=device, rate=fastest(f"{machine}, {product.shape}", now), source=f"measured: {product.shape}")
+            for product, now in zip(products, measure_rates(products, world.device), strict=True)
+        ]
+    peak = next((peak for peak in earlier if peak.device == device), max(peaks, key=attrgetter("rate")))
+    return Utilization(flops_per_token=flops, peak=peak, num_ranks=world.size)
 
 
 def peak_of(name: str, dtype: torch.dtype) -> float | None:

@@ -82,7 +82,7 @@ class EncoderBatches:
             DataError: an already masked sequence has more predictions than allowed, or one to be masked has a token
                 outside the tokenizer's vocabulary.
         """
-        sequences = self.source.sequences(self.among_all(samples))
+        sequences = self.source.sequences(samples if self.max_samples is None else self.among_all(samples))
         if self.rules is None:
             most = max(0 if sequence.labels is None else len(sequence.labels) for sequence in sequences)
             if most > self.most_masked:

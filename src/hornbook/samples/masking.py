@@ -106,7 +106,7 @@ def dynamic_mask(tokens: Int64s, lengths: Int64s, samples: Int64s, rules: MaskRu
     """
     hashes = _hashes(lengths, samples, rules)
     is_free = ~rules.is_special[tokens]
-    words = _words(tokens, lengths, rules)
+    words = None if rules.begins_word is None else _words(tokens, lengths, rules.begins_word[tokens], rules)
     draws = hashes if words is None else hashes[words.first][words.number]
     limit = np.uint64(min(round(rules.probability * 2**32) << 32, 2**64 - 1))  # this share of hashes is below
     is_hidden = is_free & (draws < limit)
@@ -140,7 +140,7 @@ def static_mask(
     """
     hashes = _hashes(lengths, samples, rules)
     is_free = ~rules.is_frame[tokens]
-    words = _words(tokens, lengths, rules)
+    words = None if rules.begins_word is None else _words(tokens, lengths, rules.begins_word[tokens], rules)
     draws = hashes if words is None else hashes[words.first][words.number]
     chosen = [np.zeros(0, np.int64)]
     for start, length in zip((np.cumsum(lengths) - lengths).tolist(), lengths.tolist(), strict=True):
@@ -159,11 +159,11 @@ class _Words(NamedTuple):
     first: Int64s
 
 
-def _words(tokens: Int64s, lengths: Int64s, rules: MaskRules) -> _Words | None:
-    """Split into words; a sequence may begin inside a word, and a special token ends the word before it."""
-    if rules.begins_word is None:
-        return None
-    begins = rules.begins_word[tokens]
+def _words(tokens: Int64s, lengths: Int64s, begins: Bools, rules: MaskRules) -> _Words:
+    """Split into words; a sequence may begin inside a word, and a special token ends the word before it.
+
+    ``begins`` says which tokens begin a word; it is changed.
+    """
     begins[1:] |= rules.is_special[tokens[:-1]]
     begins[np.cumsum(lengths) - lengths] = True
     return _Words(np.cumsum(begins) - 1, np.flatnonzero(begins))
