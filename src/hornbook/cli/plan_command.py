@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from hornbook.cli.arguments import (
     add_process_arguments,
     add_recipe_arguments,
+    join_ranks,
     positive_fraction,
     positive_integer,
     positive_number,
@@ -152,17 +153,11 @@ def _check(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, object]
 
             recipe = shrunk(recipe, num_ranks)
         refuse_unplannable(recipe, num_ranks)
-    arguments.device = "auto"
+    arguments.device, arguments.threads = "auto", None
     start_processes(arguments, recipe)
-    from hornbook.config import recipe_to_dict
     from hornbook.measure.memory_check import TOLERANCES, check_steps
-    from hornbook.parallel.device import choose_device, prepare
-    from hornbook.parallel.world import World
 
-    with launched.report_once():
-        device = choose_device("auto")
-        prepare(device, None)
-        world = World.join(device, recipe.parallel, recipe_to_dict(recipe))
+    world = join_ranks(arguments, recipe)
     with world.session():
         found = check_steps(recipe, world)
         rows = world.gather([float(found.measured), found.predicted.peak])
@@ -176,7 +171,7 @@ def _check(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, object]
         for rank, ((measured, predicted), error) in enumerate(zip(rows, errors, strict=True))
     ]
     step = {"measured": found.step_seconds, "predicted": found.predicted_seconds}
-    result = {"recipe": recipe.name, "device": str(device), "ranks": ranks, "step_seconds": step}
+    result = {"recipe": recipe.name, "device": str(world.device), "ranks": ranks, "step_seconds": step}
     return {**result, "exit_code": 0 if is_close else 1}
 
 

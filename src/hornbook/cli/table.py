@@ -25,8 +25,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import zip_longest
 
-from hornbook.storage.system import format_bytes
-
 _GAP = "  "
 _LEAST_ROOM = 24
 _WIDEST_CELL = 24
@@ -157,6 +155,8 @@ class Point:
 
 def progress_line(done: str, start: Point, now: Point) -> str:
     """Return a line with ``done``, the speed since ``start`` and, if it can be estimated, the remaining time."""
+    from hornbook.storage.system import format_bytes
+
     seconds = max(now.seconds - start.seconds, 1e-3)
     speed = f"{(now.tokens - start.tokens) / seconds:,.0f} tokens/s"
     if now.total is None:
