@@ -24,12 +24,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.config.shapes import HEAD_TOKENS
+from hornbook.config.shapes import HEAD_TOKENS, HEAD_TOKENS_FUSED
 from hornbook.ops.native.cross_entropy import cross_entropy_
 from hornbook.ops.native.kernels import FORMS, form_of
 from hornbook.ops.native.products import Products
 from hornbook.ops.output_columns import Columns, first_largest, first_of_ranks
 from hornbook.ops.tensor_parallel import enter
+from hornbook.ops.triton.operators import chosen, triton_cross_entropy
 from hornbook.parallel.ranks import Cut, cut_of, is_cut, local
 from hornbook.samples.windows import NOT_SCORED
 
@@ -68,8 +69,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         native = _native_products(x_ND, weight_VD) if FORMS and chunks == 1 else None
         weight = weight_VD.to(x_ND.dtype) if native is None and chunks == 1 else weight_VD
-        for start in range(0, len(x_ND), HEAD_TOKENS):
-            rows = slice(start, start + HEAD_TOKENS)
+        for rows in _chunks_of(x_ND):
             x, targets, weights = x_ND[rows], targets_N[rows], None if weights_N is None else weights_N[rows]
             if chunks > 1:
                 sums = (x_gradient[rows], weight_gradient, bias_gradient)
@@ -228,8 +228,7 @@ def _chunks(
     """Yield the slice and the results of each chunk of tokens."""
     native = _native_products(x_ND, head.weight) if FORMS and chunks == 1 else None
     weight = head.weight.to(x_ND.dtype) if native is None and chunks == 1 else head.weight
-    for start in range(0, len(x_ND), HEAD_TOKENS):
-        rows = slice(start, start + HEAD_TOKENS)
+    for rows in _chunks_of(x_ND):
         x, targets = x_ND[rows], targets_N[rows]
         if chunks > 1:
             _, picked, num_correct = _summary(x, targets, head.parts(chunks), with_count=with_count)
@@ -237,6 +236,13 @@ def _chunks(
         else:
             logits = x @ weight.t() if native is None else native.product(x)
             yield rows, _chunk(logits, targets, head, with_count=with_count, with_gradient=False)
+
+
+def _chunks_of(x_ND: Tensor) -> Iterator[slice]:
+    """Yield the tokens of each chunk; a fused kernel takes more, so that the table's gradient is summed less often."""
+    size = HEAD_TOKENS_FUSED if FORMS and chosen("triton_cross_entropy", x_ND) else HEAD_TOKENS
+    for start in range(0, len(x_ND), size):
+        yield slice(start, start + size)
 
 
 def _native_products(x_ND: Tensor, weight_VD: Tensor) -> Products | None:
@@ -254,6 +260,13 @@ def _chunk(logits: Tensor, targets: Tensor, head: Columns, *, with_count: bool, 
         )
         num_correct = (predictions == targets).sum() if with_count else losses.new_zeros(())
         return _Chunk(losses, num_correct, logits, bias_gradient)
+    if FORMS and is_fp32 and head.cut is None and chosen("triton_cross_entropy", logits):
+        losses, predictions = triton_cross_entropy(logits, targets, head.bias, head.num_real, with_gradient)
+        num_correct = (predictions == targets).sum() if with_count else losses.new_zeros(())
+        has_bias = with_gradient and head.bias is not None
+        return _Chunk(
+            losses, num_correct, logits, logits[:, : head.num_real].sum(0, dtype=torch.float32) if has_bias else losses
+        )
     _complete(logits, head)
     log_probabilities = (
         torch.log_softmax(logits, -1, dtype=torch.float32) if head.cut is None else _log_softmax(logits, head.cut)
