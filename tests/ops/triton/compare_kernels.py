@@ -105,7 +105,7 @@ def main() -> None:
             check_norm(dtype, (2, 3, 37), **dict(zip(("centered", "has_gain", "has_bias"), options, strict=True)))
     check_norm(torch.float32, (270, 3), centered=True, has_gain=True, has_bias=True)  # more rows than programs
     check_model()
-    print(COMPARED)
+    sys.stdout.write(f"{COMPARED}\n")
 
 
 if __name__ == "__main__":
