@@ -58,6 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--search", action="store_true", help="search layouts and rank those that fit by predicted time"
     )
     parser.add_argument(
+        "--kernels",
+        action="store_true",
+        help="count the kernels of a step on the GPU, their bytes and FLOPs, by a run without values",
+    )
+    parser.add_argument(
         "--check",
         action="store_true",
         help="run two training steps on this machine and compare them with the prediction",
@@ -77,6 +82,10 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         machine = None if arguments.check else _machine(arguments)
     if machine is None:
         return _check(arguments, recipe)
+    if arguments.kernels:
+        from hornbook.cli.plan_kernels import print_kernels
+
+        return print_kernels(_one_micro_batch(recipe), machine.device)
     from hornbook.plan.planner import make_plan
 
     plan = make_plan(recipe, machine)
@@ -96,7 +105,10 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 
 def _refuse_other_mode(arguments: argparse.Namespace) -> None:
     """Raise UserError for options of predictions with ``--check``, and options of ``--check`` without it."""
-    of_plan = ("devices", "device", "memory", "efficiency", "price", "search")
+    of_plan = ("devices", "device", "memory", "efficiency", "price", "search", "kernels")
+    unused = [name for name in ("devices", "memory", "efficiency", "price", "search") if getattr(arguments, name)]
+    if arguments.kernels and unused:
+        raise UserError(f"--{unused[0]} does not apply to --kernels, a step of one process: remove it")
     given = [name for name in of_plan if getattr(arguments, name)]
     if arguments.check and given:
         raise UserError(
@@ -127,6 +139,17 @@ def planned_recipe(recipe: "Recipe") -> tuple["Recipe", dict[str, str]]:
     if assumed := "; ".join(assumptions(recipe)):
         facts["assumed"] = spelled(assumed)
     return with_vocabulary(recipe), facts
+
+
+def _one_micro_batch(recipe: "Recipe") -> "Recipe":
+    """Return the recipe with synthetic data, of one process, and with steps of one micro-batch."""
+    from dataclasses import replace
+
+    from hornbook.config.parallel import ParallelConfig
+
+    training = replace(recipe.training, global_batch_size=recipe.training.micro_batch_size)
+    data = replace(recipe.data, synthetic=True, train=())
+    return replace(recipe, training=training, data=data, parallel=ParallelConfig())
 
 
 def _machine(arguments: argparse.Namespace) -> "Machine":

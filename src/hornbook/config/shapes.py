@@ -17,6 +17,8 @@ Each chunk reads and writes the whole weight gradient, so small chunks are slow:
 tokens take twice as long as chunks of 512, whose logits are 103 MB. Larger chunks gain little, and are slower if the
 logits exceed the cache.
 """
+HEAD_TOKENS_FUSED: Final = 4096
+"""The same on a GPU with Triton's cross-entropy, which keeps nothing else of the size of the logits."""
 QUERIES: Final = 128
 """Queries per block of attention on a CPU (`hornbook.ops.attention`)."""
 SCORES: Final = 1 << 19

@@ -197,7 +197,7 @@ def document_context(documents_BT: Tensor) -> dict[str, Tensor]:
     These are ``mask`` and, for native attention, ``firsts`` and ``lengths`` of contiguous documents.
     """
     context = {"mask": document_mask(documents_BT)}
-    if FORMS and (found := documents_of_windows(documents_BT)) is not None:
+    if FORMS and not documents_BT.is_cuda and (found := documents_of_windows(documents_BT)) is not None:
         context["firsts"], context["lengths"] = found
     return context
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from hornbook.ops.native.cross_entropy import cross_entropy_
 from hornbook.ops.native.kernels import FORMS, form_of
 from hornbook.ops.output_columns import Columns, first_largest, first_of_ranks
+from hornbook.ops.triton.operators import chosen, triton_cross_entropy
 from hornbook.parallel.ranks import Cut
 from hornbook.samples.windows import NOT_SCORED
 
@@ -45,6 +46,14 @@ def losses_of(
         )
         num_correct = (predictions == targets).sum() if with_count else losses.new_zeros(())
         return Chunk(losses, num_correct, logits, bias_gradient, log_sums.square().sum() if z_weight else 0.0)
+    is_plain = is_fp32 and head.cut is None and head.cap is None and not z_weight
+    if FORMS and is_plain and chosen("triton_cross_entropy", logits):
+        losses, predictions = triton_cross_entropy(logits, targets, head.bias, head.num_real, with_gradient)
+        num_correct = (predictions == targets).sum() if with_count else losses.new_zeros(())
+        has_bias = with_gradient and head.bias is not None
+        return Chunk(
+            losses, num_correct, logits, logits[:, : head.num_real].sum(0, dtype=torch.float32) if has_bias else losses
+        )
     dtype, (logits, slope) = logits.dtype, _complete(logits, head)
     log_probabilities, normalizer = _log_softmax(logits, head.cut)
     columns, is_own = _own_columns(log_probabilities, targets, head)

@@ -24,12 +24,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.config.shapes import HEAD_TOKENS
+from hornbook.config.shapes import HEAD_TOKENS, HEAD_TOKENS_FUSED
 from hornbook.ops.chunk_losses import Chunk, add_by_parts, losses_of, squares_of, summary_of
 from hornbook.ops.native.kernels import FORMS, form_of
 from hornbook.ops.native.products import Products
 from hornbook.ops.output_columns import Columns
 from hornbook.ops.tensor_parallel import enter
+from hornbook.ops.triton.operators import chosen
 from hornbook.parallel.ranks import cut_of, is_cut, local
 
 
@@ -60,8 +61,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         native = _native_products(x_ND, weight_VD) if FORMS and chunks == 1 else None
         weight = weight_VD.to(x_ND.dtype) if native is None and chunks == 1 else weight_VD
-        for start in range(0, len(x_ND), HEAD_TOKENS):
-            rows = slice(start, start + HEAD_TOKENS)
+        for rows in _chunks_of(x_ND):
             x, targets, weights = x_ND[rows], targets_N[rows], None if weights_N is None else weights_N[rows]
             if chunks > 1:
                 sums = (x_gradient[rows], weight_gradient, bias_gradient)
@@ -263,8 +263,7 @@ def _chunks(
     """Yield the slice and the results of each chunk of tokens."""
     native = _native_products(x_ND, head.weight) if FORMS and chunks == 1 else None
     weight = head.weight.to(x_ND.dtype) if native is None and chunks == 1 else head.weight
-    for start in range(0, len(x_ND), HEAD_TOKENS):
-        rows = slice(start, start + HEAD_TOKENS)
+    for rows in _chunks_of(x_ND):
         x, targets = x_ND[rows], targets_N[rows]
         if chunks > 1:
             normalizer, picked, num_correct = summary_of(x, targets, head.parts(chunks), with_count=with_count)
@@ -272,6 +271,13 @@ def _chunks(
         else:
             logits = x @ weight.t() if native is None else native.product(x)
             yield rows, losses_of(logits, targets, head, with_count=with_count, with_gradient=False, z_weight=z_weight)
+
+
+def _chunks_of(x_ND: Tensor) -> Iterator[slice]:
+    """Yield the tokens of each chunk; a fused kernel takes more, so that the table's gradient is summed less often."""
+    size = HEAD_TOKENS_FUSED if FORMS and chosen("triton_cross_entropy", x_ND) else HEAD_TOKENS
+    for start in range(0, len(x_ND), size):
+        yield slice(start, start + size)
 
 
 def _native_products(x_ND: Tensor, weight_VD: Tensor) -> Products | None:

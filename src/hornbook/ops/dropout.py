@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hornbook.ops.native.kernels import FORMS
+from hornbook.ops.triton.operators import chosen, triton_dropout
+
 _GOLDEN = 0x9E3779B1 - (1 << 32)
 _FIRST = 0x7FEB352D
 _SECOND = 0x846CA68B - (1 << 32)
@@ -64,6 +67,9 @@ def dropout(x: Tensor, keys: Tensor, site: int, probability: float) -> Tensor:
         site: number of the dropout layer in the model.
         probability: share of elements to drop, in [0, 1).
     """
+    if FORMS and chosen("triton_dropout", x):
+        fused: Tensor = triton_dropout(x, None, keys, site, probability)
+        return fused
     result: Tensor = _HashedDropout.apply(x, keys, site, probability)  # type: ignore[no-untyped-call]
     return result
 

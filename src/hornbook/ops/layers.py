@@ -18,6 +18,7 @@ from hornbook.ops.native.library import Form
 from hornbook.ops.native.linear import linear as native_linear
 from hornbook.ops.native.linear import linear_activation
 from hornbook.ops.tensor_parallel import cut_linear
+from hornbook.ops.triton.operators import chosen, norm_beside, triton_dropout
 from hornbook.parallel.ranks import is_cut, local
 
 
@@ -122,6 +123,9 @@ def dropout_add(x: Tensor, keys: Tensor, site: int, probability: float, residual
     if FORMS and (form := form_of("dropout", x)) is not None:
         result: Tensor = native_dropout.dropout(x, residual, keys, site, probability, form.isa)
         return result
+    if FORMS and chosen("triton_dropout", x):
+        fused: Tensor = triton_dropout(x, residual, keys, site, probability)
+        return fused
     x = hashed_dropout(x, keys, site, probability)
     return x if residual is None else residual + x
 
@@ -174,6 +178,8 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> T
     if FORMS and weight_D.dtype == torch.float32 and (form := form_of("layer_norm", x)) is not None:
         normed: Tensor = native_norm.norm(x, weight_D, bias_D, epsilon, form.isa)[0]
         return normed
+    if FORMS and chosen("triton_layer_norm", x):
+        return norm_beside(x, weight_D, bias_D, epsilon, centered=True)[1]
     if x.dtype == torch.float32:
         return functional.layer_norm(x, weight_D.shape, weight_D.float(), bias_D.float(), epsilon)
     dtype = affine_dtype(x.dtype, x.device)
@@ -184,12 +190,14 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> T
 
 
 def layer_norm_beside(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor] | None:
-    """Return ``x`` and its norm as outputs of one native operator, which adds their gradients; see ``layer_norm``.
+    """Return ``x`` and its norm as outputs of one operator, native or Triton's, which adds their gradients.
 
-    None if PyTorch computes norms.
+    Arguments as for ``layer_norm``; None if PyTorch computes norms.
     """
     if FORMS and weight_D.dtype == torch.float32 and (form := form_of("layer_norm", x)) is not None:
         return native_norm.norm_beside(x, weight_D, bias_D, epsilon, form.isa)
+    if FORMS and chosen("triton_layer_norm", x):
+        return norm_beside(x, weight_D, bias_D, epsilon, centered=True)
     return None
 
 

@@ -73,7 +73,7 @@ def test_a_gpu_gets_triton_where_it_is_probably_faster_than_dense_products(monke
 
 
 @needs_triton
-@pytest.mark.parametrize("size", [16, 32, 64, 128])
+@pytest.mark.parametrize("size", [64, *(pytest.param(size, marks=pytest.mark.slow) for size in (16, 32, 128))])
 def test_they_compile_for_gpus_with_64_bit_offsets(size: int) -> None:
     from triton_kernels import ARCHITECTURES, MOST_SHARED, compiled, local_bytes
 

@@ -8,6 +8,8 @@
 
 Forms with partial sums in fp16 are selected only if ``precision.partials`` is ``half``.
 
+On a GPU, Triton's kernels are selected unless ``precision.kernels`` is ``torch`` (`hornbook.ops.triton.operators`).
+
 Block-sparse products are native if possible, also in fp32, unless ``precision.kernels`` is ``torch`` and
 ``sparsity.kernel`` is ``auto``.
 
@@ -38,6 +40,7 @@ from hornbook.ops.native.build import HALVES
 from hornbook.ops.native.cache import BuildError
 from hornbook.ops.native.kernels import BLOCKS, NOT_CHOSEN, Kernels, form_of, in_use
 from hornbook.ops.native.library import PYTORCH, SUFFIXES, Form, Kernel, instruction_sets, is_right, load, seconds
+from hornbook.ops.triton import operators, programs
 
 _logger = logging.getLogger("hornbook.ops")
 KERNELS: tuple[Kernel, ...] = (
@@ -79,6 +82,8 @@ def choose(
 def _dense(
     asked: str, device: torch.device, dtype: torch.dtype, earlier: Mapping[str, str] | None, *, in_half: bool
 ) -> Kernels:
+    if device.type == "cuda" and asked != "torch":
+        return _for_gpu(device, earlier)
     if reason := _why_not(asked, device, dtype):
         return Kernels(why=reason)
     forms: dict[str, str] = {}
@@ -90,6 +95,14 @@ def _dense(
         return Kernels(why="no native form is right and faster here")
     why = "as before" if earlier is not None else "precision.kernels" if asked == "native" else "faster here"
     return Kernels(why=why, forms=forms)
+
+
+def _for_gpu(device: torch.device, earlier: Mapping[str, str] | None) -> Kernels:
+    """Return Triton's kernels, or of them those that the run used before."""
+    if reason := programs.why_not(device):
+        return Kernels(why=reason)
+    names = [name for name in operators.KERNELS if earlier is None or name in earlier]
+    return Kernels(why="CUDA" if earlier is None else "as before", forms=dict.fromkeys(names, operators.TRITON))
 
 
 def _blocks(asked: str, kernel: str, device: torch.device, earlier: Mapping[str, str] | None) -> str:

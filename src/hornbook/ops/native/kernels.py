@@ -33,6 +33,8 @@ class Kernels:
         return dict(self.forms) if self.blocks is None else {**self.forms, BLOCKS: self.blocks}
 
     def __str__(self) -> str:
+        if self.forms and all(kernel.startswith("triton_") for kernel in self.forms):
+            return f"Triton: {', '.join(kernel.removeprefix('triton_') for kernel in self.forms)} ({self.why})"
         forms = ", ".join(f"{kernel} {isa}" for kernel, isa in self.forms.items())
         return f"native: {forms} ({self.why})" if forms else f"torch ({self.why})"
 

@@ -98,7 +98,7 @@ def _norm_gradients(
 def size(num_columns: int) -> dict[str, int]:
     """Return the width and the warps of a program."""
     width = triton.next_power_of_2(num_columns)
-    return {"width": width, "num_warps": min(16, max(4, width // 512))}
+    return {"width": width, "num_warps": min(16, max(4, width // 256))}
 
 
 def norm(

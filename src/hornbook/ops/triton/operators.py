@@ -20,7 +20,7 @@ MOST_COLUMNS = 16384
 
 
 def chosen(kernel: str, x: Tensor) -> bool:
-    """Return whether a kernel of ``KERNELS`` computes for ``x``: fp32, bf16 or fp16 on a GPU, if the run selected it."""
+    """Return whether a kernel of ``KERNELS`` computes for ``x``, on a GPU, because the run selected it."""
     return x.is_cuda and FORMS.get(kernel) == TRITON and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -77,11 +77,11 @@ def _of_dropout(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 torch.library.register_autograd("hornbook::triton_dropout", _of_dropout, setup_context=_keep_keys)
 
 
-@operator(device="any", has_gradient=True)
+@operator(device="any")
 def triton_norm(
     x: Tensor, gain: Tensor | None, bias: Tensor | None, epsilon: float, centered: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the norm of rows: layer norm if ``centered``, else RMS norm; see `norm`.
+    """Return the norm of rows: layer norm if ``centered``, else RMS norm; see `norm_beside`.
 
     Returns:
         The norm, of the shape and dtype of ``x``; means and reciprocal deviations of the rows, fp32 ``[...]``.
@@ -109,3 +109,44 @@ def triton_norm_gradients(
 @shapes_of("triton_norm_gradients")
 def _(gradient: Tensor, beside: Tensor | None, x: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     return x.new_empty(x.shape), *(x.new_empty(x.shape[-1], dtype=torch.float32) for _ in range(2))
+
+
+def norm_beside(
+    x: Tensor, gain: Tensor | None, bias: Tensor | None, epsilon: float, *, centered: bool
+) -> tuple[Tensor, Tensor]:
+    """Return ``x`` and its norm as outputs of one operator, which adds their gradients.
+
+    Args:
+        x: ``[..., D]`` with at most ``MOST_COLUMNS`` columns.
+        gain: ``[D]``, of any dtype; None for 1.
+        bias: ``[D]``; None for 0.
+        epsilon: added to the variance, or the mean square.
+        centered: layer norm (Ba et al. 2016) rather than RMS norm (Zhang and Sennrich 2019).
+    """
+    same, normed = _Norm.apply(x, gain, bias, epsilon, centered)  # type: ignore[no-untyped-call]
+    return same, normed
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, gain: Tensor | None, bias: Tensor | None, epsilon: float, centered: bool
+    ) -> tuple[Tensor, Tensor]:
+        y, *statistics = triton_norm(x, gain, bias, epsilon, centered)
+        ctx.save_for_backward(x, gain, *statistics)
+        ctx.centered, ctx.bias_dtype = centered, None if bias is None else bias.dtype
+        ctx.set_materialize_grads(False)
+        return x.view_as(x), y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        beside, gradient = gradients
+        if gradient is None:
+            return beside, *[None] * 4
+        x, gain, *statistics = ctx.saved_tensors
+        of_x, of_gain, of_bias = triton_norm_gradients(gradient, beside, x, gain, *statistics, ctx.centered)
+        of_affine = (
+            None if gain is None else of_gain.to(gain.dtype),
+            None if ctx.bias_dtype is None else of_bias.to(ctx.bias_dtype),
+        )
+        return of_x, *of_affine, None, None

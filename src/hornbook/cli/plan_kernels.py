@@ -1,0 +1,100 @@
+"""``hornbook plan --kernels``: the kernels of a step on a GPU, by operator, and the time that a roofline gives them."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from hornbook.cli.table import print_columns, say
+from hornbook.errors import UserError
+from hornbook.plan.devices import Device
+from hornbook.track.units import flop_rate, size
+
+if TYPE_CHECKING:
+    from hornbook.config import Recipe
+    from hornbook.measure.kernel_trace import Launch
+
+_OF_PEAK: Final = 0.66
+"""Share of the data sheet's rate that matrix products reach: 650 of 989 TFLOP/s on an H100."""
+_OF_PEAK_IN_ATTENTION: Final = 0.4
+_OF_BANDWIDTH: Final = 0.87
+"""2.9 of 3.35 TB/s on an H100."""
+_SHORTEST: Final = 2e-6
+"""Seconds of a kernel on the device."""
+_LAUNCH: Final = 6e-6
+"""Seconds of the host per kernel; if all launches take longer than all kernels, the step is bound by them."""
+
+
+def print_kernels(recipe: "Recipe", device: Device) -> dict[str, object]:
+    """Print the kernels of a step with one micro-batch, and return them as a document.
+
+    Args:
+        recipe: with synthetic data.
+        device: a GPU.
+
+    Raises:
+        UserError: the device is a CPU, or this PyTorch needs a C++ compiler that is not there.
+    """
+    if device.kind != "cuda":
+        raise UserError("--kernels counts the kernels of a GPU: choose another --device")
+    from hornbook.measure.fake_cuda import load_device
+    from hornbook.ops.native.cache import BuildError
+
+    try:
+        load_device()
+    except BuildError as error:
+        raise UserError(f"--kernels needs a C++ compiler here: {error}") from error
+    from hornbook.measure.kernel_trace import traced_step
+
+    trace = traced_step(recipe)
+    groups: dict[tuple[str, str], list[Launch]] = {}
+    for launch in trace.launches:
+        groups.setdefault((launch.name, launch.dtype), []).append(launch)
+    totals = [(key, _total(group, device)) for key, group in groups.items()]
+    totals.sort(key=lambda row: -row[1]["seconds"])
+    whole = {name: sum(total[name] for _, total in totals) for name in ("kernels", "bytes", "flops", "seconds")}
+    print_columns([*_rows(totals)], right=(2, 3, 4, 5))
+    host = whole["kernels"] * _LAUNCH
+    is_launch_bound = host > whole["seconds"]
+    seconds = max(host, whole["seconds"])
+    flops = (recipe.flops_per_token(recipe.sequence_length) or 0.0) * trace.num_tokens
+    peak = device.flops[recipe.precision.compute if recipe.precision.compute != "auto" else device.auto_dtype]
+    mfu = flops / seconds / peak
+    say("")
+    say(f"device      {device.label}, on a roofline: {_OF_PEAK:.0%} of {flop_rate(peak)} in products")
+    say(f"step        {trace.num_tokens:,} tokens, {int(whole['kernels']):,} kernels, {size(whole['bytes'])} moved")
+    say(f"time        {whole['seconds'] * 1e3:.2f} ms of kernels, {host * 1e3:.2f} ms of launches")
+    say(f"bound by    {'launches' if is_launch_bound else 'kernels'}: MFU at most {mfu:.1%}")
+    say(f"waits       {len(trace.waits)}: {', '.join(trace.waits)}")
+    operators = [{"operator": name, "dtype": dtype, **total} for (name, dtype), total in totals]
+    facts = {"tokens": trace.num_tokens, "launch_seconds": host, "launch_bound": is_launch_bound, "mfu": mfu}
+    return {
+        "recipe": recipe.name,
+        "device": device.name,
+        **whole,
+        **facts,
+        "waits": trace.waits,
+        "operators": operators,
+    }
+
+
+def _total(launches: "list[Launch]", device: Device) -> dict[str, float]:
+    return {
+        "kernels": sum(launch.kernels for launch in launches),
+        "bytes": sum(launch.bytes for launch in launches),
+        "flops": sum(launch.flops for launch in launches),
+        "seconds": sum(_seconds(launch, device) for launch in launches),
+    }
+
+
+def _seconds(launch: "Launch", device: Device) -> float:
+    """Return the time of an operator on the roofline."""
+    rate = device.flops["bf16" if "16" in launch.dtype else "fp32"]
+    share = _OF_PEAK_IN_ATTENTION if "attention" in launch.name else _OF_PEAK
+    moving = launch.bytes / (_OF_BANDWIDTH * device.bandwidth)
+    return max(moving, launch.flops / (share * rate), _SHORTEST * launch.kernels)
+
+
+def _rows(totals: list[tuple[tuple[str, str], dict[str, float]]]) -> Iterator[tuple[str, ...]]:
+    yield "operator", "dtype", "kernels", "moved", "TFLOP", "ms"
+    for (name, dtype), total in totals:
+        numbers = (f"{total['flops'] / 1e12:.3f}", f"{total['seconds'] * 1e3:.3f}")
+        yield name, dtype, f"{int(total['kernels']):,}", size(total["bytes"]), *numbers

@@ -1,0 +1,112 @@
+"""Compare Triton's kernels, run by its interpreter, with float64; started by test_triton_kernels.py."""
+
+import sys
+from itertools import product
+
+import torch
+from torch.nn import functional
+
+from hornbook.ops import cross_entropy, dropout, layers
+from hornbook.ops.dropout import keep_mask
+from hornbook.ops.native.kernels import FORMS
+from hornbook.ops.triton.operators import TRITON, norm_beside, triton_cross_entropy, triton_dropout
+
+RANDOM = torch.Generator().manual_seed(0)
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+COMPARED = 0
+
+
+def close(ours: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> None:
+    global COMPARED
+    COMPARED += 1
+    tolerance = TOLERANCES[dtype]
+    torch.testing.assert_close(ours.double(), exact.double(), rtol=tolerance, atol=tolerance)
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=RANDOM).to(dtype)
+
+
+def check_cross_entropy(dtype: torch.dtype, num_rows: int, num_real: int, padding: int, *, has_bias: bool) -> None:
+    logits = normal(num_rows, num_real + padding).mul_(3.0).to(dtype)
+    targets = torch.randint(num_real, (num_rows,), generator=RANDOM)
+    targets[::3] = -100
+    bias = normal(num_real) if has_bias else None
+    exact = logits[:, :num_real].double() + (0.0 if bias is None else bias.double())
+    exact.requires_grad_()
+    losses = functional.cross_entropy(exact, targets, reduction="none", ignore_index=-100)
+    losses.sum().backward()
+    before = logits.clone()
+    found, predictions = triton_cross_entropy(logits, targets, bias, num_real, False)
+    assert torch.equal(logits, before)
+    assert torch.equal(predictions, exact.argmax(1))
+    close(found, losses.detach(), torch.float32)
+    triton_cross_entropy(logits, targets, bias, num_real, True)
+    close(logits[:, :num_real], exact.grad, dtype)
+    assert not logits[:, num_real:].any() and not logits[::3].any()
+
+
+def check_dropout(dtype: torch.dtype, shape: tuple[int, ...], *, adds: bool) -> None:
+    x, residual = (normal(*shape, dtype=dtype).requires_grad_() for _ in range(2))
+    keys = torch.randint(1 << 32, shape[:-1], generator=RANDOM)
+    mask, upstream = keep_mask(keys, 5, shape[-1], 0.3), normal(*shape, dtype=dtype)
+    y = triton_dropout(x, residual if adds else None, keys, 5, 0.3)
+    y.backward(upstream)
+    close(y, x.double() * mask / 0.7 + (residual.double() if adds else 0.0), dtype)
+    close(x.grad, upstream.double() * mask / 0.7, dtype)
+    assert torch.equal(x.grad != 0, mask & (upstream != 0))
+    assert torch.equal(residual.grad, upstream) if adds else residual.grad is None
+
+
+def check_norm(dtype: torch.dtype, shape: tuple[int, ...], *, centered: bool, has_gain: bool, has_bias: bool) -> None:
+    x, width = normal(*shape, dtype=dtype).requires_grad_(), shape[-1]
+    affine = [normal(width).requires_grad_() if has else None for has in (has_gain, has_bias)]
+    upstream, beside = normal(*shape, dtype=dtype), normal(*shape, dtype=dtype)
+    same, y = norm_beside(x, *affine, 1e-5, centered=centered)
+    torch.autograd.backward((same, y), (beside, upstream))
+    exact = [None if leaf is None else leaf.detach().double().requires_grad_() for leaf in (x, *affine)]
+    gain, bias = (1.0 if exact[1] is None else exact[1]), (0.0 if exact[2] is None else exact[2])
+    mean = exact[0].mean(-1, keepdim=True) if centered else 0.0
+    rate = ((exact[0] - mean).square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    right = (exact[0] - mean) * rate * gain + bias
+    torch.autograd.backward((exact[0] * 1.0, right), (beside.double(), upstream.double()))
+    close(y, right.detach(), dtype)
+    for ours, leaf in zip((x, *affine), exact, strict=True):
+        if ours is not None:
+            close(ours.grad, leaf.grad, dtype if ours is x else torch.float32)
+
+
+def check_model() -> None:
+    """A whole model: loss and gradients with these kernels are those of PyTorch's operators."""
+    from tiny import random_batch, tiny_model
+
+    from hornbook.objective import CausalLM
+
+    found = []
+    for uses in (False, True):
+        for module in (layers, dropout, cross_entropy):
+            module.chosen = lambda kernel, x, uses=uses: uses
+        FORMS.update({"anything": TRITON} if uses else {})
+        model = tiny_model(residual_dropout=0.2, attention_dropout=0.2, embedding_dropout=0.2)
+        loss = model(CausalLM().sums, random_batch(3, 8, unscored=0.2))["causal_lm"]
+        loss.backward()
+        found.append({"loss": loss.detach(), **{name: weight.grad for name, weight in model.named_parameters()}})
+    for name, exact in found[0].items():
+        close(found[1][name], exact, torch.float32)
+
+
+def main() -> None:
+    for dtype in TOLERANCES:
+        for rows, real, padding, has_bias in ((5, 70, 2, True), (1, 1, 0, False), (4, 5003, 61, False)):
+            check_cross_entropy(dtype, rows, real, padding, has_bias=has_bias)
+        for shape, adds in product(((3, 5, 37), (1, 1), (2, 1300), (2, 3, 4, 4)), (False, True)):
+            check_dropout(dtype, shape, adds=adds)
+        for options in product((False, True), repeat=3):
+            check_norm(dtype, (2, 3, 37), **dict(zip(("centered", "has_gain", "has_bias"), options, strict=True)))
+    check_norm(torch.float32, (270, 3), centered=True, has_gain=True, has_bias=True)  # more rows than programs
+    check_model()
+    sys.stdout.write(f"{COMPARED}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""Triton's kernels: cross-entropy, dropout and norms, with its interpreter and compiled for GPUs, which needs none."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import python
+
+from hornbook.ops.native import kernels
+from hornbook.ops.native.choice import choose
+from hornbook.ops.triton import operators, programs
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+POINTERS = ("*bf16", *(pytest.param(pointer, marks=pytest.mark.slow) for pointer in ("*fp32", "*fp16")))
+COUNTS = dict.fromkeys(("num_rows", "num_columns", "num_real", "stride", "site", "threshold"), "i32")
+
+
+def test_results_and_gradients_are_those_of_float64():
+    done = python(Path(__file__).parent / "compare_kernels.py", TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 150
+
+
+def check(kernel, types, constants, **options):
+    """Compile a kernel for all architectures; it must not need more registers than there are."""
+    from triton_kernels import ARCHITECTURES, MOST_SHARED, compiled, local_bytes
+
+    for architecture in ARCHITECTURES:
+        binary = compiled(kernel, {**COUNTS, **types}, constants, architecture, **options)
+        assert binary.metadata.shared <= MOST_SHARED[architecture]
+        assert local_bytes(binary) == 0
+
+
+@pytest.mark.parametrize("pointer", POINTERS)
+def test_cross_entropy_compiles(pointer):
+    from hornbook.ops.triton.cross_entropy import WIDTH, _cross_entropy
+
+    types = {"logits": pointer, "targets": "*i64", "bias": "*fp32", "losses": "*fp32", "predictions": "*i64"}
+    check(_cross_entropy, types, {"has_bias": True, "with_gradient": True, "width": WIDTH}, num_warps=8)
+
+
+@pytest.mark.parametrize("pointer", POINTERS)
+def test_dropout_compiles(pointer):
+    from hornbook.ops.triton.dropout import _dropout, tile
+
+    types = {**dict.fromkeys(("x", "residual", "result"), pointer), "keys": "*i64", "factor": "fp32"}
+    for width in (128, 768):
+        check(_dropout, types, {"adds": width == 768, **tile(width)})
+
+
+@pytest.mark.parametrize("width", [768, pytest.param(4096, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pointer", POINTERS)
+def test_norms_compile(pointer, width):
+    from hornbook.ops.triton.norms import _norm, _norm_gradients, size
+
+    fixed = size(width)
+    warps = fixed.pop("num_warps")
+    for centered in (False, True):
+        types = {**dict.fromkeys(("x", "result", "gradient", "beside", "of_x"), pointer), "epsilon": "fp32"}
+        types |= dict.fromkeys(("gain", "bias", "means", "rates", "of_gain", "of_bias"), "*fp32")
+        has = {"centered": centered, "has_gain": True}
+        check(_norm, types, {**has, "has_bias": centered, **fixed}, num_warps=warps)
+        check(_norm_gradients, types, {**has, "adds": True, **fixed}, num_warps=warps)
+
+
+def test_a_run_on_a_gpu_takes_them_and_says_so(monkeypatch):
+    gpu, x = torch.device("cuda"), torch.empty(0)
+    chosen = choose("auto", gpu, torch.bfloat16)
+    assert str(chosen) == "Triton: cross_entropy, dropout, layer_norm (CUDA)"
+    assert chosen.record == dict.fromkeys(operators.KERNELS, "triton")
+    assert not choose("torch", gpu, torch.bfloat16).forms
+    assert not choose("auto", gpu, torch.bfloat16, earlier={}).forms
+    with kernels.using(chosen):
+        assert not operators.chosen("triton_dropout", x)
+    monkeypatch.setattr(programs, "why_not", lambda device: "Triton is not installed")
+    assert str(choose("auto", gpu, torch.bfloat16)) == "torch (Triton is not installed)"
