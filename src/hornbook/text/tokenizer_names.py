@@ -20,7 +20,7 @@ from typing import Final
 
 from hornbook.errors import UserError
 from hornbook.text.end_of_text import SETTINGS_FILES
-from hornbook.text.hub_client import is_model_name, model_of, snapshot
+from hornbook.text.hub_client import hub_hint, is_model_name, model_of, snapshot
 
 FILES: Final = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", *SETTINGS_FILES)
 """The names of a tokenizer's files in transformers."""
@@ -40,7 +40,7 @@ def find(source: str | Path) -> list[Path]:
         source: ``gpt2``, or ``owner/name`` of the hub; anything else is returned as a path.
 
     Raises:
-        UserError: ``gpt2`` was not found; or see `hornbook.text.hub_client.snapshot`.
+        UserError: ``gpt2`` was not found, the name lacks its owner, or see `hornbook.text.hub_client.snapshot`.
         HornbookError, StorageError: see `hornbook.text.hub_client.snapshot`.
     """
     name = str(source)
@@ -49,6 +49,8 @@ def find(source: str | Path) -> list[Path]:
     if is_model_name(name) and not name.endswith((".json", ".txt")):
         model = model_of(name)
         return [snapshot(model, (*FILES, *_LEGACY_FILES), what="tokenizer", is_meant=model != name)]
+    if (hint := hub_hint(name)) and not Path(name).exists():
+        raise UserError(f"no tokenizer at {name}{hint}, which is downloaded if necessary")
     return [Path(name)]
 
 
