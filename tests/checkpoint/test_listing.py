@@ -132,7 +132,7 @@ def test_a_source_that_is_not_there_is_refused_without_torch_and_without_the_hub
     for source in ("runs/mine", "tf/model.ckpt", "owner/name", "hf://owner/name"):
         require_source(source)
     for source in ("runs/qqq", "./owner/name", "a/b/c", "gpt2"):
-        with pytest.raises(CheckpointError, match=r"no run or checkpoint at .*: no such folder; expected"):
+        with pytest.raises(CheckpointError, match=r"no run or checkpoint at .*: no such folder; .*expected"):
             require_source(source)
     with pytest.raises(CheckpointError, match='no such folder; did you mean "runs/mine"'):
         require_source("runs/mien")
@@ -144,3 +144,9 @@ def test_a_run_whose_only_checkpoint_is_damaged_says_how_to_continue(tmp_path):
     (damaged / "manifest.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"no intact checkpoint, but 1 damaged one: restore .* or train again"):
         resolve(tmp_path / "run")
+
+
+def test_a_name_without_its_owner_is_answered_with_the_hubs_name():
+    for name, full in (("gpt2", "openai-community/gpt2"), ("bert-base-uncased", "google-bert/bert-base-uncased")):
+        with pytest.raises(CheckpointError, match=f'on the Hugging Face hub, it is "{full}"'):
+            require_source(name)

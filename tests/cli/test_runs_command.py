@@ -117,3 +117,18 @@ def test_names_of_folders_do_not_control_the_terminal(tmp_path: Path, capsys: py
     (run / "samples.jsonl").unlink()
     assert main(["runs", "report", str(run)]) == 0
     assert capsys.readouterr().out == f"{one_line(str(run / 'report.html'))}\n"
+
+
+def test_a_narrow_terminal_gets_fewer_columns(tmp_path, monkeypatch, capsys):
+    make_run(tmp_path / "one")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    heads = []
+    for width in (60, 80, 200):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main(["runs", "list", "."]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= width
+        heads.append(lines[0].split())
+    narrow, usual, wide = map(set, heads)
+    assert narrow < usual < wide and {"run", "step", "valid"} <= narrow and "objective" not in usual

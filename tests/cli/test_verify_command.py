@@ -31,12 +31,18 @@ def test_a_recipe_without_data_is_verified_on_random_tokens(tmp_path, monkeypatc
     """The bundled ones name neither data nor, some, a vocabulary; labels cannot be made up."""
     monkeypatch.chdir(tmp_path)
     tiny = ["--model.hidden-size=16", "--model.num-layers=1", "--data.sequence-length=16", "--steps=2", "--threads=1"]
-    assert main(["verify", "topology", "demo", *tiny, "--json"]) == 0
-    assert json.loads(capfd.readouterr().out)["layouts"] == [{"layout": "one rank", "gradients": 0.0, "losses": 0.0}]
-    assert main(["verify", "topology", "bert-base-wikitext2", *tiny, "--model.num-heads=2", "--json"]) == 0
+    assert main(["verify", "resume", "demo", *tiny, "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["equal"]
+    assert main(["verify", "resume", "bert-base-wikitext2", *tiny, "--model.num-heads=2", "--json"]) == 0
     labels = "--objective.name=classification"
     assert main(["verify", "topology", "bert-tiny", *tiny, "--model.num-heads=2", labels]) == 2
     assert '(without data.train), objective.name = "classification"' in capfd.readouterr().err
+
+
+def test_one_process_has_nothing_to_compare(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert main(["verify", "topology", "demo", "--steps=2", "--threads=1"]) == 2
+    assert "error: nothing to compare with one process; add --processes 2 or more" in capfd.readouterr().err
 
 
 def test_a_resume_that_differs_fails_and_keeps_both_runs(recipe, tmp_path, capfd, monkeypatch):

@@ -18,7 +18,6 @@ from hornbook.config import (
     recipe_to_dict,
     recipe_to_toml,
 )
-from hornbook.config.build import fit_ranks
 from hornbook.config.options import show
 from hornbook.errors import RecipeError
 
@@ -391,22 +390,3 @@ def test_tasks_that_do_not_fit(tmp_path, options, message):
     (problem,) = problems(write(tmp_path, f"{RECIPE}{options}\n"))
     assert message in problem
     assert "\n" not in problem
-
-
-@pytest.mark.parametrize(
-    ("options", "num_ranks", "size"),
-    [
-        ([], 1, 16),
-        ([], 2, 8),
-        ([], 16, 1),
-        ([], 3, 16),
-        (["--batch-size=24"], 3, 8),
-        (["--micro-batch-size=16"], 2, 16),
-    ],
-)
-def test_micro_batches_fit_the_ranks_unless_the_command_line_sets_them(options, num_ranks, size):
-    resolved = load_recipe("demo", options, require_data=False)
-    fitted = fit_ranks(resolved, num_ranks)
-    assert fitted.recipe.training.micro_batch_size == size
-    changed = size != resolved.recipe.training.micro_batch_size
-    assert [f"is {size} on {num_ranks} ranks, instead of 16" in note for note in fitted.notes[-1:]] == [True] * changed

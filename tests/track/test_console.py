@@ -76,7 +76,7 @@ def test_the_lines_of_encoders_are_no_longer_than_those_of_decoders() -> None:
     fine_tuning = train_row(10, accuracy=0.75)
     lines = said(lambda console: [console.train(row, 20_000) for row in (pretraining, fine_tuning)]).splitlines()
     assert lines == [
-        "step 1,500/20,000  loss 2.0040  mlm 12.5%  nsp 50.0%  2k tokens/s  2 h 37 min left",
+        "step 1,500/20,000  loss 2.0040  MLM acc 12.5%  NSP acc 50.0%  2k tokens/s  2 h 37 min left",
         "step 10/20,000  loss 2.6000  accuracy 75.0%  2k tokens/s  2 h 50 min left",
     ]
 

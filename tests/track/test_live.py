@@ -47,7 +47,7 @@ def test_before_the_first_step_there_are_no_numbers() -> None:
 
 def test_encoders_have_both_accuracies_and_rates() -> None:
     said = "  ".join(shown(train_row(1500, mlm_accuracy=0.125, nsp_accuracy=0.5), width=80)[1:])
-    assert "mlm 12.5%  nsp 50.0%  lr 1.00e-03  grad 0.900" in said
+    assert "MLM acc 12.5%  NSP acc 50.0%  lr 1.00e-03  grad 0.900" in said
 
 
 def test_ascii_terminals_get_an_ascii_bar() -> None:

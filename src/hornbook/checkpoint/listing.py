@@ -16,7 +16,7 @@ from hornbook.checkpoint.manifest import MANIFEST, parse_step, read_manifest, ve
 from hornbook.config.suggest import did_you_mean_path
 from hornbook.errors import CheckpointError
 from hornbook.storage.system import storage_errors
-from hornbook.text.hub_client import is_model_name
+from hornbook.text.hub_client import hub_hint, is_model_name
 from hornbook.wording import counted
 
 _logger = logging.getLogger("hornbook.checkpoint")
@@ -82,7 +82,8 @@ def require_source(source: Path | str) -> None:
     path = Path(source)
     is_there = path.exists() or path.with_name(f"{path.name}.index").exists()  # the prefix of a TensorFlow checkpoint
     if not is_there and not is_model_name(source):
-        raise CheckpointError(f"no run or checkpoint at {path}: no such folder{did_you_mean_path(path)}; {_EXPECTED}")
+        hint = hub_hint(path) or did_you_mean_path(path)
+        raise CheckpointError(f"no run or checkpoint at {path}: no such folder{hint}; {_EXPECTED}")
 
 
 def resolve(path: Path, warn: Callable[[str], None] = _logger.warning) -> Path:
@@ -91,7 +92,7 @@ def resolve(path: Path, warn: Callable[[str], None] = _logger.warning) -> Path:
     Raises CheckpointError if there is none.
     """
     if not path.is_dir():
-        raise CheckpointError(f"no run or checkpoint at {path}: no such folder; {_EXPECTED}")
+        raise CheckpointError(f"no run or checkpoint at {path}: no such folder{hub_hint(path)}; {_EXPECTED}")
     if is_checkpoint(path):
         return path
     folder = checkpoints_of(path)

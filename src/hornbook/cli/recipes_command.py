@@ -91,6 +91,6 @@ def list_command(arguments: argparse.Namespace) -> dict[str, object]:
             {"name": name, "description": description, "parameters": num_parameters, **sizes, "path": str(path)}
         )
     print_columns(rows, right=range(1, 4))
-    print("* plus the token table, whose size depends on the corpus's vocabulary")
-    print("\n`hornbook train NAME --data.train STORE` trains one; `hornbook recipes copy NAME FILE` starts your own.")
+    say("* plus the token table, whose size depends on the corpus's vocabulary")
+    say("", "`hornbook train NAME --data STORE` trains one; `hornbook recipes copy NAME FILE` starts your own.")
     return {"recipes": recipes}

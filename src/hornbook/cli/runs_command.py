@@ -5,17 +5,21 @@ hornbook runs compare runs/demo runs/demo-wide
 
 import argparse
 import dataclasses
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hornbook.cli import runs_compare, runs_serve
-from hornbook.cli.table import print_columns, say
+from hornbook.cli.table import column_lines, print_columns, say
 
 if TYPE_CHECKING:
     from hornbook.track.runs import RunSummary
 
 _MARK, _PART = "*", "~"
+_LESS_IMPORTANT = ("objective", "best", "tokens", "tok/s", "loss", "state")
+"""Columns that a terminal which is too narrow does not get, the first ones first."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,11 +111,18 @@ def _print_table(summaries: "Sequence[RunSummary]") -> None:
         ]
         for summary in summaries
     ]
-    shown = len(head) if any(summary.skipped_steps for summary in summaries) else len(head) - 1
-    print_columns([row[:shown] for row in (head, *rows)], right=range(3, shown))
+    hidden = set() if any(summary.skipped_steps for summary in summaries) else {"skipped"}
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for name in (None, *_LESS_IMPORTANT):
+        hidden |= {name} if name else set()
+        shown = [at for at, title in enumerate(head) if title not in hidden]
+        lines = [[row[at] for at in shown] for row in (head, *rows)]
+        if width is None or max(map(len, column_lines(lines, right=range(3, len(head))))) <= width:
+            break
+    print_columns(lines, right=[at for at, place in enumerate(shown) if place >= 3])
     if any(summary.bits_per_byte_by == "validation" for summary in summaries):
-        print(f"{_MARK} with the validation loss, without overlapping windows; `hornbook evaluate` is more exact")
+        say(f"{_MARK} with the validation loss, without overlapping windows; `hornbook evaluate` is more exact")
     if any(cell.endswith(_PART) for row in rows for cell in row):
-        print(f"{_PART} over a part of the validation text; `hornbook evaluate` measures all of it")
+        say(f"{_PART} over a part of the validation text; `hornbook evaluate` measures all of it")
     if any("@" in cell for row in rows for cell in row[5:9]):
-        print("@ the step at which a number was measured, where that is not the run's last step")
+        say("@ the step at which a number was measured, where that is not the run's last step")

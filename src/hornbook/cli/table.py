@@ -4,8 +4,8 @@
     gpt2-small      12  GPT-2 small (Radford et al. 2019,
                         there called 117M)
 
-Columns are two spaces apart. On a terminal, the last one is wrapped to its width; files and pipes get one line per
-row, so that they can be searched by line. Other columns are never wrapped or truncated.
+Files and pipes get one line per row, so that they can be searched by line. Other columns are never wrapped or
+truncated: if they leave too little space for the last one, it is on lines of its own.
 
     1.2 GiB of 8.0 GiB read, 310,224 documents, 1,050,211 tokens/s, 0:25:40 left
     ━━━━━━━━━╸━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━
@@ -27,6 +27,7 @@ from itertools import zip_longest
 
 _GAP = "  "
 _LEAST_ROOM = 24
+_INDENT = 4
 _WIDEST_CELL = 24
 _BEFORE_TEXT = re.compile(r"\s*(?:\S+\s{2,})*")
 _SECONDS_BETWEEN_LINES = 30.0
@@ -39,14 +40,19 @@ Show = Callable[..., None]
 def say(*lines: str, error: bool = False) -> None:
     """Print lines, also of the library: arguments are spelled as options, and what controls a terminal is escaped.
 
+    A terminal gets lines that break between words.
+
     Args:
         lines: of text.
         error: print to standard error.
     """
     from hornbook.wording import one_line, spelled
 
+    stream = sys.stderr if error else sys.stdout
+    width = shutil.get_terminal_size().columns if stream.isatty() else None
     for line in lines:
-        print(one_line(spelled(line)), file=sys.stderr if error else sys.stdout, flush=error)
+        text = one_line(spelled(line))
+        print(text if width is None else wrap_line(text, width), file=stream, flush=error)
 
 
 def print_columns(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), indent: str = "") -> None:
@@ -128,9 +134,13 @@ def wrap_line(line: str, width: int) -> str:
 
 def _hanging(before: str, text: str, width: int | None, indent: int) -> Iterator[str]:
     room = None if width is None else width - indent
-    if room is None or room < _LEAST_ROOM or len(text) <= room:
+    if width is None or room is None or len(text) <= room or not text:
         yield f"{before}{text}".rstrip()
         return
+    if room < _LEAST_ROOM:
+        yield before.rstrip()
+        before, indent = " " * _INDENT, _INDENT
+        room = max(width - indent, _LEAST_ROOM)
     first, *others = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
     yield f"{before}{first}".rstrip()
     yield from (f"{' ' * indent}{other}" for other in others)

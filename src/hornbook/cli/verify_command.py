@@ -109,8 +109,11 @@ def _resume(arguments: argparse.Namespace, recipe: "Recipe", world: "World") -> 
 
 
 def _topology(arguments: argparse.Namespace, recipe: "Recipe", world: "World") -> dict[str, object]:
+    from hornbook.errors import UserError
     from hornbook.measure.verification import layouts_of, verify_topology
 
+    if world.size == 1:
+        raise UserError("nothing to compare with one process; add `processes=2` or more, or start it by torchrun")
     layouts, misfits = layouts_of(recipe, world.size)
     rows, refused = verify_topology(recipe, world, layouts, num_steps=arguments.steps)
     skipped = misfits | refused
@@ -119,6 +122,8 @@ def _topology(arguments: argparse.Namespace, recipe: "Recipe", world: "World") -
         print_columns([("layout", "gradients", "losses"), *cells], right=(1, 2))
         for layout, why in skipped.items():
             say(f"skipped {layout}: {why}")
+    if not rows:
+        raise world.reported_by(0, UserError("nothing was compared: no layout fits the recipe and its ranks"))
     listed = [{"layout": layout, "why": why} for layout, why in skipped.items()]
     return {
         "ranks": world.size,

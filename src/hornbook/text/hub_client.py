@@ -57,6 +57,16 @@ class OutOfReachError(HornbookError):
         self.reason = reason
 
 
+_OWNERS: Final = {
+    "gpt2": "openai-community",
+    "bert": "google-bert",
+    "roberta": "FacebookAI",
+    "distilgpt2": "distilbert",
+    "distilbert": "distilbert",
+}
+"""Owners of models that the hub once listed without one, by the first part of their names."""
+
+
 class OfflineError(UserError):
     """Offline mode is set, and the files are not in the cache."""
 
@@ -83,6 +93,12 @@ def model_of(source: str | Path) -> str:
             f"{name!r:.120} is not a name of the Hugging Face hub; expected one such as openai-community/gpt2"
         )
     return name
+
+
+def hub_hint(name: str | Path) -> str:
+    """Return the end of an error message: the hub's name of a model such as ``bert-base-uncased``, or nothing."""
+    owner = _OWNERS.get(str(name).partition("-")[0])
+    return f'; on the Hugging Face hub, it is "{owner}/{name}"' if owner and "/" not in str(name) else ""
 
 
 def snapshot(name: str, patterns: Sequence[str], *, revision: str | None = None, what: str, is_meant: bool) -> Path:

@@ -141,7 +141,9 @@ class Console:
 
     def warn(self, text: str) -> None:
         """Print a warning on one line, also if quiet."""
-        self._rich.print(Text.assemble(("warning: ", "bold yellow"), one_line(spelled(text))), soft_wrap=True)
+        self._rich.print(
+            Text.assemble(("warning: ", "bold yellow"), one_line(spelled(text))), soft_wrap=not self._rich.is_terminal
+        )
 
     def finish(self, summary: Mapping[str, object]) -> None:
         """End the live display and print how the run ended."""
@@ -162,7 +164,7 @@ class Console:
 
     def _line(self, text: Text) -> None:
         if not self._quiet:
-            self._rich.print(text, soft_wrap=True)
+            self._rich.print(text, soft_wrap=not self._rich.is_terminal)  # a terminal's lines break between words
 
     def _pairs(self, pairs: Mapping[str, str]) -> None:
         """Print names and values in two columns."""

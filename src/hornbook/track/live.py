@@ -68,7 +68,7 @@ def numbers_of(row: Mapping[str, Any], *, more: bool = False, mfu_too: bool = Fa
 
 def accuracies_of(row: Mapping[str, Any]) -> list[str]:
     """Return the accuracies in an encoder's row, as texts."""
-    names = {"mlm_accuracy": "mlm", "nsp_accuracy": "nsp", "accuracy": "accuracy"}
+    names = {"mlm_accuracy": "MLM acc", "nsp_accuracy": "NSP acc", "accuracy": "accuracy"}
     values = ((name, units.number(row, key)) for key, name in names.items())
     return [f"{name} {value:.1%}" for name, value in values if value is not None]
 
