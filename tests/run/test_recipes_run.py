@@ -46,6 +46,9 @@ def test_a_recipe_with_labels_learns_from_a_file(tmp_path):
 @pytest.mark.parametrize("name", [name for name in OF_ONE_PROCESS if not name.endswith("-mnli")])
 def test_a_bundled_recipe_trains(tmp_path, name):
     smaller = ["--sparsity.block-size=4", "--objective.unscored-tokens=4"] if name.startswith("sparse-") else []
+    if bundled_recipes()[name].read_text().count('family = "decoder"'):
+        smaller = ["--model.num-kv-heads=1", "--model.head-size=16", "--model.feed-forward-size=48"]
+        smaller += ["--model.window=8"] * name.startswith("gemma")
     run_small(name, tmp_path / "run", *smaller)
     rows = [row for row in read(tmp_path / "run" / "metrics.jsonl") if row["kind"] != "topology"]
     assert [row["step"] for row in rows if row["kind"] == "train"][-1] == 2
