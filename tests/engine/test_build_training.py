@@ -1,5 +1,6 @@
 """Layouts that a recipe's parts cannot be trusted to support are refused before anything is built."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from unittest.mock import Mock
 
@@ -16,11 +17,12 @@ from hornbook.config import (
     PrecisionConfig,
     Recipe,
 )
-from hornbook.engine.build_training import build_training
-from hornbook.errors import UserError
+from hornbook.engine.build_training import build_loader, build_samples, build_training
+from hornbook.errors import DataError, UserError
 from hornbook.ops import cross_entropy
 from hornbook.parallel.ranks import Ranks
 from hornbook.parallel.world import Axes, World
+from hornbook.samples.sources import open_sources
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,3 +120,16 @@ def test_the_ranks_of_a_pipeline_that_hold_the_tied_table(schedule, tables):
         model = build_training(recipe, 1, world)[0].model
         held = [table for table in (model.embedding.tokens, model.head.table) if not table.is_meta]
         assert len({table.data_ptr() for table in held}) == num_tables
+
+
+def test_tokens_are_checked_once():
+    """By the masking of an encoder's sequences, or else by the loader."""
+    recipe = tiny_layouts.recipe_of("bert padded", "adamw")
+    samples = build_samples(recipe, open_sources(recipe), on_cpu=True)
+    for ids_are_checked in (True, False):
+        loader = build_loader(recipe, replace(samples, ids_are_checked=ids_are_checked), World(), vocab_size=5)
+        with loader, nullcontext() if ids_are_checked else pytest.raises(DataError, match="allows only 0 to 4"):
+            next(loader)
+    assert samples.ids_are_checked
+    decoder = tiny_layouts.recipe_of("gpt", "adamw")
+    assert not build_samples(decoder, open_sources(decoder), on_cpu=True).ids_are_checked

@@ -108,7 +108,7 @@ def build_loader(
         rank=world.data.rank,
         world_size=world.data.size,
         start_sample=start_sample,
-        vocab_size=vocab_size,
+        vocab_size=None if samples.ids_are_checked else vocab_size,
         num_segments=getattr(recipe.model, "num_segments", 1),
         pin_memory=world.device.type == "cuda",
         prefetch=prefetch,

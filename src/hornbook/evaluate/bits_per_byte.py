@@ -78,15 +78,12 @@ def compressors(store: TokenStore | JoinedStores, tokenizer: Tokenizer) -> list[
     """Return bits per byte of gzip and xz; nothing for stores above 64 MiB, for which xz takes minutes."""
     if store.num_bytes is None or store.num_bytes > _LARGEST_TO_COMPRESS:
         return []
-    text = "".join(tokenizer.decode(_without_end(store, index)) for index in range(store.num_documents)).encode()
+    end = -1 if store.end_of_text == "stored" else None
+    documents = (store.document(number)[:end].tolist() for number in range(store.num_documents))
+    text = "".join(map(tokenizer.decode, documents)).encode()
     convention = f"the same documents concatenated, {len(text):,} bytes"
     sizes = {"gzip -9": len(gzip.compress(text, 9, mtime=0)), "xz -9": len(lzma.compress(text, preset=9))}
     return [
         Row(metric=name, value=8 * size / len(text), convention=convention, compute="none")
         for name, size in sizes.items()
     ]
-
-
-def _without_end(store: TokenStore | JoinedStores, index: int) -> list[int]:
-    ids: list[int] = store.document(index).tolist()
-    return ids[:-1] if store.end_of_text == "stored" else ids

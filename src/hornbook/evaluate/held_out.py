@@ -9,7 +9,6 @@ The training data is scored only if the user names it: its score looks like one 
 from hornbook.corpora.store import TokenStore, open_held_out, open_store
 from hornbook.errors import UserError
 from hornbook.evaluate.tasks import TaskInput
-from hornbook.text.tokenizer import Tokenizer
 
 
 def held_out_stores(given: TaskInput) -> list[TokenStore]:
@@ -21,7 +20,12 @@ def held_out_stores(given: TaskInput) -> list[TokenStore]:
         CheckpointError: the model has no tokenizer.
     """
     stores = open_scored(given)
-    _refuse_other_tokenizer(stores[0], given.loaded.require_tokenizer())
+    own, tokenizer = stores[0].tokenizer(), given.loaded.require_tokenizer()
+    if own is not None and own.digest != tokenizer.digest:
+        raise UserError(
+            f"the store was made with tokenizer {own.digest[:12]}, but the model with {tokenizer.digest[:12]}: "
+            "build the store with the model's tokenizer.json"
+        )
     return stores
 
 
@@ -38,12 +42,3 @@ def open_scored(given: TaskInput) -> list[TokenStore]:
         f"the run was trained on {', '.join(data.train)}, which have no held-out data: name a store by "
         "`data=FOLDER` (in a recipe by data.validation), or name the training store to score the training text"
     )
-
-
-def _refuse_other_tokenizer(store: TokenStore, tokenizer: Tokenizer) -> None:
-    own = store.tokenizer()
-    if own is not None and own.digest != tokenizer.digest:
-        raise UserError(
-            f"the store was made with tokenizer {own.digest[:12]}, but the model with {tokenizer.digest[:12]}: "
-            "build the store with the model's tokenizer.json"
-        )

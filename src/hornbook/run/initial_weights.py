@@ -86,7 +86,9 @@ def inspect(asked: InitFrom, recipe: Recipe, tokenizer: Tokenizer | None) -> Ori
             "fine-tuning replaces the head, so the optimizer state cannot be kept: remove `init_optimizer='keep'`"
         )
     path, contents = _read(asked.source, asked.keep_optimizer, _logger.warning)
-    apart = _other_model(contents, recipe) + _other_tokenizer(tokenizer_of(contents, path), tokenizer)
+    apart, there = _other_model(contents, recipe), tokenizer_of(contents, path)
+    if there is not None and tokenizer is not None and there.digest != tokenizer.digest:
+        apart.append(f"its tokenizer ({there.digest[:12]}) is not that of the training data ({tokenizer.digest[:12]})")
     if problems := _other_moments(contents, recipe) + apart:
         mend = "; change the recipe's [model] or `init_from`" if apart else ""
         raise CheckpointError(f"{path} cannot start this run: {'; '.join(problems)}{mend}")
@@ -242,12 +244,6 @@ def _modules(names: Collection[str]) -> str:
     """List the layers of a head's weights: ``head.pooler`` for its weight and bias."""
     layers = {name if name.count(".") == 1 else name.rpartition(".")[0] for name in names}
     return ", ".join(sorted(layers)) or "nothing"
-
-
-def _other_tokenizer(there: Tokenizer | None, tokenizer: Tokenizer | None) -> list[str]:
-    if there is None or tokenizer is None or there.digest == tokenizer.digest:
-        return []
-    return [f"its tokenizer ({there.digest[:12]}) is not that of the training data ({tokenizer.digest[:12]})"]
 
 
 def _short(weights: str, keep_optimizer: bool) -> str:

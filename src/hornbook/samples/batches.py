@@ -85,6 +85,8 @@ class Samples:
     """UTF-8 bytes of the held-out text if all of its tokens are scored."""
     held_out_stores: Mapping[str, HeldOut] = field(default_factory=dict)
     """The held-out windows of each store of a mixture, by name; empty unless several stores have some."""
+    ids_are_checked: bool = False
+    """Whether ``maker`` rejects tokens outside of the tokenizer's vocabulary, so that the loader does not."""
     shows_padding: bool = False
     noun: str = "window"
     facts: Mapping[str, str] = field(default_factory=dict)
