@@ -121,6 +121,15 @@ def test_a_dynamic_scale_is_halved_by_overflows_and_grows_without():
     assert Progress.from_json(asdict(state.progress), "state.json") == state.progress
 
 
+def test_a_dynamic_scale_grows_once_in_an_interval():
+    scaling, progress = DynamicScale(8.0, 3), Progress()
+    scales = []
+    for _ in range(7):
+        scaling.adapt(progress, overflowed=False)
+        scales.append(progress.loss_scale)
+    assert scales == [8.0, 8.0, 16.0, 16.0, 16.0, 32.0, 32.0]
+
+
 def test_an_overflow_at_the_smallest_scale_counts_as_divergence():
     progress, scale = Progress(loss_scale=2.0), DynamicScale(8.0, 10)
     assert scale.adapt(progress, overflowed=True)

@@ -168,3 +168,13 @@ def test_generators_differ_by_seed_and_by_name():
         for name in ("a", "b", "a.b")
     }
     assert len(set(draws.values())) == len(draws)
+
+
+def test_truncated_numbers_are_within_the_cut_and_have_the_spread_of_a_truncated_normal():
+    parameter = torch.nn.Parameter(torch.empty(500, 400))
+    Draw(3, "layer", cut=2.0).normal(parameter, "weight", 0.02)
+    density = math.exp(-2.0) / math.sqrt(2 * math.pi)
+    spread = math.sqrt(1 - 2 * 2.0 * density / math.erf(math.sqrt(2.0)))  # 0.8796, for the cut at 2
+    values = parameter.detach()
+    assert values.abs().max() <= 0.04
+    assert float(values.std()) == pytest.approx(0.02 * spread, rel=0.01)
