@@ -24,6 +24,7 @@ from torch import Tensor
 
 from hornbook.config import (
     BertConfig,
+    DecoderConfig,
     EncoderConfig,
     GPTConfig,
     PretrainingConfig,
@@ -42,11 +43,19 @@ from hornbook.samples.windows import NOT_SCORED
 _ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu", "silu": "silu"}
 
 
+_DECODER_SIZES = (
+    "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_size", "feed_forward_size", "vocab_size",
+    "max_positions", "norm_epsilon", "rope_theta", "tied", "attention_dropout", "initializer_std",
+    "activation",
+)  # fmt: skip
+"""Options of decoders that Llama and Qwen3 share; others have the values of these models."""
+
+
 def transformers_step(recipe: Recipe, world: World, *, precision: str) -> Step:
     """Return a training step of the transformers model with the recipe's sizes, on the recipe's batches.
 
     Args:
-        recipe: a GPT, BERT or RoBERTa whose options transformers supports.
+        recipe: a GPT, a decoder with the options of Llama or Qwen3, or a BERT or RoBERTa, that transformers supports.
         world: has the device.
         precision: fp32; bf16-mixed (fp32 weights under autocast); bf16 (bf16 weights and moments).
 
@@ -97,10 +106,10 @@ def _inputs(batch: Batch) -> dict[str, Tensor]:
 def transformers_generate(
     recipe: Recipe, prompts: Sequence[Sequence[int]], device: torch.device, compute: str
 ) -> Generate:
-    """Return greedy ``generate`` of ``GPT2LMHeadModel``, with its cache and the recipe's sizes.
+    """Return greedy ``generate`` of the transformers model with the recipe's sizes, and its cache.
 
     Args:
-        recipe: a GPT whose options transformers supports.
+        recipe: a GPT, or a decoder with the options of Llama or Qwen3.
         prompts: token ids, of equal length.
         device: of the model.
         compute: dtype of weights and activations, fp32 or bf16.
@@ -122,6 +131,8 @@ def transformers_generate(
 def _build(recipe: Recipe) -> Any:
     transformers = require("transformers", extra="test", purpose="`peer='transformers'`")
     model = recipe.model
+    if isinstance(model, DecoderConfig):
+        return _build_decoder(transformers, model)
     if model.activation not in _ACTIVATIONS or model.effective_head_size * model.num_heads != model.hidden_size:
         raise UserError("transformers does not support the recipe's activation or head size: remove `peer`")
     if isinstance(model, BertConfig | RobertaConfig):
@@ -144,6 +155,37 @@ def _build(recipe: Recipe) -> Any:
         eos_token_id=None,
     )
     return transformers.GPT2LMHeadModel(config)
+
+
+def _build_decoder(transformers: Any, model: DecoderConfig) -> Any:
+    """Return a Llama, or with norms of queries and keys a Qwen3."""
+    kind = {"none": "Llama", "head": "Qwen3"}.get(model.query_key_norm)
+    sizes = {name: getattr(model, name) for name in _DECODER_SIZES if getattr(model, name) is not None}
+    if (
+        kind is None
+        or model.activation not in _ACTIVATIONS
+        or model != DecoderConfig(**sizes, query_key_norm=model.query_key_norm)
+    ):
+        raise UserError("transformers is compared with decoders that have the options of Llama or Qwen3: remove `peer`")
+    config = getattr(transformers, f"{kind}Config")(
+        num_hidden_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.effective_feed_forward_size,
+        hidden_act=_ACTIVATIONS[model.activation],
+        num_attention_heads=model.num_heads,
+        num_key_value_heads=model.effective_kv_heads,
+        head_dim=model.effective_head_size,
+        vocab_size=model.vocab_size or 0,
+        max_position_embeddings=model.max_positions,
+        rms_norm_eps=model.norm_epsilon,
+        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
+        tie_word_embeddings=model.tied,
+        attention_dropout=model.attention_dropout,
+        use_cache=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return getattr(transformers, f"{kind}ForCausalLM")(config)
 
 
 def _build_encoder(transformers: Any, model: BertConfig | RobertaConfig, *, relates: bool) -> Any:

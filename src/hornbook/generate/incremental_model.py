@@ -24,6 +24,7 @@ from hornbook.model.layers import LayerNorm, NoNorm, RMSNorm, is_unmodified
 from hornbook.ops.layers import for_few_rows
 from hornbook.ops.native.choice import form_for_tokens
 from hornbook.ops.native.token_block import (
+    Rotation,
     TokenBlock,
     TokenHead,
     TokenLinear,
@@ -80,7 +81,9 @@ class IncrementalModel:
                 for attention in self._attentions:
                     cache.of(attention, attention.num_kv_heads, attention.head_size)
             context = self._model.make_context({"positions": positions_BT, "keys": tokens_BT})
-            angles = {key: tuple(part[:, 0] for part in context[key]) for key in self._model.rotations}
+            angles: dict[Any, Rotation] = {
+                key: (context[key][0][:, 0], context[key][1][:, 0]) for key in self._model.rotations
+            }
             rotations = [angles.get(getattr(attention, "rotation", None)) for attention in self._attentions]
             y_BD = self._token(x_BTD[:, 0], cache.of_all(), cache.mask, rotations)
             return y_BD if self._token.head is not None else self._model.head.logits(y_BD)
@@ -111,13 +114,15 @@ def _token_block(block: nn.Module) -> TokenBlock | None:
         return None
     qkv = [attention.qkv] if hasattr(attention, "qkv") else [attention.query, attention.key_value]
     up = feed_forward.gate_up if feed_forward.is_gated else feed_forward.up
-    linears = [*map(_token_linear, (*qkv, attention.out, up, feed_forward.down))]
-    *qkv_layers, out, first, second = [linear for linear in linears if linear is not None] or [None] * 4
+    modules: list[Any] = [*qkv, attention.out, up, feed_forward.down]
+    if not all(isinstance(linear, CastLinear) for linear in modules):
+        return None
+    *qkv_layers, out, first, second = (TokenLinear(linear.weight, linear.bias) for linear in modules)
     modules = [block.attention_norm, block.feed_forward_norm]
     modules += [getattr(attention, name, NoNorm()) for name in ("query_norm", "key_norm")]
     modules += [block.attention_output_norm, block.feed_forward_output_norm]
     norms = [*map(_token_norm, modules)]
-    if None in linears or any(norm is None and type(of) is not NoNorm for norm, of in zip(norms, modules, strict=True)):
+    if any(norm is None and type(of) is not NoNorm for norm, of in zip(norms, modules, strict=True)):
         return None
     options: dict[str, Any] = {}
     if is_decoder:
@@ -128,10 +133,6 @@ def _token_block(block: nn.Module) -> TokenBlock | None:
         TokenParts(norms[0], tuple(qkv_layers), out, norms[1], first, second, *norms[2:]),
         TokenOptions(*sizes, feed_forward.is_gated, **options),
     )
-
-
-def _token_linear(linear: Any) -> TokenLinear | None:
-    return TokenLinear(linear.weight, linear.bias) if isinstance(linear, CastLinear) else None
 
 
 def _token_norm(norm: Any) -> TokenNorm | None:
@@ -145,8 +146,9 @@ def _token_norm(norm: Any) -> TokenNorm | None:
 
 def _token_head(head: nn.Module, table: Tensor) -> TokenHead | None:
     """Return a head with this output table for native operators; None if they do not support it."""
-    norm = _token_norm(head.norm) if is_unmodified(head, CausalHead) else None
-    return None if norm is None else TokenHead(norm, table.contiguous(), head.cap)
+    if not is_unmodified(head, CausalHead) or (norm := _token_norm(head.norm)) is None:
+        return None
+    return TokenHead(norm, table.contiguous(), head.cap)
 
 
 def incremental_model(model: LanguageModel) -> IncrementalModel | str:

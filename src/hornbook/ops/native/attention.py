@@ -259,7 +259,7 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
     dropped = Sequences(firsts_S, lengths_S, False, keys_HN, 3, 0.3, torch.tensor([0, 5, 7]))
     grouped = (drawn(90, 2, 19).to(dtype), drawn(90, 2, 1, 19).to(dtype))
     angles, gains = drawn(90, 7), drawn(2, 19)
-    options = Heads(angles.cos(), angles.sin(), *gains, norm_epsilon=1e-5, scale=0.5, window=17, cap=2.0)
+    options = Heads(angles.cos(), angles.sin(), gains[0], gains[1], 1e-5, scale=0.5, window=17, cap=2.0)
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
     for packed, sequences, heads in (
         ((qkv_N3HK,), causal, Heads()),

@@ -124,9 +124,10 @@ def exact_cross_entropy(
             scores_CV = cap * torch.tanh(scores_CV / cap)
         losses_C = functional.cross_entropy(scores_CV, targets_C, reduction="none", ignore_index=-100)
         log_sums_C = scores_CV.logsumexp(1) * is_scored_C
-        gradients = torch.autograd.grad((losses_C + z_weight * log_sums_C.square()).sum(), (leaf_CV, leaf_V))
+        total = (losses_C + z_weight * log_sums_C.square()).sum()
+        of_logits_CV, of_bias_V = torch.autograd.grad(total, (leaf_CV, leaf_V))
     predictions_C = scores_CV.argmax(1).masked_fill(~is_scored_C, -1)
-    return losses_C.detach(), *gradients, log_sums_C.detach(), predictions_C
+    return losses_C.detach(), of_logits_CV, of_bias_V, log_sums_C.detach(), predictions_C
 
 
 def _trial(form: Form | None, dtype: torch.dtype) -> None:

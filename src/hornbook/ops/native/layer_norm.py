@@ -160,10 +160,15 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
     x, gradient, residual = (torch.randn(45, 37, generator=generator).to(dtype) for _ in range(3))
     weight_D, bias_D = torch.randn(2, 37, generator=generator)
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
-    for parameters, is_rms in (((weight_D, bias_D), False), ((weight_D, None), True), ((None, None), True)):
-        y, *statistics = _forward(form, x, *parameters, 1e-5, is_rms)
-        ours = (y, *_backward(form, gradient, x, *parameters, *statistics, residual, is_rms))
-        pairs = zip(ours, exact_norm(x, *parameters, gradient, residual, is_rms), strict=True)
+    cases: tuple[tuple[Tensor | None, Tensor | None, bool], ...] = (
+        (weight_D, bias_D, False),
+        (weight_D, None, True),
+        (None, None, True),
+    )
+    for gain_D, shift_D, is_rms in cases:
+        y, means_N, scales_N = _forward(form, x, gain_D, shift_D, 1e-5, is_rms)
+        ours = (y, *_backward(form, gradient, x, gain_D, shift_D, means_N, scales_N, residual, is_rms))
+        pairs = zip(ours, exact_norm(x, gain_D, shift_D, gradient, residual, is_rms), strict=True)
         if not all(torch.allclose(own.double(), exact, rtol=tolerance, atol=tolerance) for own, exact in pairs):
             return False
     return True

@@ -93,8 +93,10 @@ class TokenBlock:
         self._tensors: list[Tensor | None] = []
         self.words: list[int] = []
         """``Block`` of ``csrc/token_block.cpp``."""
-        order = (parts.attention_norm, query, key_value, parts.query_norm, parts.key_norm, parts.out)
-        order += (parts.attention_output_norm, parts.norm, parts.up, parts.down, parts.output_norm)
+        order: list[TokenNorm | TokenLinear | None] = [
+            parts.attention_norm, query, key_value, parts.query_norm, parts.key_norm, parts.out,
+            parts.attention_output_norm, parts.norm, parts.up, parts.down, parts.output_norm,
+        ]  # fmt: skip
         for part in order:
             tensors, words = _words(part)
             self._tensors += tensors
@@ -217,7 +219,12 @@ def drawn_parts(
     if not is_rms:
         return plain
     widths = (inner, kv) if options.norms_all_heads else (options.head_size, options.head_size)
-    return TokenParts(*plain[:6], *map(norm, widths), norm(size), norm(size))
+    return plain._replace(
+        query_norm=norm(widths[0]),
+        key_norm=norm(widths[1]),
+        attention_output_norm=norm(size),
+        output_norm=norm(size),
+    )
 
 
 def exact_block(
@@ -232,7 +239,7 @@ def exact_block(
     batch, size, groups = len(x_BD), options.head_size, cache_B2GSK.shape[2]
     normed = exact_of_norm(x_BD, parts.attention_norm)
     packed = torch.cat([_exact_linear(normed, layer) for layer in parts.qkv], 1).view(batch, -1, size)
-    q, k, v = packed.split((options.num_heads, groups, groups), 1)
+    q, k, v = packed.tensor_split((options.num_heads, options.num_heads + groups), 1)
     q, k = (_exact_entry(x, norm, options, rotation) for x, norm in ((q, parts.query_norm), (k, parts.key_norm)))
     cache_B2GSK[:, :, :, -1] = torch.stack((k, v), 1)
     keys, values = (x.repeat_interleave(options.num_heads // groups, 1) for x in cache_B2GSK.unbind(1))
@@ -260,7 +267,7 @@ def exact_of_norm(x: Tensor, norm: TokenNorm | None) -> Tensor:
 
 def _exact_entry(x: Tensor, norm: TokenNorm | None, options: TokenOptions, rotation: Rotation | None) -> Tensor:
     normed = exact_of_norm(x.flatten(1) if options.norms_all_heads else x, norm).view_as(x)
-    return normed if rotation is None else entering(normed, Heads(*(angles.double() for angles in rotation)), None)
+    return normed if rotation is None else entering(normed, Heads(rotation[0].double(), rotation[1].double()), None)
 
 
 _GPT = TokenOptions(3, 11, "gelu")
