@@ -178,7 +178,7 @@ def test_demo_takes_its_vocabulary_from_the_store(tmp_path, monkeypatch):
     assert recipe.data.train == (str(tmp_path / "corpus"),)
 
 
-@pytest.mark.parametrize("name", [*SIZES, *CEREBRAS, *ENCODERS, *TUNED, *MNLI, *LAYOUTS, "demo", *SPARSE])
+@pytest.mark.parametrize("name", [*SIZES, *CEREBRAS, *ENCODERS, *TUNED, *MNLI, *LAYOUTS, *DECODERS, "demo", *SPARSE])
 def test_bundled_recipes_need_nothing_but_data(name):
     with pytest.raises(RecipeError) as caught:
         load_recipe(name)
@@ -193,7 +193,7 @@ def test_bundled_recipes_need_nothing_but_data(name):
 
 def test_the_list_is_whole_and_described():
     bundled = bundled_recipes()
-    assert set(bundled) == {*SIZES, *CEREBRAS, *ENCODERS, *TUNED, *MNLI, *LAYOUTS, "demo", *SPARSE}
+    assert set(bundled) == {*SIZES, *CEREBRAS, *ENCODERS, *TUNED, *MNLI, *LAYOUTS, *DECODERS, "demo", *SPARSE}
     for path in bundled.values():
         comment = path.read_text(encoding="utf-8").splitlines()[0]
         assert comment.startswith("# ") and len(comment) > 20

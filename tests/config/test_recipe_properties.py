@@ -70,6 +70,8 @@ def mended(recipe, draw):
     if nested["model"]["family"] == "decoder":
         nested["model"] |= fitting_decoder(nested["model"], draw)
     nested["data"] |= {"sequence_length": draw(st.integers(1, nested["model"]["max_positions"]))}
+    if nested["model"].get("window"):
+        nested["data"] |= {"sequence_length": nested["model"]["max_positions"]}
     nested["data"] |= draw(st.sampled_from([{"synthetic": False}, {"train": ()}]))
     num_stores = len(nested["data"]["train"])
     nested["data"]["weights"] = draw(st.sampled_from([(), tuple(range(1, num_stores + 1)) if num_stores > 1 else ()]))

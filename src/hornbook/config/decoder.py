@@ -119,6 +119,7 @@ class DecoderConfig(TransformerConfig):
             num_layers=self.num_layers,
             embedding_dropout=self.embedding_dropout,
             head=head if self.tied else (Table("head.table", table.shape, table.cut), *head),
+            logit_cap=self.logit_cap,
             splits=self.query_key_norm != "width",  # the mean square would be that of a rank's heads
         )
 
@@ -171,6 +172,7 @@ class DecoderConfig(TransformerConfig):
             is_rotary=self.positions == "rotary",
             windows=tuple(self.window if layer == "L" else None for layer in self.window_pattern),
             cap=self.attention_cap,
+            scale=self.attention_scale,
         )
 
     def problems(self) -> list[Problem]:
@@ -182,9 +184,6 @@ class DecoderConfig(TransformerConfig):
         if self.num_heads % self.effective_kv_heads:
             message = f"num_kv_heads must divide num_heads, which is {self.num_heads:,}; change one of them"
             yield Problem(("num_kv_heads", "num_heads"), message)
-        if self.window is not None and self.window > self.max_positions:
-            message = f"window must be at most max_positions, which is {self.max_positions:,}; lower it or remove it"
-            yield Problem(("window", "max_positions"), message)
         if not self.window_pattern or set(self.window_pattern) - set("LG"):
             yield Problem(("window_pattern",), 'must consist of L (with window) and G (without), such as "LLLLLG"')
 

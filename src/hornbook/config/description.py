@@ -70,6 +70,8 @@ class Description:
     embedding_dropout: float = 0.0
     first_lacks: tuple[str, ...] = ()
     """Names of layers that the first block does not have."""
+    logit_cap: float | None = None
+    """Soft limit of the logits."""
     splits: bool = True
     """Whether its modules compute with weights that tensor parallelism has split."""
 

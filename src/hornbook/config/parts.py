@@ -117,11 +117,19 @@ class Attention:
     """How many tokens, with itself, a token sees, by layer, repeated; None: all earlier ones."""
     cap: float | None = None
     """Soft limit of the scores."""
+    scale: float | None = None
+    """Factor of the scores; None: 1 / √(size of a head)."""
 
     @property
     def layers(self) -> tuple[Layer, ...]:
         """All layers in order."""
         return (*self.inputs, *self.others, self.out)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether queries, keys and values are the results of one layer, and nothing else limits or scales scores."""
+        is_unlimited = self.windows == (None,) and self.cap is None and self.scale is None
+        return len(self.inputs) == 1 and not self.others and not self.is_rotary and is_unlimited
 
     def window(self, index: int) -> int | None:
         """Return the window of the layer ``index``."""

@@ -175,6 +175,9 @@ class Recipe:
         if self.sequence_length > model.max_positions:
             message = "sequence_length must not exceed max_positions; lower it or raise max_positions"
             yield Problem(("data.sequence_length", "model.max_positions"), message)
+        if (window := getattr(model, "window", None)) and window > self.sequence_length:
+            message = f"window must not exceed sequence_length, {self.sequence_length:,}; lower it or remove it"
+            yield Problem(("model.window", "data.sequence_length"), message)
         if self.training.compile == "blocks" and self.parallel.tensor_parallel > 1:
             message = "PyTorch compiles the all-reduce of tensor parallelism to wrong gradients; use only one of them"
             yield Problem(("training.compile", "parallel.tensor_parallel"), message)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hornbook.config import DecoderConfig
-from hornbook.model.attention import Context, SelfAttention, attend
+from hornbook.model.attention import CausalSelfAttention, Context, SelfAttention, attend
 from hornbook.model.block import FeedForward, PreNormBlock
 from hornbook.model.head import CausalHead
 from hornbook.model.language_model import LanguageModel
@@ -106,13 +106,15 @@ def build_decoder(config: DecoderConfig, compute_dtype: torch.dtype) -> Language
         std=config.initializer_std,
         compute_dtype=compute_dtype,
     )
-    (attention,) = config.description().block.attentions
+    (described,) = config.description().block.attentions
     blocks = [
         PreNormBlock(
             config,
             index,
             make_norm=make_norm,
-            attention=partial(DecoderAttention, config=config, window=attention.window(index)),
+            attention=CausalSelfAttention
+            if described.is_plain
+            else partial(DecoderAttention, config=config, window=described.window(index)),
             qkv_bias=config.qkv_bias,
             out_bias=config.linear_bias,
             out_std=0.0 if config.zero_init_outputs else None,

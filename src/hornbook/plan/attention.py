@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 from hornbook.config.shapes import attention_blocks, is_blocked
 from hornbook.plan.layers import FP32, Layers
 
+_KEPT = ("y", "sums", "weights", "softmax", "capped", "mask", "heads")
 _KEY = 8
 """Bytes of a dropout key per token and head."""
 
@@ -74,6 +75,8 @@ class Attention:
         dropout: of the attention weights.
         recomputes: whether the activations between the projections are recomputed in the backward pass.
         is_stacked: whether query, key and value are one tensor, as native attention takes them.
+        window: how many tokens each one attends to, if limited.
+        cap: soft limit of the scores, if any.
     """
 
     name: str
@@ -83,6 +86,8 @@ class Attention:
     dropout: float
     recomputes: bool = False
     is_stacked: bool = True
+    window: int | None = None
+    cap: float | None = None
 
     def form(self, layers: Layers, tokens: Tokens, group: Group) -> Form:
         """Return the form that computes a group."""
@@ -91,10 +96,15 @@ class Attention:
             return "native"
         fits = is_blocked(compute.device, group.num * self.num_heads, group.length, is_causal=self.is_causal)
         if self.is_causal:
-            return "explicit" if self.dropout else "blocked" if fits and not tokens.is_masked else "fused"
+            is_explicit = self.dropout > 0.0 or self.cap is not None
+            return "explicit" if is_explicit else "blocked" if fits and not self._is_masked(tokens, group) else "fused"
         if fits and (self.dropout or is_16_bit):
             return "blocked"
         return "explicit" if self.dropout else "fused"
+
+    def _is_masked(self, tokens: Tokens, group: Group) -> bool:
+        """Return whether a mask restricts attention to documents or windows."""
+        return tokens.is_masked or (self.window is not None and self.window < group.length)
 
     def forward(self, layers: Layers, tokens: Tokens) -> None:
         """Compute ``name/y`` from ``name/qkv``, which is kept if the backward pass needs it."""
@@ -119,7 +129,8 @@ class Attention:
             if form == "fused":
                 layers.activation(f"{name}/y {number}", rows * width)
                 layers.activation(f"{name}/sums {number}", rows * self.num_heads, FP32)
-                layers.activation(f"{name}/mask {number}", tokens.is_masked * rows * group.length)
+                num_masks = group.num if tokens.is_masked else int(self._is_masked(tokens, group))
+                layers.activation(f"{name}/mask {number}", num_masks * group.length**2)
             else:
                 copies = 3 if group.num > 1 or tokens.num_rows == 1 else 0
                 if copies:
@@ -127,7 +138,7 @@ class Attention:
                 getattr(self, f"_{form}")(layers, group, number)
         self._merge(layers, tokens, forms)
         is_copied = all(group.num > 1 and form != "fused" for group, form in zip(tokens.groups, forms, strict=True))
-        unused = {source} if is_copied else set()  # views keep the whole tensor
+        unused = {source, f"{name}/values"} if is_copied else set()  # views keep the whole tensor
         unused |= {f"{name}/qkv"} if tokens.is_gathered else set()
         tape.free(*(unused - ({f"{name}/qkv"} if self.recomputes else set())))
 
@@ -169,15 +180,17 @@ class Attention:
         layers.scratch(f"{name}/scores", weights, FP32)
         layers.scratch(f"{name}/scores", weights, FP32)
         layers.activation(f"{name}/softmax {number}", weights, FP32)
-        layers.activation(
-            f"{name}/mask {number}", group.length**2 + group.num * group.length * self.num_heads * _KEY, 1
-        )
+        keys = group.num * group.length * self.num_heads * _KEY * (self.dropout > 0.0)
+        layers.activation(f"{name}/mask {number}", group.length**2 + keys, 1)
+        if self.cap is not None:
+            layers.activation(f"{name}/capped {number}", weights, FP32)
         tape.free(f"{name}/scores")
         if item < FP32:
             layers.scratch(f"{name}/scores", weights)
         tape.use(weights * 2 * FP32)
         tape.use(weights * (1 + 2 * item))
-        layers.activation(f"{name}/weights {number}", weights)
+        if self.dropout or item < FP32:
+            layers.activation(f"{name}/weights {number}", weights)
         layers.activation(f"{name}/y {number}", group.num * group.length * self.width)
         tape.free(f"{name}/scores")
 
@@ -210,7 +223,7 @@ class Attention:
                 self._blocked_backward(layers, group, numbers)
             else:
                 self._explicit_backward(layers, group, numbers, number)
-            tape.free(*(f"{name}/{what} {number}" for what in ("y", "sums", "weights", "softmax", "mask", "heads")))
+            tape.free(*(f"{name}/{what} {number}" for what in _KEPT))
             layers.scratch(f"{name}/stacked", 3 * numbers)
             tape.free(f"{name}/dqkv")
             layers.scratch(f"{name}/part {number}" if tokens.is_gathered else result, 3 * numbers)

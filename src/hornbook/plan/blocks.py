@@ -10,15 +10,15 @@ parallelism, a rank holds a slice of the tokens between the split layers, see ``
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from hornbook.config.description import Block as BlockDescription
 from hornbook.config.parts import Attention as AttentionPart
-from hornbook.config.parts import Convolution, FeedForward, Linear, Other
+from hornbook.config.parts import Convolution, FeedForward, Linear, Norm, Other
 from hornbook.plan import other_part
 from hornbook.plan.attention import Attention, Tokens
-from hornbook.plan.layers import Layers
+from hornbook.plan.block_layers import BlockLayers, add_residual
+from hornbook.plan.layers import FP32, Layers
 
 
 class Block(Protocol):
@@ -51,91 +51,10 @@ def block_of(
         mixes_again: whether attention is recomputed in the backward pass.
     """
     kind = PreNorm if description.norm_first else PostNorm
-    return kind(description, f"blocks.{index}", tokens, num_parts, num_slices, mixes_again)
+    return kind(description, index, tokens, num_parts, num_slices, mixes_again)
 
 
-def own_tokens(tokens: Tokens, num_slices: int) -> int:
-    """Return how many tokens a rank holds outside of the layers that are cut."""
-    return -(-tokens.num // num_slices)
-
-
-def add_residual(layers: Layers, size: float) -> None:
-    """Add the gradient ``branch`` to ``gradient``, both with ``size`` elements."""
-    if not layers.compute.is_native("layer_norm"):
-        layers.scratch("sum", size)
-        layers.tape.free("gradient", "branch")
-        layers.tape.free("sum")
-    layers.tape.free("branch")
-    layers.scratch("gradient", size)
-
-
-@dataclass(frozen=True)
-class _Block:
-    block: BlockDescription
-    name: str
-    tokens: Tokens
-    num_parts: int
-    num_slices: int
-    mixes_again: bool
-
-    @property
-    def size(self) -> int:
-        """D."""
-        return self.block.norms[0].size
-
-    @property
-    def own(self) -> int:
-        """Number of the rank's tokens between the split layers."""
-        return own_tokens(self.tokens, self.num_slices)
-
-    def gather(self, layers: Layers, result: str) -> None:
-        """Compute ``result``, the tokens of all ranks, concatenated."""
-        for name in ("slices", result):
-            layers.scratch(name, self.tokens.num * self.size)
-        layers.tape.free("slices")
-
-    def scatter(self, layers: Layers, result: str) -> None:
-        """Compute the rank's slice of the sum of ``result`` over the ranks, which send copies of its slices."""
-        layers.scratch("slices", self.tokens.num * self.size)
-        layers.scratch(result, self.own * self.size)
-        layers.tape.free("slices")
-
-    def enter(self, layers: Layers, linear: Linear, result: str) -> None:
-        """Compute ``result``, for all tokens, by a linear layer that is split by outputs."""
-        if self.num_slices > 1:
-            self.gather(layers, "all tokens")
-        num_out = linear.num_out // self.num_parts
-        layers.linear(f"{self.name}.{linear.name}", self.tokens.num, self.size, num_out, result)
-        layers.tape.free("all tokens")
-
-    def enter_backward(self, layers: Layers, linear: Linear, gradient: str, result: str, *frees: str) -> None:
-        """Compute the gradient ``result`` of the input; with slices, the input is gathered once more."""
-        whole, num_out = result, linear.num_out // self.num_parts
-        if self.num_slices > 1:
-            whole, numbers = "all tokens", self.tokens.num * self.size
-            layers.scratch(result, numbers)
-            self.scatter(layers, result)
-            layers.tape.use(numbers * layers.itemsize)
-        name = f"{self.name}.{linear.name}"
-        layers.linear_backward(name, self.tokens.num, self.size, num_out, gradient, whole, *frees, bias=linear.bias)
-        layers.tape.free("all tokens")
-
-    def leave(self, layers: Layers, linear: Linear, result: str) -> None:
-        """Compute ``result`` by a linear layer that is split by inputs."""
-        num_in = linear.num_in // self.num_parts
-        layers.linear(f"{self.name}.{linear.name}", self.tokens.num, num_in, self.size, result)
-        if self.num_slices > 1:
-            self.scatter(layers, result)
-
-    def leave_backward(self, layers: Layers, linear: Linear, gradient: str, result: str, *frees: str) -> None:
-        """Compute the gradient ``result`` of the input, and free ``gradient`` unless it is that of the residual."""
-        whole, num_in = gradient, linear.num_in // self.num_parts
-        if self.num_slices > 1:
-            self.gather(layers, whole := "all gradients")
-        name = f"{self.name}.{linear.name}"
-        layers.linear_backward(name, self.tokens.num, num_in, self.size, whole, result, *frees, bias=linear.bias)
-        layers.tape.free("all gradients", *[gradient] * (gradient != "gradient"))
-
+class _Block(BlockLayers):
     def compute(self, layers: Layers, number: int, result: str) -> None:
         """Compute ``result`` by the block's part of this number."""
         part = self.block.parts[number]
@@ -171,7 +90,9 @@ class _Block:
             is_causal=part.is_causal,
             dropout=part.dropout,
             recomputes=self.mixes_again,
-            is_stacked=len(part.inputs) == 1,
+            is_stacked=part.is_plain,
+            window=part.window(self.index),
+            cap=part.cap,
         )
 
     def attend(self, layers: Layers, part: AttentionPart, result: str) -> None:
@@ -181,13 +102,38 @@ class _Block:
         if attention.is_stacked:
             self.enter(layers, part.inputs[0], packed)
         else:
-            projected = [f"{self.name}.{linear.name}/result" for linear in part.inputs]
-            for linear, name in zip(part.inputs, projected, strict=True):
-                self.enter(layers, linear, name)
-            layers.activation(packed, self.tokens.num * 3 * attention.width)  # turned, a key and value for each head
-            layers.tape.free(*projected)
+            self._turn(layers, part, attention)
         attention.forward(layers, self.tokens)
         self.leave(layers, part.out, result)
+
+    def _turn(self, layers: Layers, part: AttentionPart, attention: Attention) -> None:
+        """Compute queries, keys and values with their norms and rotations, a key and value for each head."""
+        num, is_grouped = self.tokens.num, part.num_kv_heads != part.num_heads
+        for linear in part.inputs:
+            self.enter(layers, linear, f"{self.name}.{linear.name}/result")
+        projected = [f"{self.name}.{linear.name}/result" for linear in part.inputs]
+        for norm in (layer for layer in part.others if isinstance(layer, Norm)):
+            layers.activation(f"{self.name}.{norm.name}/statistics", num * self._rows_of(part, norm), FP32)
+        is_view = len(part.inputs) == 1 and not is_grouped  # values are not copied
+        layers.activation(f"{attention.name}/qkv", num * (2 if is_view else 3) * attention.width)
+        if is_view and not part.others:
+            layers.tape.rename(projected[0], f"{attention.name}/values")
+        elif not part.others:
+            layers.tape.free(*projected)
+
+    def _rows_of(self, part: AttentionPart, norm: Norm) -> int:
+        """Return how many rows of a token a norm of queries or keys normalizes."""
+        num_heads = part.num_kv_heads if norm is part.others[-1] else part.num_heads
+        return num_heads // self.num_parts * part.head_size // norm.size
+
+    def _turn_backward(self, layers: Layers, part: AttentionPart) -> None:
+        """Compute the gradients of the norms of queries and keys."""
+        for norm in (layer for layer in part.others if isinstance(layer, Norm)):
+            name, numbers = f"{self.name}.{norm.name}", self.tokens.num * self._rows_of(part, norm) * norm.size
+            layers.tape.use(4 * FP32 * numbers)
+            if norm.gain:
+                layers.add_gradient(name, norm.size, FP32)
+            layers.tape.free(f"{name}/statistics")
 
     def attend_backward(self, layers: Layers, part: AttentionPart, gradient: str, result: str, *frees: str) -> None:
         """Compute the gradient ``result`` of the input from ``gradient``."""
@@ -199,7 +145,10 @@ class _Block:
         if attention.is_stacked:
             self.enter_backward(layers, part.inputs[0], "dqkv", result, *frees)
         else:
-            self._separate_backward(layers, part.inputs, ["dqkv"], result, *frees)
+            self._turn_backward(layers, part)
+            projected = [f"{self.name}.{linear.name}/result" for linear in part.inputs]
+            sources = ["dqkv", f"{name}/values", *projected]
+            self._separate_backward(layers, part.inputs, sources, result, *frees)
         layers.tape.free("dqkv")
 
     def _separate_backward(
@@ -219,7 +168,7 @@ class _Block:
     def feed(self, layers: Layers, part: FeedForward, result: str) -> None:
         """Compute ``result`` by the feed-forward."""
         name, num = f"{self.name}.{part.name}", self.tokens.num
-        inner = part.inputs[0].num_out // self.num_parts
+        inner = part.inner // self.num_parts
         for number, linear in enumerate(part.inputs):
             self.enter(layers, linear, f"{name}/up {number}")
         if len(part.inputs) > 1:
@@ -232,7 +181,7 @@ class _Block:
     def feed_backward(self, layers: Layers, part: FeedForward, gradient: str, result: str, *frees: str) -> None:
         """Compute the gradient ``result`` of the input from ``gradient``."""
         name, num = f"{self.name}.{part.name}", self.tokens.num
-        inner = part.inputs[0].num_out // self.num_parts
+        inner = part.inner // self.num_parts
         ups = [f"{name}/up {number}" for number in range(len(part.inputs))]
         if part.middle is None:
             self.leave_backward(layers, part.out, gradient, "dhidden", f"{name}/hidden")
@@ -241,7 +190,9 @@ class _Block:
             self._group_backward(layers, name, part.middle)
         if len(part.inputs) > 1:
             layers.scratch("dgate", num * inner)
-        layers.scratch("dup", num * inner)
+        if part.inputs[0].num_parts > 1:
+            layers.tape.use(5 * num * inner * layers.itemsize)  # the activation again, both gradients, and their copy
+        layers.scratch("dup", part.inputs[0].num_parts * num * inner)
         layers.tape.free("dhidden", f"{name}/gate", *ups)
         if len(part.inputs) == 1:
             self.enter_backward(layers, part.inputs[0], "dup", result, *frees)
@@ -272,17 +223,6 @@ class _Block:
         tape.free("dparts")
         if not is_later:
             layers.arrived(layer, numbers + self.size)
-
-    def drop(self, layers: Layers, name: str) -> None:
-        """Drop elements before a residual addition."""
-        layers.dropout(self.own, self.size, name, probability=self.block.dropout)
-
-    def drop_backward(self, layers: Layers) -> str:
-        """Return the name of the gradient before the dropout."""
-        if self.block.dropout == 0.0:
-            return "gradient"
-        layers.dropout(self.own, self.size, "dropped gradient", probability=self.block.dropout)
-        return "dropped gradient"
 
     def convolve(self, layers: Layers, part: Convolution, number: int, result: str) -> None:
         """Compute ``result`` by the gated convolution."""
@@ -350,28 +290,42 @@ class _Block:
 
 
 class PreNorm(_Block):
-    """``x + part(norm(x))`` for each part."""
+    """``x + output_norm(part(norm(x)))`` for each part, with one of the norms or both."""
 
     def forward(self, layers: Layers, x: str, y: str) -> None:
         """See ``Block``."""
-        name, num, size = self.name, self.own, self.size
-        last = len(self.block.parts) - 1
-        for number, norm in enumerate(self.block.norms):
-            layers.norm(f"{name}.{norm.name}", num, size, f"{name}.{norm.name}/y", kind=norm.kind)
+        name, num, size, block = self.name, self.own, self.size, self.block
+        for number in range(len(block.parts)):
+            for norm in block.norms[number : number + 1]:
+                layers.norm(f"{name}.{norm.name}", num, size, f"{name}.{norm.name}/y", kind=norm.kind)
             self.compute(layers, number, "change")
+            for norm in block.output_norms[number : number + 1]:
+                layers.tape.rename("change", f"{name}.{norm.name}/x")
+                layers.norm(f"{name}.{norm.name}", num, size, "change", kind=norm.kind)
             self.drop(layers, "change")
-            layers.activation(y if number == last else f"{name}/x {number}", num * size)
+            layers.activation(y if number == len(block.parts) - 1 else f"{name}/x {number}", num * size)
             layers.tape.free("change")
 
     def backward(self, layers: Layers, x: str) -> None:
         """See ``Block``."""
-        name, num, size = self.name, self.own, self.size
-        for number, norm in reversed([*enumerate(self.block.norms)]):
-            layer, source = f"{name}.{norm.name}", f"{name}/x {number - 1}" if number else x
-            self.compute_backward(layers, number, self.drop_backward(layers), "dnormed", f"{layer}/y")
-            layers.norm_backward(layer, num, size, "dnormed", "branch", source, kind=norm.kind)
-            layers.tape.free("dnormed")
-            add_residual(layers, num * size)
+        name, num, size, block = self.name, self.own, self.size, self.block
+        for number in reversed(range(len(block.parts))):
+            source, gradient = f"{name}/x {number - 1}" if number else x, self.drop_backward(layers)
+            for norm in block.output_norms[number : number + 1]:
+                layer, before = f"{name}.{norm.name}", gradient
+                layers.norm_backward(
+                    layer, num, size, gradient, "dchange", f"{layer}/x", kind=norm.kind, gain=norm.gain
+                )
+                gradient = "dchange"
+                layers.tape.free(*[before] * (before != "gradient"))
+            if not block.norms:
+                self.compute_backward(layers, number, gradient, "branch", source)
+            for norm in block.norms[number : number + 1]:
+                layer = f"{name}.{norm.name}"
+                self.compute_backward(layers, number, gradient, "dnormed", f"{layer}/y")
+                layers.norm_backward(layer, num, size, "dnormed", "branch", source, kind=norm.kind, gain=norm.gain)
+                layers.tape.free("dnormed")
+            add_residual(layers, num * size, block.norms[number].kind if block.norms else None)
 
 
 class PostNorm(_Block):

@@ -49,7 +49,8 @@ def embed_backward(layers: Layers, model: Description, tokens: Tokens, num_rows:
     else:
         layers.dropout(num, size, "gradient", probability=model.embedding_dropout)
     if isinstance(norm, Norm):
-        layers.norm_backward(norm.name, num, size, "gradient", "dx", "embedding/x", "gradient", kind=norm.kind)
+        frees = ("embedding/x", "gradient")
+        layers.norm_backward(norm.name, num, size, "gradient", "dx", *frees, kind=norm.kind, gain=norm.gain)
         layers.scratch("gradient", num * size)
         tape.free("dx")
     if layers.itemsize < FP32:

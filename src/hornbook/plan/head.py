@@ -141,7 +141,9 @@ class Head:
         if not self.is_encoder:
             if self.is_narrow:
                 self._narrow_backward(layers)
-            layers.norm_backward("head.norm", num, size, "gradient", "branch", x, kind=self.norm.kind)
+            layers.norm_backward(
+                "head.norm", num, size, "gradient", "branch", x, kind=self.norm.kind, gain=self.norm.gain
+            )
             layers.scratch("gradient", num * size)
             tape.free("branch")
             return
@@ -170,9 +172,11 @@ class Head:
             return
         before, is_cut = has_more * item, layers.is_cut("head.table")
         is_weighted = item < FP32 and getattr(self.objective, "recurrence_weights", False)
-        exact = item + FP32 + (FP32 if item < FP32 else 0)
+        is_capped = self.model.logit_cap is not None
+        exact = item + 3 * FP32 if is_capped else item + FP32 + (FP32 if item < FP32 else 0)
         has_fp32_bias = not has_bias or layers.compute.weights == "fp32"
-        is_in_place = layers.compute.is_native("cross_entropy") and has_fp32_bias and not is_cut
+        is_plain = has_fp32_bias and not is_cut and not is_capped and not getattr(self.objective, "z_loss", 0.0)
+        is_in_place = layers.compute.is_native("cross_entropy") and is_plain
         softmax = tokens * rows * max(before + (item if is_in_place else exact), is_weighted * (item + 2 * FP32))
         if layers.compute.is_native("linear"):
             packed = [f"head.table/{what}" for what in ("panels", "panels of the gradient")]

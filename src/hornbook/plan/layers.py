@@ -230,14 +230,27 @@ class Layers:
         self.activation(f"{name}/statistics", (2 if kind == "layer" else 1) * num_rows, FP32)
 
     def norm_backward(
-        self, name: str, num_rows: float, size: int, gradient: str, result: str, *frees: str, kind: NormKind = "layer"
+        self,
+        name: str,
+        num_rows: float,
+        size: int,
+        gradient: str,
+        result: str,
+        *frees: str,
+        kind: NormKind = "layer",
+        gain: bool = True,
     ) -> None:
         """Compute the gradient ``result`` of the input from that of the output, then free tensors."""
-        numbers = (2 if kind == "layer" else 1) * size
+        numbers = 2 * size if kind == "layer" else gain * size
+        if kind == "rms":
+            self.tape.use(num_rows * size * 4 * FP32)
         self.scratch(result, num_rows * size)
         is_mixed = self.compute.device == "cpu" and self.itemsize < FP32 and not self.compute.is_native("layer_norm")
-        if is_mixed:
+        if is_mixed and kind == "layer":
             self.tape.use(num_rows * size * self.itemsize)
+        if not numbers:
+            self.tape.free(*frees, f"{name}/statistics")
+            return
         if self.postpones(name, numbers, FP32, gradient, f"{name}/statistics", *frees):
             return
         self.add_gradient(name, numbers, FP32)

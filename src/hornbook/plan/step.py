@@ -18,7 +18,8 @@ from hornbook.config.rank_part import RankPart, shard_size
 from hornbook.config.recipe import Recipe
 from hornbook.config.sections import DTYPE_BYTES
 from hornbook.plan.attention import Tokens
-from hornbook.plan.blocks import Block, block_of, own_tokens
+from hornbook.plan.block_layers import own_tokens
+from hornbook.plan.blocks import Block, block_of
 from hornbook.plan.embedding import embed, embed_backward
 from hornbook.plan.head import Head
 from hornbook.plan.layers import FP32, SUMMED, TABLE, Compute, Layers, Postponed
