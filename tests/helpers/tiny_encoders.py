@@ -7,12 +7,12 @@ import torch
 from tiny import hidden_states, randomize
 from torch import Tensor
 
-from hornbook.config import BertConfig, EncoderConfig, GroupBertConfig, RobertaConfig
+from hornbook.config import BertConfig, EncoderConfig, GroupBertConfig, ModernBertConfig, RobertaConfig
 from hornbook.model import EncoderModel, build_model, initialize
 from hornbook.samples.batches import Batch
 from hornbook.samples.windows import NOT_SCORED
 
-FAMILIES = {"bert": BertConfig, "roberta": RobertaConfig, "groupbert": GroupBertConfig}
+FAMILIES = {"bert": BertConfig, "roberta": RobertaConfig, "groupbert": GroupBertConfig, "modernbert": ModernBertConfig}
 LAYOUTS = ("padded", "packed", "unpadded")
 
 

@@ -61,7 +61,7 @@ class ModernBertConfig(EncoderConfig):
         return Block(
             norms=(self._norm("attention_norm"), self._norm("feed_forward_norm")),
             parts=(
-                replace(self._encoder_attention(), is_rotary=True),
+                self._encoder_attention(),
                 FeedForward(inputs=(gate_up,), out=down, activation=self.activation),
             ),
             norm_first=True,
