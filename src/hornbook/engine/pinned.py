@@ -33,7 +33,7 @@ def pinned_bytes(size: int) -> Tensor:
 def pinned_zeros_like(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
     """Return zeros of the same shapes and dtypes, on any device, as views of one piece of pinned host memory."""
     sizes = [-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for group in tensors.values() for tensor in group.values()]
-    pieces = iter(pinned_bytes(sum(sizes)).split(sizes))
+    pieces = iter(torch.split(pinned_bytes(sum(sizes)), sizes))
     return {
         name: {key: next(pieces)[: like.nbytes].view(like.dtype).view(like.shape) for key, like in group.items()}
         for name, group in tensors.items()

@@ -119,6 +119,8 @@ def _launch(name: str, args: Any, given: list[Tensor], made: list[Tensor], on_de
     moved = sum(map(_bytes, on_device))
     if name in _FILLS:
         moved = sum(map(_bytes, made))
+    elif name == "triton_cross_entropy":
+        moved += 2 * _bytes(given[0])  # logits are read twice, and their gradient is written in their place
     elif name in _LOOK_UPS:
         moved = 2 * sum(map(_bytes, made))
     is_list = "foreach" in name or name.startswith("_fused_")

@@ -58,7 +58,7 @@ def group_sequences(firsts_S: Tensor, lengths_S: Tensor, shape: torch.Size, devi
     """
     lengths, firsts = lengths_S.tolist(), firsts_S.tolist()
     if lengths == [shape[1]] * shape[0] and firsts == list(range(0, shape.numel(), shape[1])):
-        return {"group_sizes": [GroupSize(*shape, False)]}
+        return {"group_sizes": [GroupSize(shape[0], shape[1], is_padded=False)]}
     order = sorted((number for number, length in enumerate(lengths) if length), key=lambda number: -lengths[number])
     sizes, indices = [], [torch.empty(0, dtype=torch.int64)]
     for members in _cut(order, lengths, is_coarse=device.type != "cpu"):

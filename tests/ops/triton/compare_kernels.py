@@ -103,7 +103,7 @@ def main() -> None:
             check_dropout(dtype, shape, adds=adds)
         for options in product((False, True), repeat=3):
             check_norm(dtype, (2, 3, 37), **dict(zip(("centered", "has_gain", "has_bias"), options, strict=True)))
-    check_norm(torch.float32, (270, 3), centered=True, has_gain=True, has_bias=True)  # more rows than programs
+    check_norm(torch.float32, (270, 16), centered=True, has_gain=True, has_bias=True)  # more rows than programs
     check_model()
     sys.stdout.write(f"{COMPARED}\n")
 

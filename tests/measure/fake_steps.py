@@ -1,0 +1,57 @@
+"""Training steps of every family, precision and layout on a GPU without values; started by test_kernel_trace.py."""
+
+import json
+import sys
+
+from hornbook.measure.fake_cuda import load_device
+
+load_device()
+
+from hornbook.config import load_recipe  # noqa: E402
+from hornbook.measure.kernel_trace import traced_step  # noqa: E402
+
+SMALL = {
+    "data.synthetic": True, "data.sequence_length": 32, "model.vocab_size": 300, "model.hidden_size": 64,
+    "model.num_heads": 4, "model.num_layers": 2, "model.max_positions": 32, "training.global_batch_size": 8,
+    "training.micro_batch_size": 4, "training.steps": 20,
+}  # fmt: skip
+DROPOUTS = {"model.residual_dropout": 0.1, "model.attention_dropout": 0.1, "model.embedding_dropout": 0.1}
+CASES = {
+    "gpt bf16": ("gpt2-small", {"precision.compute": "bf16"}),
+    "gpt fp16": ("gpt2-small", {"precision.compute": "fp16"}),
+    "gpt fp32": ("gpt2-small", {"precision.compute": "fp32"}),
+    "gpt without Triton": ("gpt2-small", {"precision.compute": "bf16", "precision.kernels": "torch", **DROPOUTS}),
+    "gpt dropout": ("gpt2-small", {"precision.compute": "bf16", **DROPOUTS}),
+    "gpt recomputed": ("gpt2-small", {"precision.compute": "bf16", "memory.recompute": "all"}),
+    "gpt vocabulary in parts": ("gpt2-small", {"precision.compute": "bf16", "memory.vocabulary_chunks": 2}),
+    "gpt sparse": (
+        "gpt2-small",
+        {"precision.compute": "bf16", "sparsity.linears": "blocks.*", "sparsity.density": 0.1},
+    ),
+    "bert padded": ("bert-tiny", {"precision.compute": "bf16", "data.layout": "padded"}),
+    "bert packed": ("bert-tiny", {"precision.compute": "bf16", "data.layout": "packed"}),
+    "bert unpadded": ("bert-tiny", {"precision.compute": "fp32", "data.layout": "unpadded"}),
+    "roberta": ("roberta-base-wikitext2", {"precision.compute": "bf16"}),
+    "groupbert": ("groupbert-base-phase1", {"precision.compute": "bf16"}),
+}
+
+
+def main() -> None:
+    found = {}
+    for title, (name, options) in CASES.items():
+        words = [f"--{key}={value}" for key, value in {**SMALL, **options}.items()]
+        try:
+            trace = traced_step(load_recipe(name, words, require_data=False).recipe)
+        except Exception as error:  # reported by the test, for all cases at once
+            found[title] = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+            continue
+        kernels = sum(launch.kernels for launch in trace.launches)
+        found[title] = {
+            "kernels": kernels,
+            "waits": trace.waits,
+            "names": sorted({each.name for each in trace.launches}),
+        }
+    sys.stdout.write(json.dumps(found))
+
+
+main()

@@ -1,0 +1,46 @@
+"""Training steps on a GPU without values: no mixed devices, few waits, few kernels."""
+
+import importlib.metadata
+import json
+from pathlib import Path
+
+import pytest
+from ranks import python
+
+from hornbook.ops.native.build import find_compiler
+from hornbook.ops.native.cache import BuildError
+
+
+@pytest.fixture(scope="module")
+def steps():
+    try:
+        find_compiler()
+    except BuildError:
+        if "+cpu" in importlib.metadata.version("torch"):
+            pytest.skip("there is no C++ compiler")
+    done = python(Path(__file__).parent / "fake_steps.py", OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_no_step_mixes_devices(steps):
+    assert not {title: found["error"] for title, found in steps.items() if "error" in found}
+
+
+def test_a_step_waits_for_its_losses_and_its_gradient_norm_only(steps):
+    for title, found in steps.items():
+        assert len(found["waits"]) == 2, (title, found["waits"])
+        assert all(place.startswith("engine/step.py:") for place in found["waits"])
+
+
+def test_dropout_is_one_kernel(steps):
+    """Each way: per layer one for attention, two with the residual; one for the embedding."""
+    assert "triton_dropout" in steps["gpt dropout"]["names"]
+    assert "bitwise_right_shift" not in steps["gpt dropout"]["names"]
+    # attention with dropout is explicit: products, softmax and mask instead of fused attention
+    assert steps["gpt dropout"]["kernels"] < steps["gpt bf16"]["kernels"] + 2 * 2 * 40
+    assert steps["gpt without Triton"]["kernels"] > 2 * steps["gpt dropout"]["kernels"]
+
+
+def test_block_sparse_layers_take_triton(steps):
+    assert "block_sparse_product" in steps["gpt sparse"]["names"]
