@@ -18,6 +18,7 @@ from hornbook.cli.inputs import add_held_out_arguments, add_input_arguments, not
 from hornbook.cli.progress import token_progress
 from hornbook.cli.table import say
 from hornbook.errors import UserError
+from hornbook.parallel.launched import leave_cleanly
 from hornbook.storage.system import format_bytes
 from hornbook.text.quality.policy import (
     DEFAULT_LANGUAGE_PROBABILITY,
@@ -117,7 +118,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     )
     tokenizer = Tokenizer.load(arguments.tokenizer)
     started = time.monotonic()
-    with token_progress() as show:
+    with leave_cleanly("during the build"), token_progress() as show:
 
         def on_progress(progress: "Progress") -> None:
             show(counted(progress.documents, "document"), progress.tokens, progress.read, progress.total)
