@@ -9,6 +9,7 @@ from pages import PAGES, ROOT, commands_of, prose_of
 
 from hornbook import errors
 from hornbook.__main__ import main
+from hornbook.cli.sweep_command import candidates_of
 from hornbook.config import bundled_recipes, load_recipe
 from hornbook.config.options import TAGS, show
 from hornbook.config.recipe import SECTIONS, specs
@@ -42,7 +43,11 @@ def test_commands_are_understood(page: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(understood) == len(calls)
     for arguments in understood:
         if getattr(arguments, "recipe", None) in bundled_recipes():
-            load_recipe(arguments.recipe, arguments.overrides, require_data=arguments.command == "train")
+            swept = arguments.command == "sweep"
+            for options in (
+                [each.words for each in candidates_of(arguments.overrides)] if swept else [arguments.overrides]
+            ):
+                load_recipe(arguments.recipe, options, require_data=arguments.command in ("train", "sweep"))
 
 
 @each_page

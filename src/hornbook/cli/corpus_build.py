@@ -17,6 +17,7 @@ from hornbook.cli.arguments import TOKENIZER_HELP, add_declared, declared_values
 from hornbook.cli.inputs import add_held_out_arguments, add_input_arguments, note, read_options, report_faults
 from hornbook.cli.table import say, token_progress
 from hornbook.errors import UserError
+from hornbook.parallel.launched import leave_cleanly
 from hornbook.storage.system import format_bytes
 from hornbook.text.quality.policy import KINDS, QualityOptions, Tolerance
 from hornbook.wording import counted, counted_kind
@@ -118,7 +119,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     )
     tokenizer = Tokenizer.load(arguments.tokenizer)
     started = time.monotonic()
-    with token_progress() as show:
+    with leave_cleanly("during the build"), token_progress() as show:
 
         def on_progress(progress: "Progress") -> None:
             show(counted(progress.documents, "document"), progress.tokens, progress.read, progress.total)

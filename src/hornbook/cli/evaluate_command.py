@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     )
     result = run_tasks(tasks, given, data)
     if folder := run_of(loaded.path):
-        _save(folder / "evaluation.json", result["tasks"])
+        _save(folder, result["tasks"])
     for task in result["tasks"]:
         say(f"{task['name']} of {result['checkpoint']}, on {text_of(task)}")
         _print_rows(task["rows"])
@@ -82,14 +82,20 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     return result
 
 
-def _save(path: Path, tasks: "list[dict[str, object]]") -> None:
-    """Add the evaluations to those of the run; only warn about a failure, since the numbers are printed anyway."""
+def _save(run: Path, tasks: "list[dict[str, object]]") -> None:
+    """Add the evaluations to those of the run, and write its report again if it has one.
+
+    A failure is only a warning, since the numbers are printed anyway.
+    """
     from hornbook.errors import HornbookError
     from hornbook.track.console import Console
     from hornbook.track.evaluations import add_evaluations
+    from hornbook.track.report import write_report
 
     try:
-        add_evaluations(path, tasks)
+        add_evaluations(run / "evaluation.json", tasks)
+        if (run / "report.html").exists():
+            write_report(run)
     except HornbookError as error:
         Console().warn(f"the numbers are not saved for the run's report: {error}")
 

@@ -50,6 +50,7 @@ COMMANDS = {
     "checkpoint": "list and verify checkpoints; import and export models",
     "verify": "verify that a recipe resumes and scales with the same numbers",
     "runs": "list, compare and report runs, or show them on a live board",
+    "sweep": "train a recipe with several values of its options; compare",
     "profile": "profile training steps as a page, or compare two profiles",
     "bench": "time steps, sparse products, generation, corpora; run benchmarks",
     "demo": "run the whole pipeline on Python's source files",

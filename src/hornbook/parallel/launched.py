@@ -81,12 +81,12 @@ def listen(say: Callable[[str], None]) -> Iterator[Received]:
 
 
 @contextmanager
-def leave_cleanly() -> Iterator[None]:
-    """Make SIGTERM, SIGUSR1 and SIGHUP raise StoppedBySignal in the ``with`` block, outside of the training loop."""
+def leave_cleanly(during: str = "outside the training loop") -> Iterator[None]:
+    """Make SIGTERM, SIGUSR1 and SIGHUP raise StoppedBySignal in the ``with`` block; ``during`` says of what."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        raise StoppedBySignal(f"stopped by {name} outside the training loop; run the same command again to resume")
+        raise StoppedBySignal(f"stopped by {name} {during}; run the same command again to resume")
 
     with signals_to(handle, [number for number in _SIGNALS if number != signal.SIGINT]):
         yield

@@ -42,7 +42,7 @@ from hornbook.corpora.building.token_pipeline import (
 from hornbook.corpora.megatron import smallest_dtype
 from hornbook.corpora.store import open_store
 from hornbook.corpora.store_manifest import BUILD, MANIFEST, RECORD_FORMAT, Manifest, read_record
-from hornbook.errors import DataError, StorageError, UserError
+from hornbook.errors import DataError, StoppedBySignal, StorageError, UserError
 from hornbook.storage import (
     commit_directory,
     lock_working_folder,
@@ -348,6 +348,8 @@ class _Build:
         if not self._has_parts() or is_done or job.has_streams:
             if self._has_parts() and not is_done:
                 self._on_notice(f"removed the unfinished build: {_READ_ONCE}")
+            elif isinstance(error, StoppedBySignal | KeyboardInterrupt):
+                self._on_notice("no part was finished yet, so nothing is kept")
             _remove(job.work)
         elif parts is not None:
             self._on_notice(

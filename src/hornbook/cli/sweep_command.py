@@ -1,0 +1,213 @@
+"""``hornbook sweep RECIPE``: train a recipe with several values of its options, and compare the runs.
+
+    hornbook sweep demo --data corpora/mine --lr 1e-3,3e-3 --seed 1,2
+        -> sweeps/demo/learning-rate=1e-3_seed=1, ..., sweeps/demo/comparison.html
+
+Each run is a process of its own, ``hornbook train``, whose output is in a ``.log`` beside the run's folder. The same
+command resumes an interrupted sweep, since ``hornbook train`` resumes an interrupted run and keeps a finished one.
+"""
+
+import argparse
+import itertools
+import math
+import os
+import queue
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from hornbook.cli.arguments import Number, add_device_arguments, add_recipe_arguments, positive_integer
+from hornbook.cli.table import print_columns, say
+from hornbook.config.options import Bounds, Spec
+from hornbook.errors import DivergedError, StoppedBySignal, UserError
+
+if TYPE_CHECKING:
+    from hornbook.config import Recipe
+    from hornbook.config.recipe import Key
+    from hornbook.config.recipe_files import Tree
+    from hornbook.track.runs import RunSummary
+
+
+class Candidate(NamedTuple):
+    """One choice of values: its name, and its options for ``hornbook train``."""
+
+    name: str
+    words: tuple[str, ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.description = (
+        "Train a recipe with several values of its options, separated by commas, in all combinations, and compare the "
+        "runs. The same command resumes an interrupted sweep."
+    )
+    parser.add_argument("--output", type=Path, metavar="DIR", help="folder for the runs (default: sweeps/<name>)")
+    parser.add_argument(
+        "--random", type=positive_integer, metavar="N", help="train only N combinations, drawn with a fixed seed"
+    )
+    parser.add_argument(
+        "--halving",
+        type=Number(Spec(type=int, bounds=Bounds(minimum=2))),
+        metavar="F",
+        help="successive halving: train all briefly, continue with the best of F by validation loss, F times as long, "
+        "and so on until the recipe's number of steps",
+    )
+    parser.add_argument(
+        "--gpus", metavar="I,J,...", help="train one run at a time on each of these GPUs (default: one run at a time)"
+    )
+    add_device_arguments(parser)
+    add_recipe_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> dict[str, object]:
+    """Train the combinations, print them, the best first, and write the page that compares them."""
+    from hornbook.config import load_recipe
+    from hornbook.track.comparison_page import write_comparison
+    from hornbook.track.runs import compare
+
+    candidates = list(candidates_of(arguments.overrides))
+    if len(candidates) < 2:
+        raise UserError("nothing to sweep: give an option several values, separated by commas, as in --lr 1e-3,3e-3")
+    first = [option for option in candidates[0].words if option.startswith("--")]
+    recipe = load_recipe(arguments.recipe, first).recipe
+    if arguments.random is not None:
+        chosen = random.Random(0).sample(range(len(candidates)), min(arguments.random, len(candidates)))
+        candidates = [candidates[number] for number in sorted(chosen)]
+    output: Path = arguments.output or Path("sweeps") / recipe.name
+    output.mkdir(parents=True, exist_ok=True)
+    remaining = candidates
+    for steps in _rounds(recipe, len(candidates), arguments.halving):
+        length = [f"--training.steps={steps}"] if steps else []
+        if arguments.halving and hasattr(recipe.schedule, "decay_end"):
+            length.append(f"--schedule.decay-end={recipe.training.steps}")  # the rates of the whole run, in each round
+        _train_all(remaining, length, output, arguments)
+        remaining = sorted(remaining, key=lambda candidate: _loss_at(steps, output / candidate.name))
+        if arguments.halving:
+            say(f"after {steps:,} steps, the best is {remaining[0].name}")
+            remaining = remaining[: math.ceil(len(remaining) / arguments.halving)]
+    comparison = compare([output / candidate.name for candidate in candidates])
+    write_comparison(output / "comparison.html", comparison, "steps")
+    ranked = sorted(
+        zip(candidates, comparison.runs, strict=True),
+        key=lambda pair: (-pair[1].step, _loss_at(0, output / pair[0].name)),
+    )
+    _print(ranked)
+    say("", str(output / "comparison.html"))
+    runs = [
+        {"run": summary.folder, "step": summary.step, "validation_loss": summary.validation_loss}
+        for _, summary in ranked
+    ]
+    return {"best": runs[0]["run"], "runs": runs, "page": output / "comparison.html"}
+
+
+def candidates_of(overrides: "Tree") -> Iterator[Candidate]:
+    """Yield the combinations of the options' values, in order; lists, such as ``data.train``, are single values."""
+    values = {key: _values(key, leaf.value) for key, leaf in overrides.items()}
+    swept = [key for key, several in values.items() if len(several) > 1]
+    for chosen in itertools.product(*values.values()):
+        options = dict(zip(values, chosen, strict=True))
+        name = "_".join(f"{key[1].replace('_', '-')}={options[key]}" for key in swept)
+        words = (f"--{_flag(key)}" + ("" if value is None else f"={value}") for key, value in options.items())
+        yield Candidate(name=name.replace("/", "-"), words=tuple(words))
+
+
+def _values(key: "Key", text: object) -> list[str | None]:
+    from hornbook.config.recipe import SECTIONS, specs
+
+    owners = specs(key[0]).get(key[1], ()) if key[0] in SECTIONS else ()
+    is_list = any(spec.type is tuple for _, spec in owners)
+    return [None if text is None else str(text)] if is_list or text is None else [*str(text).split(",")]
+
+
+def _flag(key: "Key") -> str:
+    return ".".join(filter(None, key)).replace("_", "-")
+
+
+def _rounds(recipe: "Recipe", num_candidates: int, factor: int | None) -> list[int]:
+    """Return the lengths of the rounds in steps; 0 for the recipe's own length."""
+    if factor is None:
+        return [0]
+    if recipe.training.steps is None:
+        raise UserError("--halving needs a length in steps; set --steps")
+    num_rounds = math.floor(math.log(num_candidates, factor) + 1e-9) + 1
+    return [max(1, recipe.training.steps // factor**left) for left in reversed(range(num_rounds))]
+
+
+def _train_all(
+    candidates: Sequence[Candidate], length: Sequence[str], output: Path, arguments: argparse.Namespace
+) -> None:
+    """Train the candidates, one on each GPU at a time, or one after the other."""
+    gpus: queue.SimpleQueue[str] = queue.SimpleQueue()
+    names = arguments.gpus.split(",") if arguments.gpus else [""]
+    for name in names:
+        gpus.put(name)
+
+    def train(candidate: Candidate) -> None:
+        gpu = gpus.get()
+        try:
+            _train(candidate, length, output, arguments, {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
+        finally:
+            gpus.put(gpu)
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        for done in [pool.submit(train, candidate) for candidate in candidates]:
+            try:
+                done.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+
+def _train(
+    candidate: Candidate, length: Sequence[str], output: Path, arguments: argparse.Namespace, more: Mapping[str, str]
+) -> None:
+    """Train a candidate in a process; a diverged run is only reported.
+
+    Raises:
+        UserError: the run cannot start; StoppedBySignal: it was stopped.
+    """
+    folder = output / candidate.name
+    words = ["train", arguments.recipe, *candidate.words, *length, "--output", str(folder)]
+    words += ["--device", arguments.device, *(["--threads", str(arguments.threads)] if arguments.threads else [])]
+    log = output / f"{candidate.name}.log"
+    with log.open("a", encoding="utf-8") as file:
+        command = [sys.executable, "-m", "hornbook", *words]
+        code = subprocess.run(command, stdout=file, stderr=file, env={**os.environ, **more}, check=False).returncode
+    if code == StoppedBySignal.exit_code:
+        raise StoppedBySignal(f"{candidate.name} was stopped; run the same command again to resume the sweep")
+    if code not in (0, DivergedError.exit_code):
+        last = log.read_text(encoding="utf-8").strip().splitlines()[-1:]
+        raise UserError(f"{candidate.name} failed with exit code {code}, see {log}: {''.join(last)}")
+    say(f"{candidate.name}  {'trained' if code == 0 else 'diverged'}")
+
+
+def _loss_at(steps: int, folder: Path) -> float:
+    """Return a run's validation loss or, without validation data, its training loss; infinite for a diverged run.
+
+    Args:
+        steps: the step at which it counts, also if the run went on; 0 for the last one.
+        folder: of the run.
+    """
+    from hornbook.track.runs import last, read_run
+
+    found = read_run(folder)
+    rows = found.of_kind("validation") or found.of_kind("train")
+    loss = last((row for row in rows if not steps or row["step"] <= steps), "loss")
+    has_diverged = found.sessions and found.sessions[-1].get("ended") == "diverged"
+    return math.inf if loss is None or has_diverged else loss
+
+
+def _print(ranked: "Sequence[tuple[Candidate, RunSummary]]") -> None:
+    from hornbook.track import units
+
+    rows = [
+        (candidate.name, summary.state, units.count(summary.step), units.loss(summary.validation_loss),
+         units.loss(summary.loss))
+        for candidate, summary in ranked
+    ]  # fmt: skip
+    say("")
+    print_columns([("run", "state", "step", "validation loss", "loss"), *rows], right=range(2, 5))

@@ -1,0 +1,63 @@
+"""``hornbook sweep`` with real runs of a tiny model."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_runs import RECIPE
+
+from hornbook.__main__ import main
+from hornbook.cli.sweep_command import candidates_of
+from hornbook.config.recipe_files import split_overrides
+
+
+def names_of(*words: str) -> list[str]:
+    return [candidate.name for candidate in candidates_of(split_overrides(words)[0])]
+
+
+def test_combinations_of_values_and_lists_that_are_one_value() -> None:
+    words = ("--lr", "1e-3,3e-3", "--seed=1,2", "--data.train=a,b", "--data.synthetic")
+    assert names_of(*words) == [f"learning-rate={rate}_seed={seed}" for rate in ("1e-3", "3e-3") for seed in (1, 2)]
+    first = next(candidates_of(split_overrides(words)[0]))
+    assert first.words == (
+        "--optimizer.learning-rate=1e-3", "--training.seed=1", "--data.train=a,b", "--data.synthetic"
+    )  # fmt: skip
+
+
+def sweep(folder: Path, *words: str) -> list[str]:
+    (folder / "tiny.toml").write_text(RECIPE)
+    return ["sweep", "tiny.toml", "--device", "cpu", "--threads", "1", "--output", "out", "--json", *words]
+
+
+def test_a_sweep_trains_compares_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = sweep(tmp_path, "--lr", "1e-4,1e-2", "--steps", "4")
+    assert main(command) == 0
+    result = json.loads(capsys.readouterr().out)
+    runs = ["out/learning-rate=1e-2", "out/learning-rate=1e-4"]
+    assert sorted(run["run"] for run in result["runs"]) == runs and {run["step"] for run in result["runs"]} == {4}
+    assert "optimizer.learning_rate" in (tmp_path / "out" / "comparison.html").read_text()
+    weights = tmp_path / runs[0] / "checkpoints" / "step-00000004" / "manifest.json"
+    before = weights.stat().st_mtime_ns
+    assert main(command) == 0
+    assert weights.stat().st_mtime_ns == before, "a finished run is not trained again"
+
+
+@pytest.mark.slow
+def test_halving_continues_with_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(sweep(tmp_path, "--lr", "1e-5,1e-2", "--steps", "6", "--halving", "2", "--gpus", "0,1")) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [run["step"] for run in runs] == [6, 3]
+
+
+def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(sweep(tmp_path, "--lr", "1e-3")) == 2
+    assert "nothing to sweep" in capsys.readouterr().err
+    assert main(sweep(tmp_path, "--lr", "1e-3,fast")) == 2
+    assert "learning-rate=fast failed with exit code 2" in capsys.readouterr().err
