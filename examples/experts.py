@@ -8,6 +8,7 @@ size, E experts, K experts of a token, F inner size of an expert.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -107,7 +108,8 @@ def build_experts(config: ExpertsConfig, compute_dtype: torch.dtype) -> extend.L
     model = extend.build_model.dispatch(extend.DecoderConfig)(config, compute_dtype)
     for block in model.blocks:
         block.feed_forward = Experts(config)
-    model.head.experts = [block.feed_forward for block in model.blocks]  # a list, so that these are not its modules
+    experts = [block.feed_forward for block in model.blocks]
+    model.head.experts = experts  # type: ignore[assignment]  # a list, so that these are not its modules
     return model
 
 
@@ -123,7 +125,7 @@ class Balanced:
     """Next-token prediction, and the balance of each window, by their own counts."""
 
     def __init__(self, config: BalancedConfig) -> None:
-        self.weights = {"causal_lm": 1.0, "balance": config.balance_weight}
+        self.weights: Mapping[str, float] = {"causal_lm": 1.0, "balance": config.balance_weight}
 
     def counts(self, batch: extend.Batch) -> dict[str, int]:
         """Count the scored tokens and the windows."""

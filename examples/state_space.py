@@ -104,13 +104,13 @@ class StateSpace(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``."""
         config = self.config
-        sizes = (config.inner_size, config.mixed_size, config.num_heads)
-        gate_BTE, mixed_BTC, step_BTH = self.up(x_BTD).split(sizes, -1)
+        sizes = [config.inner_size, config.mixed_size, config.num_heads]
+        gate_BTE, mixed_BTC, step_BTH = torch.split(self.up(x_BTD), sizes, -1)
         padded_BCT = functional.pad(mixed_BTC.transpose(1, 2), (config.kernel_size - 1, 0))
         weights = (self.filters.to(x_BTD.dtype), self.filter_bias.to(x_BTD.dtype))
         mixed_BTC = functional.silu(functional.conv1d(padded_BCT, *weights, groups=config.mixed_size)).transpose(1, 2)
-        x_BTE, b_BTN, c_BTN = mixed_BTC.float().split((sizes[0], config.state_size, config.state_size), -1)
-        x_BTHP = x_BTE.unflatten(-1, (config.num_heads, config.head_size))
+        x_BTE, b_BTN, c_BTN = torch.split(mixed_BTC.float(), [sizes[0], config.state_size, config.state_size], -1)
+        x_BTHP = torch.unflatten(x_BTE, -1, (config.num_heads, config.head_size))
         step_BTH = functional.softplus(step_BTH.float() + self.step_bias)
         y_BTHP = self.recur(x_BTHP * step_BTH.unsqueeze(-1), b_BTN, c_BTN, -step_BTH * self.log_decay.exp())
         y_BTE = (y_BTHP + x_BTHP * self.skip.unsqueeze(-1)).flatten(2) * functional.silu(gate_BTE)
@@ -120,7 +120,7 @@ class StateSpace(nn.Module):
     def recur(self, x_BTHP: Tensor, b_BTN: Tensor, c_BTN: Tensor, log_decay_BTH: Tensor) -> Tensor:
         """Return ``y_t = Σ over u ≤ t of (c_t · b_u) exp(Σ of log_decay over u < s ≤ t) x_u``, chunk by chunk."""
         inputs = (x_BTHP.transpose(1, 2), b_BTN.unsqueeze(1), c_BTN.unsqueeze(1), log_decay_BTH.transpose(1, 2))
-        chunks = zip(*(tensor.split(self.config.chunk_size, 2) for tensor in inputs), strict=True)
+        chunks = zip(*(torch.split(tensor, self.config.chunk_size, 2) for tensor in inputs), strict=True)
         state_BHPN, results = None, []
         for x_BHTP, b_B1TN, c_B1TN, log_decay_BHT in chunks:
             sum_BHT1 = log_decay_BHT.cumsum(2).unsqueeze(-1)
@@ -159,8 +159,15 @@ def build_state_space(config: StateSpaceConfig, compute_dtype: torch.dtype) -> e
     """Return the model, its parameters not yet initialized."""
     assert config.vocab_size is not None, "the run sets the vocabulary before it builds the model"
     size, rows = config.hidden_size, config.max_positions
-    options = {"positions": "none", "dropout": 0.0, "std": config.initializer_std, "compute_dtype": compute_dtype}
-    embedding = extend.Embedding(config.vocab_size, rows, size, **options)
+    embedding = extend.Embedding(
+        config.vocab_size,
+        rows,
+        size,
+        positions="none",
+        dropout=0.0,
+        std=config.initializer_std,
+        compute_dtype=compute_dtype,
+    )
     blocks = [StateSpaceBlock(config) for _ in range(config.num_layers)]
     head = extend.CausalHead(size, config.vocab_size, norm=extend.RMSNorm(size, epsilon=config.norm_epsilon))
     return extend.LanguageModel(embedding, blocks, head, max_positions=rows)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hornbook.config.description import description_of
-from hornbook.config.parts import Convolution
+from hornbook.config.parts import Attention, Convolution, FeedForward
 from hornbook.config.pipeline import rounds_of
 from hornbook.config.rank_part import RankPart, shard_size
 from hornbook.config.recipe import Recipe
@@ -146,13 +146,13 @@ class _Part(RankPart):
     def num_pairs(self) -> int:
         """The number of pairs of layers that tensor parallelism splits."""
         parts = self.description.block.parts
-        return len(self.blocks) * sum(not isinstance(part, Convolution) for part in parts)
+        return len(self.blocks) * sum(isinstance(part, Attention | FeedForward) for part in parts)
 
     @property
     def num_inputs(self) -> int:
         """The number of first layers of these pairs."""
         parts = self.description.block.parts
-        return len(self.blocks) * sum(len(part.inputs) for part in parts if not isinstance(part, Convolution))
+        return len(self.blocks) * sum(len(part.inputs) for part in parts if isinstance(part, Attention | FeedForward))
 
     def stages(self, load: Load) -> dict[str, float]:
         """Return the bytes of pipelines: hidden states and their gradients, and the tied table with its gradient."""

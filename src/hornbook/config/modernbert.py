@@ -71,8 +71,9 @@ class ModernBertConfig(EncoderConfig):
     def _head_layers(self, num_tokens: int) -> Iterator[Layer]:
         yield self._norm("head.norm")
         for layer in super()._head_layers(num_tokens):
-            in_transform = layer.name.startswith("head.transform") and isinstance(layer, Linear | Norm)
-            yield replace(layer, bias=False) if in_transform else layer
+            if isinstance(layer, Linear | Norm) and layer.name.startswith("head.transform"):
+                layer = replace(layer, bias=False)
+            yield layer
 
     def problems(self) -> list[Problem]:
         """List conflicting options."""

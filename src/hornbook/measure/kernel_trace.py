@@ -26,6 +26,7 @@ from hornbook.config import Recipe
 from hornbook.engine import build_training as building
 from hornbook.engine.step import train_step
 from hornbook.model import LanguageModel, encoder
+from hornbook.ops.sequence_groups import group_sequences, space_sequences
 from hornbook.ops.triton import programs
 from hornbook.parallel.world import World
 from hornbook.samples.sources import complete, open_sources
@@ -96,11 +97,11 @@ def traced_step(recipe: Recipe) -> Trace:
     return trace
 
 
-class _Counting(TorchDispatchMode):
+class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds a launch to ``trace`` for each operator on the device."""
 
     def __init__(self, trace: Trace) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._trace = trace
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -180,8 +181,8 @@ def _device(fake: Any, trace: Trace) -> Iterator[None]:
         (Tensor, "pin_memory", lambda tensor: tensor),
         (building, "initialize", lambda model, seed: None),
         (LanguageModel, "allocate", _allocate),
-        (encoder, "group_sequences", on_host(encoder.group_sequences)),
-        (encoder, "space_sequences", on_host(encoder.space_sequences)),
+        (encoder, "group_sequences", on_host(group_sequences)),
+        (encoder, "space_sequences", on_host(space_sequences)),
         (functional, "scaled_dot_product_attention", _attention),
         (programs, "why_not", lambda device: None),
         *((FakeTensor, name, reads(name, 1.0)) for name in ("tolist", "__float__", "item")),

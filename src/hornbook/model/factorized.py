@@ -135,5 +135,5 @@ def _use_glorot(model: LanguageModel, embedding_size: int) -> None:
 
 
 def _norm(config: FactorizedGPTConfig, size: int) -> LayerNorm:
-    options = {"epsilon": config.layer_norm_epsilon, "gain": config.norm_gain}
+    options: dict[str, Any] = {"epsilon": config.layer_norm_epsilon, "gain": config.norm_gain}
     return LayerNorm(size, **options) if config.norm_groups == 1 else GroupNorm(size, config.norm_groups, **options)

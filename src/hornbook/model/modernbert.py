@@ -37,9 +37,10 @@ class RotaryEncoderAttention(EncoderSelfAttention):
 
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
         """Return the attention within each sequence; see ``EncoderSelfAttention``."""
-        q_k_BTHK, v_BTC = packed_BTE.split((2 * packed_BTE.shape[-1] // 3, packed_BTE.shape[-1] // 3), -1)
+        size = packed_BTE.shape[-1] // 3
+        q_k_BTC, v_BTC = torch.split(packed_BTE, [2 * size, size], -1)
         rotation = context["rotation" if self.reach is None else "local_rotation"]
-        turned_BTHK = rotate(q_k_BTHK.unflatten(-1, (-1, self.head_size)), *rotation)
+        turned_BTHK = rotate(torch.unflatten(q_k_BTC, -1, (-1, self.head_size)), *rotation)
         return super().mix(torch.cat((turned_BTHK.flatten(2), v_BTC), -1), context)
 
 

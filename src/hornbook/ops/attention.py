@@ -128,10 +128,10 @@ def attention(
     fits = is_blocked(q_BHTK.device.type, num_heads, num_tokens, is_causal=False)
     if fits and (dropout is not None or q_BHTK.dtype != torch.float32):
         return blocked_attention(q_BHTK, k_BHTK, v_BHTK, is_token_BT=is_token_BT, dropout=dropout)
-    mask = None if is_token_BT is None else is_token_BT[:, None, None]
+    is_token_B11T = None if is_token_BT is None else is_token_BT[:, None, None]
     if dropout is not None:
-        return _explicit_attention(q_BHTK, k_BHTK, v_BHTK, mask, dropout)
-    return functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask)
+        return _explicit_attention(q_BHTK, k_BHTK, v_BHTK, is_token_B11T, dropout)
+    return functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=is_token_B11T)
 
 
 def _near(num_tokens: int, reach: int, is_token_BT: Tensor | None, device: torch.device) -> Tensor:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from math import isclose
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from hornbook.config import DecoderConfig
@@ -128,8 +129,8 @@ class DecoderFamily:
 
     @property
     def _options(self) -> Options:
-        defaults = _DEFAULTS | self.defaults
-        return {ours: ((theirs,), defaults.get(theirs)) for ours, theirs in (_NAMES | self.names).items()}
+        defaults = {**_DEFAULTS, **self.defaults}
+        return {ours: ((theirs,), defaults.get(theirs)) for ours, theirs in {**_NAMES, **self.names}.items()}
 
     @property
     def _activation(self) -> str:
@@ -200,12 +201,12 @@ class DecoderFamily:
 
     def their_name(self, option: str) -> str:
         """Return the name in ``config.json`` of a hornbook option."""
-        names = _NAMES | self.names | {"activation": self._activation, "window": "sliding_window"}
+        names = {**_NAMES, **self.names, "activation": self._activation, "window": "sliding_window"}
         return names.get(option, option)
 
     def from_section(self, config: DecoderConfig) -> dict[str, Any]:
         """Return the ``config.json`` of a model, without entries about its files and tokenizer."""
-        values = {theirs: getattr(config, ours) for ours, theirs in (_NAMES | self.names).items()}
+        values = {theirs: getattr(config, ours) for ours, theirs in {**_NAMES, **self.names}.items()}
         values |= {
             "num_key_value_heads": config.effective_kv_heads,
             "head_dim": config.effective_head_size if "head_dim" in self.defaults else config.head_size,
@@ -291,7 +292,7 @@ class DecoderFamily:
         """Exchange the halves of the heads of queries and keys, which reverses their rotation."""
         if not self.rotates_back or not name.endswith(("q_proj.weight", "k_proj.weight")):
             return tensor
-        return tensor.unflatten(0, (-1, 2, config.effective_head_size // 2)).flip(1).flatten(0, 2)
+        return torch.unflatten(tensor, 0, (-1, 2, config.effective_head_size // 2)).flip(1).flatten(0, 2)
 
 
 def shortest(pattern: str) -> str:

@@ -93,7 +93,8 @@ def triton_norm(
 
 @shapes_of("triton_norm")
 def _(x: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), *(x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in range(2))
+    mean, rate = (x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in range(2))
+    return x.new_empty(x.shape), mean, rate
 
 
 @operator(device="any")
@@ -108,7 +109,8 @@ def triton_norm_gradients(
 
 @shapes_of("triton_norm_gradients")
 def _(gradient: Tensor, beside: Tensor | None, x: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), *(x.new_empty(x.shape[-1], dtype=torch.float32) for _ in range(2))
+    gain, bias = (x.new_empty(x.shape[-1], dtype=torch.float32) for _ in range(2))
+    return x.new_empty(x.shape), gain, bias
 
 
 def norm_beside(
