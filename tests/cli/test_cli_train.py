@@ -142,5 +142,5 @@ def test_data_that_are_no_store_are_noticed_before_torch_is_imported(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "texts.txt: not a token store; to make one from text: hornbook corpus build" in done.stderr
+    assert "texts.txt: not a token store; to make one from text: `hornbook corpus build" in done.stderr
     assert "mine: no such token store" in done.stderr

@@ -79,7 +79,7 @@ def test_a_text(capsys):
         (["decoder", "--max-sequences", "3"], "--max-sequences applies only to encoders"),
         (["run", "--overlap", "3"], "--overlap applies only to decoders"),
         (["run", "--max-sequences", "0"], "must be at least 1"),
-        (["run", "--data", "text.txt"], "text.txt: not a token store; to make one from text: hornbook corpus build"),
+        (["run", "--data", "text.txt"], "text.txt: not a token store; to make one from text: `hornbook corpus build"),
         (["untrained"], "the run names no validation data: say which store to score with --data FOLDER"),
         (["run", "--window", "33"], "a window of 33 tokens is longer than the model's 32 positions"),
     ],

@@ -77,7 +77,7 @@ def test_options_of_another_family_do_not_apply(mine, recipe):
         load_recipe(recipe, ["--model.num-layers", "2"])
     assert caught.value.problems == [
         'model.num_layers (command line): applies only to model.family = "gpt", "bert", "roberta", "groupbert", '
-        '"decoder" or "factorized_gpt", not "mine"; remove it or change model.family'
+        '"decoder", "factorized_gpt" or "modernbert", not "mine"; remove it or change model.family'
     ]
 
 

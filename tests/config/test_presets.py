@@ -49,6 +49,12 @@ DECODERS = {
     "nanochat-d20": 560_988_160,
 }
 """Parameters of the published models, a tied table once; nanochat's those of its model in transformers."""
+MODERNBERT = {
+    "modernbert-mini": (30522, 10_140_474),
+    "modernbert-base": (50368, 149_655_232),
+    "modernbert-large": (50368, 395_881_664),
+}
+"""Vocabulary; parameters as transformers counts those of ModernBertForMaskedLM."""
 TUNED = ("bert-base-wikitext2", "roberta-base-wikitext2", "gpt2-small-wikitext2", "gpt2-medium-wikitext2")
 MNLI = {
     "gpt2-small-mnli": ("gpt2-small", 128, 128, 6e-5, 0.1),
@@ -178,7 +184,9 @@ def test_demo_takes_its_vocabulary_from_the_store(tmp_path, monkeypatch):
     assert recipe.data.train == (str(tmp_path / "corpus"),)
 
 
-@pytest.mark.parametrize("name", [*SIZES, *CEREBRAS, *ENCODERS, *TUNED, *MNLI, *LAYOUTS, *DECODERS, "demo", *SPARSE])
+@pytest.mark.parametrize(
+    "name", [*SIZES, *CEREBRAS, *ENCODERS, *TUNED, *MNLI, *LAYOUTS, *DECODERS, *MODERNBERT, "demo", *SPARSE]
+)
 def test_bundled_recipes_need_nothing_but_data(name):
     with pytest.raises(RecipeError) as caught:
         load_recipe(name)
@@ -193,7 +201,7 @@ def test_bundled_recipes_need_nothing_but_data(name):
 
 def test_the_list_is_whole_and_described():
     bundled = bundled_recipes()
-    known = {*SIZES, *CEREBRAS, *ENCODERS, *TUNED, *MNLI, *LAYOUTS, *DECODERS, *SPARSE}
+    known = {*SIZES, *CEREBRAS, *ENCODERS, *TUNED, *MNLI, *LAYOUTS, *DECODERS, *MODERNBERT, *SPARSE}
     assert set(bundled) == known | {"demo", "decoder-demo"}
     for path in bundled.values():
         comment = path.read_text(encoding="utf-8").splitlines()[0]
@@ -239,6 +247,12 @@ def test_a_name_that_several_recipes_begin_with_gets_them_all_the_smallest_first
     assert str(caught.value) == f'recipe "gpt2": no such bundled recipe; did you mean one of {names}?'
     with pytest.raises(RecipeError, match=r"one of bert-tiny, bert-mini, bert-small, bert-medium, bert-base-phase1, "):
         find_recipe("bert")
+
+
+@pytest.mark.parametrize("name", MODERNBERT)
+def test_modernberts_are_as_published(name):
+    vocabulary, num_parameters = MODERNBERT[name]
+    assert load_recipe(name, require_data=False).recipe.model.num_parameters(vocabulary) == num_parameters
 
 
 @pytest.mark.parametrize("name", DECODERS)

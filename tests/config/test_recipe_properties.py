@@ -67,6 +67,9 @@ def mended(recipe, draw):
     if nested["model"]["family"] == "factorized_gpt":
         width, groups = 2 * draw(st.integers(1, 64)), draw(st.sampled_from([1, heads]))
         nested["model"] |= {"embedding_size": width * heads, "norm_groups": groups}
+    if nested["model"]["family"] == "modernbert":
+        sizes = {"hidden_size": 2 * heads * draw(st.integers(1, 32)), "head_size": None}
+        nested["model"] |= sizes | {"local_window": 2 * draw(st.integers(1, 64))}
     if nested["model"]["family"] == "decoder":
         nested["model"] |= fitting_decoder(nested["model"], draw)
     nested["data"] |= {"sequence_length": draw(st.integers(1, nested["model"]["max_positions"]))}

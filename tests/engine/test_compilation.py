@@ -37,16 +37,15 @@ def test_24_layers_share_a_graph(monkeypatch, name, options, num_graphs):
     monkeypatch.setattr(layers, "affine_dtype", lambda dtype, device: dtype)
     monkeypatch.setattr(sequence_groups, "_cut", lambda order, lengths, is_coarse: CUT(order, lengths, is_coarse=True))
     monkeypatch.setattr(parallelize.torch, "compile", partial(torch.compile, backend="aot_eager"))
-    monkeypatch.setattr(torch._dynamo.config, "allow_unspec_int_on_nn_module", False)
-    monkeypatch.setattr(torch.compiler.config, "dynamic_sources", "")
     reset()
     counters.clear()
     recipe = load_recipe(name, [f"--{key}={value}" for key, value in {**SMALL, **options}.items()]).recipe
     sources = open_sources(recipe)
     recipe = complete(recipe, sources)
     samples = build_samples(recipe, sources, on_cpu=False)
-    state, config = build_training(recipe, 20, World())
-    with build_loader(recipe, samples, World(), prefetch=0) as loader:
+    untouched = torch._dynamo.config.patch(), torch.compiler.config.patch()  # settings are restored
+    with untouched[0], untouched[1], build_loader(recipe, samples, World(), prefetch=0) as loader:
+        state, config = build_training(recipe, 20, World())
         for _ in range(3):
             assert train_step(state, next(loader), config).loss > 0.0
     assert not counters["graph_break"]

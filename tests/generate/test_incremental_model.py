@@ -295,6 +295,7 @@ def test_weights_are_cast_once_and_shared_where_they_can_be(dtype):
     is_shared = block.attention.qkv.weight.data_ptr() == own.attention.qkv.weight.data_ptr()
     assert is_shared == (dtype == torch.float32)
     if quick._token is not None:
-        assert quick._token._blocks[0]._tensors[2].data_ptr() == block.attention.qkv.weight.data_ptr()
+        _, _, _, query, *_ = quick._token._blocks[0]._tensors  # after gain, bias and epsilon of the norm
+        assert query.data_ptr() == block.attention.qkv.weight.data_ptr()
         decoder.advance([3])
         assert "_weight_for_one_token" not in vars(block.attention.qkv)

@@ -318,8 +318,8 @@ def _refuse_other_files(path: Path) -> None:
             raise DataError(advice)
     if path.is_file() or (path.is_dir() and any(path.iterdir()) and not list(path.glob("*.idx"))):
         raise DataError(
-            f"{path}: not a token store; to make one from text: hornbook corpus build {shlex.quote(str(path))} "
-            f"--tokenizer TOKENIZER --output corpora/{shlex.quote(path.stem)}"
+            f"{path}: not a token store; to make one from text: `hornbook corpus build {shlex.quote(str(path))} "
+            f"--tokenizer TOKENIZER --output corpora/{shlex.quote(path.stem)}`"
         )
 
 

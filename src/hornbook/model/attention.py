@@ -27,6 +27,7 @@ from hornbook.ops.attention import (
 from hornbook.ops.native.attention import attention as native_attention
 from hornbook.ops.native.attention import sequence_form
 from hornbook.ops.native.library import Form
+from hornbook.ops.rotary import rotate
 from hornbook.ops.sequence_groups import GroupSize, SequenceGroups, SpacedSequences, take
 
 
@@ -291,15 +292,25 @@ class EncoderSelfAttention(SelfAttention):
 
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
         """Return the attention within each sequence; ``context`` has the entries of ``SequenceGroups``."""
-        packed_NE = packed_BTE.flatten(0, 1)
-        if self.reach is None and (form := self.native_form(packed_NE)) is not None:
+        packed_NE, angles_NR = packed_BTE.flatten(0, 1), self.angles(context)
+        if (form := self.native_form(packed_NE)) is not None:
             sequences = (context["firsts"], context["lengths"], context["keys"].flatten())
-            y_NC = self.attend_sequences(form, packed_NE, *sequences, is_causal=False)
-        elif "gather_index" in context:
+            window = None if self.reach is None else self.reach + 1
+            heads: dict[str, Any] = dict(zip(("cosines_NR", "sines_NR"), angles_NR, strict=False))
+            y_NC = self.attend_sequences(form, packed_NE, *sequences, is_causal=False, window=window, **heads)
+            return y_NC.view(*packed_BTE.shape[:2], -1)
+        if angles_NR:
+            q_k_NHK, v_NHK = torch.unflatten(packed_NE, -1, (-1, self.head_size)).tensor_split((2 * self.num_heads,), 1)
+            packed_NE = torch.cat((rotate(q_k_NHK, *angles_NR), v_NHK), 1).flatten(1)
+        if "gather_index" in context:
             y_NC = self._attend_groups(packed_NE, context)
         else:
             y_NC = self._attend(packed_NE, None, context["keys"].flatten(), context["group_sizes"][0])
         return y_NC.view(*packed_BTE.shape[:2], -1)
+
+    def angles(self, context: Context) -> tuple[Tensor, ...]:
+        """Return the cosines and sines ``[N, K/2]`` by which queries and keys are rotated; empty: they are not."""
+        return ()
 
     def _attend_groups(self, packed_NE: Tensor, context: Context) -> Tensor:
         gather_index, scatter_index = context["gather_index"], context["scatter_index"]

@@ -19,7 +19,6 @@ from hornbook.model.block import FeedForward, PreNormBlock
 from hornbook.model.encoder import EncoderModel, build_head
 from hornbook.model.layers import Embedding, LayerNorm, NoNorm
 from hornbook.model.rotary import plain_rotary
-from hornbook.ops.rotary import rotate
 
 
 class RotaryEncoderAttention(EncoderSelfAttention):
@@ -35,13 +34,10 @@ class RotaryEncoderAttention(EncoderSelfAttention):
         super().__init__(*sizes, **options)
         self.reach = reach
 
-    def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
-        """Return the attention within each sequence; see ``EncoderSelfAttention``."""
-        size = packed_BTE.shape[-1] // 3
-        q_k_BTC, v_BTC = torch.split(packed_BTE, [2 * size, size], -1)
+    def angles(self, context: Context) -> tuple[Tensor, ...]:
+        """Return the angles of global or local layers; see ``EncoderSelfAttention``."""
         rotation = context["rotation" if self.reach is None else "local_rotation"]
-        turned_BTHK = rotate(torch.unflatten(q_k_BTC, -1, (-1, self.head_size)), *rotation)
-        return super().mix(torch.cat((turned_BTHK.flatten(2), v_BTC), -1), context)
+        return tuple(part.flatten(0, 1) for part in rotation)
 
 
 class ModernBert(EncoderModel):

@@ -263,7 +263,7 @@ def with_heads(update: Update, model: Description | None) -> Update:
         UserError: the model has no description, which names them.
     """
     if model is None:
-        raise UserError("optimizer.per_head needs a model with a description: remove it, or override `description`")
+        raise UserError("optimizer.per_head needs a model with a description: remove it")
     sizes = {f"{layer.name}.weight": part.head_size for part in model.block.attentions for layer in part.inputs}
 
     def of_heads(slot: Slot) -> Slot:

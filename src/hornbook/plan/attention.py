@@ -74,7 +74,9 @@ class Attention:
         is_causal: whether the attention is causal.
         dropout: of the attention weights.
         recomputes: whether the activations between the projections are recomputed in the backward pass.
-        is_stacked: whether query, key and value are one tensor, as native attention takes them.
+        is_stacked: whether query, key and value are one tensor, the result of one projection.
+        key_width: total size of this rank's heads of keys.
+        has_native_form: whether native attention has what distinguishes it, such as windows.
         window: how many tokens each one attends to, if limited.
         cap: soft limit of the scores, if any.
     """
@@ -86,13 +88,19 @@ class Attention:
     dropout: float
     recomputes: bool = False
     is_stacked: bool = True
+    key_width: int = 0
+    has_native_form: bool = True
     window: int | None = None
     cap: float | None = None
+
+    def is_native(self, layers: Layers, tokens: Tokens) -> bool:
+        """Return whether hornbook's operator computes it."""
+        return self.has_native_form and layers.compute.is_native("attention") and not tokens.is_masked
 
     def form(self, layers: Layers, tokens: Tokens, group: Group) -> Form:
         """Return the form that computes a group."""
         compute, is_16_bit = layers.compute, layers.itemsize < FP32
-        if self.is_stacked and compute.is_native("attention") and not tokens.is_masked:
+        if self.is_native(layers, tokens):
             return "native"
         fits = is_blocked(compute.device, group.num * self.num_heads, group.length, is_causal=self.is_causal)
         if self.is_causal:
@@ -203,13 +211,13 @@ class Attention:
         ]
 
     def backward(self, layers: Layers, tokens: Tokens, gradient: str, result: str) -> None:
-        """Compute the gradient ``result`` ``[tokens, 3 · width]`` from ``gradient`` ``[tokens, width]``."""
+        """Compute the gradient ``result`` of query, key and value from ``gradient`` ``[tokens, width]``."""
         tape, name, width = layers.tape, self.name, self.width
         forms = [self.form(layers, tokens, group) for group in tokens.groups]
         if self.recomputes:
             self._mix(layers, tokens)
         if "native" in forms:
-            layers.scratch(result, tokens.num * 3 * width)
+            layers.scratch(result, tokens.num * (width + 2 * self.key_width))
             tape.free(gradient, f"{name}/y", f"{name}/sums", f"{name}/qkv")
             return
         if tokens.is_gathered:

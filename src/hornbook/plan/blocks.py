@@ -80,9 +80,10 @@ class _Block(BlockLayers):
         else:
             self.convolve_backward(layers, part, gradient, result, *frees)
 
-    def _attention(self, part: AttentionPart) -> Attention:
+    def _attention(self, layers: Layers, part: AttentionPart) -> Attention:
         """Return the attention between the projections."""
         heads = part.num_heads // self.num_parts
+        is_native = part.is_causal and layers.compute.is_native("attention") and not self.tokens.is_masked
         return Attention(
             name=f"{self.name}.{part.name}",
             num_heads=heads,
@@ -90,30 +91,40 @@ class _Block(BlockLayers):
             is_causal=part.is_causal,
             dropout=part.dropout,
             recomputes=self.mixes_again,
-            is_stacked=part.is_plain,
+            is_stacked=part.is_plain or (is_native and len(part.inputs) == 1 and not self._norms_all_heads(part)),
+            key_width=part.num_kv_heads // self.num_parts * part.head_size,
+            has_native_form=part.is_plain or part.is_causal,
             window=part.window(self.index),
             cap=part.cap,
         )
 
     def attend(self, layers: Layers, part: AttentionPart, result: str) -> None:
         """Compute ``result`` by attention with its projections."""
-        attention = self._attention(part)
-        packed = f"{attention.name}/qkv"
+        attention = self._attention(layers, part)
         if attention.is_stacked:
-            self.enter(layers, part.inputs[0], packed)
+            self.enter(layers, part.inputs[0], f"{attention.name}/qkv")
         else:
+            for linear in part.inputs:
+                self.enter(layers, linear, f"{self.name}.{linear.name}/result")
             self._turn(layers, part, attention)
         attention.forward(layers, self.tokens)
         self.leave(layers, part.out, result)
 
     def _turn(self, layers: Layers, part: AttentionPart, attention: Attention) -> None:
-        """Compute queries, keys and values with their norms and rotations, a key and value for each head."""
+        """Compute queries, keys and values with their norms and rotations, a key and value for each head.
+
+        Native attention takes them as they are, but for norms over all heads.
+        """
         num, is_grouped = self.tokens.num, part.num_kv_heads != part.num_heads
-        for linear in part.inputs:
-            self.enter(layers, linear, f"{self.name}.{linear.name}/result")
+        is_native = attention.is_native(layers, self.tokens)
+        if is_native and not self._norms_all_heads(part):
+            return
         projected = [f"{self.name}.{linear.name}/result" for linear in part.inputs]
         for norm in (layer for layer in part.others if isinstance(layer, Norm)):
             layers.activation(f"{self.name}.{norm.name}/statistics", num * self._rows_of(part, norm), FP32)
+        if is_native:
+            layers.activation(f"{attention.name}/qkv", num * (attention.width + attention.key_width))
+            return
         is_view = len(part.inputs) == 1 and not is_grouped  # values are not copied
         layers.activation(f"{attention.name}/qkv", num * (2 if is_view else 3) * attention.width)
         if is_view and not part.others:
@@ -121,31 +132,36 @@ class _Block(BlockLayers):
         elif not part.others:
             layers.tape.free(*projected)
 
+    def _norms_all_heads(self, part: AttentionPart) -> bool:
+        """Return whether a norm of queries spans all heads."""
+        return any(isinstance(layer, Norm) and layer.size > part.head_size for layer in part.others)
+
     def _rows_of(self, part: AttentionPart, norm: Norm) -> int:
         """Return how many rows of a token a norm of queries or keys normalizes."""
         num_heads = part.num_kv_heads if norm is part.others[-1] else part.num_heads
         return num_heads // self.num_parts * part.head_size // norm.size
 
-    def _turn_backward(self, layers: Layers, part: AttentionPart) -> None:
-        """Compute the gradients of the norms of queries and keys."""
+    def _turn_backward(self, layers: Layers, part: AttentionPart, *, is_native: bool) -> None:
+        """Compute the gradients of the norms of queries and keys; native attention needs no memory for it."""
         for norm in (layer for layer in part.others if isinstance(layer, Norm)):
             name, numbers = f"{self.name}.{norm.name}", self.tokens.num * self._rows_of(part, norm) * norm.size
-            layers.tape.use(4 * FP32 * numbers)
+            if not is_native or self._norms_all_heads(part):
+                layers.tape.use(4 * FP32 * numbers)
             if norm.gain:
                 layers.add_gradient(name, norm.size, FP32)
             layers.tape.free(f"{name}/statistics")
 
     def attend_backward(self, layers: Layers, part: AttentionPart, gradient: str, result: str, *frees: str) -> None:
         """Compute the gradient ``result`` of the input from ``gradient``."""
-        attention = self._attention(part)
-        name, is_native = attention.name, attention.is_stacked and layers.compute.is_native("attention")
+        attention = self._attention(layers, part)
+        name, is_native = attention.name, attention.is_native(layers, self.tokens)
         merged = [f"{name}/y"] if layers.tape.holds(f"{name}/y") and not is_native else []
         self.leave_backward(layers, part.out, gradient, "dy", *merged)
         attention.backward(layers, self.tokens, "dy", "dqkv")
+        self._turn_backward(layers, part, is_native=is_native)
         if attention.is_stacked:
             self.enter_backward(layers, part.inputs[0], "dqkv", result, *frees)
         else:
-            self._turn_backward(layers, part)
             projected = [f"{self.name}.{linear.name}/result" for linear in part.inputs]
             sources = ["dqkv", f"{name}/values", *projected]
             self._separate_backward(layers, part.inputs, sources, result, *frees)
@@ -183,6 +199,13 @@ class _Block(BlockLayers):
         name, num = f"{self.name}.{part.name}", self.tokens.num
         inner = part.inner // self.num_parts
         ups = [f"{name}/up {number}" for number in range(len(part.inputs))]
+        if len(part.inputs) == 1 and part.middle is None and self._is_fused(layers, part):
+            layers.scratch("dup", (part.inputs[0].num_parts - 1) * num * inner)
+            self.leave_backward(layers, part.out, gradient, "dhidden", f"{name}/hidden")
+            layers.tape.free(*ups)
+            self.enter_backward(layers, part.inputs[0], "dup", result, *frees)
+            layers.tape.free("dup", "dhidden")
+            return
         if part.middle is None:
             self.leave_backward(layers, part.out, gradient, "dhidden", f"{name}/hidden")
         else:
@@ -199,6 +222,10 @@ class _Block(BlockLayers):
         else:
             self._separate_backward(layers, part.inputs, ["dup", "dgate"], result, *frees)
         layers.tape.free("dup")
+
+    def _is_fused(self, layers: Layers, part: FeedForward) -> bool:
+        """Return whether native products apply the activation and its derivative."""
+        return all(layers.is_native(f"{self.name}.{linear.name}") for linear in (part.inputs[0], part.out))
 
     def _group(self, layers: Layers, name: str, middle: Linear) -> None:
         """Compute a grouped layer of the feed-forward."""

@@ -104,7 +104,7 @@ class Layers:
         """The number of weights of a sparse token table; None if it is dense."""
         return self._blocks.get(TABLE)
 
-    def _is_native(self, name: str) -> bool:
+    def is_native(self, name: str) -> bool:
         """Return whether a native operator computes a linear layer; there is none for split weights."""
         return self.compute.is_native("linear") and not self.is_cut(f"{name}.weight")
 
@@ -138,7 +138,7 @@ class Layers:
             bias: whether the layer has a bias.
         """
         size = self._blocks.get(name, num_in * num_out)
-        is_native = self._is_native(name)
+        is_native = self.is_native(name)
         itemsize = FP32 if name in self._blocks or is_native else self.itemsize
         if self.postpones(name, size + bias * num_out, itemsize, gradient, *frees):
             if is_native and name not in self._blocks:
@@ -185,7 +185,7 @@ class Layers:
         self.tape.free(*postponed.frees)
 
     def _weight(self, name: str, size: int) -> None:
-        if self._is_native(name):
+        if self.is_native(name):
             self.panels(f"{name}/panels", size)
         elif self.compute.weights != self.compute.dtype:
             self.activation(f"{name}/cast", size)
@@ -242,7 +242,7 @@ class Layers:
     ) -> None:
         """Compute the gradient ``result`` of the input from that of the output, then free tensors."""
         numbers = 2 * size if kind == "layer" else gain * size
-        if kind == "rms":
+        if kind == "rms" and not self.compute.is_native("layer_norm"):
             self.tape.use(num_rows * size * 4 * FP32)
         self.scratch(result, num_rows * size)
         is_mixed = self.compute.device == "cpu" and self.itemsize < FP32 and not self.compute.is_native("layer_norm")

@@ -6,8 +6,10 @@ from typing import Any, Final
 
 from hornbook.config.recipe import Recipe
 
-_USUAL: Final = {"gpt": 50257, "bert": 30522, "roberta": 50265, "groupbert": 30522}
-"""Vocabulary sizes of the published models, by family."""
+_USUAL: Final = {
+    "gpt": 50257, "bert": 30522, "roberta": 50265, "groupbert": 30522, "modernbert": 50368, "decoder": 32000
+}  # fmt: skip
+"""Vocabulary sizes of the published models, by family; of decoders, that of the first Llama."""
 _USUAL_LABELS: Final = 2
 
 

@@ -146,7 +146,7 @@ def test_weights_move_once_a_phase_whatever_the_number_of_micro_batches(tmp_path
 def test_weights_are_packed_once_a_phase_whatever_the_number_of_micro_batches(tmp_path, monkeypatch):
     forms()  # or skip
     packed, pack = [], products.pack
-    monkeypatch.setattr(products, "pack", lambda *given: packed.append(given[1].shape) or pack(*given))
+    monkeypatch.setattr(products, "pack", lambda *given, **kind: packed.append(given[1].shape) or pack(*given, **kind))
     counts = []
     for micro_batch_size in (8, 1):
         recipe = recipe_of("gpt", "adamw")
