@@ -127,7 +127,8 @@ def grouped_example(lengths, heads, groups, size, dtype, num_tensors, half, cap,
     angles = torch.randn(num_tokens, half, generator=draws) if half else None
     rotation = (None, None) if angles is None else (angles.cos(), angles.sin())
     gains = tuple(torch.randn(2, size, generator=draws)) if has_norm else (None, None)
-    options = Heads(*rotation, *gains, 1e-5 if has_norm else None, 0.3, window, cap)
+    scale = 1.2 / size**0.5  # scores of equal spread, on which errors in bf16 depend
+    options = Heads(*rotation, *gains, 1e-5 if has_norm else None, scale, window, cap)
     return packed, gradient, Sequences(firsts, lengths, is_causal), options
 
 
