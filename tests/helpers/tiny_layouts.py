@@ -160,7 +160,7 @@ def begin(recipe: Recipe, world: World) -> tuple[TrainState, StepConfig, Loader]
     return state, config, build_loader(recipe, samples, world, prefetch=0)
 
 
-def train(recipe: Recipe, world: World, steps: int = 8) -> Trained:
+def train(recipe: Recipe, world: World, steps: int = 5) -> Trained:
     """Train ``recipe`` on ``world``: two steps of warmup, then some at the full rate."""
     state, config, loader = begin(recipe, world)
     held = {name: value for name, value in state.model.own_parameters() if not value.is_meta}
