@@ -48,7 +48,6 @@ class ModernBertConfig(EncoderConfig):
             super().description(vocab_size),
             embedding=(self._tokens(vocab_size, self.hidden_size), self._norm("embedding.norm")),
             first_lacks=("attention_norm",),
-            splits=False,
         )
 
     def _norm(self, name: str) -> Norm:
@@ -56,12 +55,13 @@ class ModernBertConfig(EncoderConfig):
 
     def _block(self) -> Block:
         hidden, inner = self.hidden_size, self.effective_feed_forward_size
+        windows = (None, *[self.local_window + 1] * (self.global_every - 1))
         gate_up = Linear("feed_forward.gate_up", hidden, 2 * inner, bias=False, num_parts=2, cut="outputs")
         down = Linear("feed_forward.down", inner, hidden, bias=False, cut="inputs")
         return Block(
             norms=(self._norm("attention_norm"), self._norm("feed_forward_norm")),
             parts=(
-                self._encoder_attention(),
+                replace(self._encoder_attention(), is_rotary=True, windows=windows),
                 FeedForward(inputs=(gate_up,), out=down, activation=self.activation),
             ),
             norm_first=True,
