@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from hornbook.config.description import Block, Description
 from hornbook.config.models import EncoderConfig
 from hornbook.config.options import Problem, choice_of, option
-from hornbook.config.parts import FeedForward, Layer, Linear, Norm
+from hornbook.config.parts import FeedForward, Layer, Linear, Norm, Table
 
 
 @choice_of("model")
@@ -31,6 +31,9 @@ class ModernBertConfig(EncoderConfig):
     local_window: int = option(128, help="tokens that local layers attend to, half on either side", minimum=2)
     global_rope_theta: float = option(160_000.0, help="base of the rotary wavelengths in global layers", above=1)
     local_rope_theta: float = option(10_000.0, help="base of the rotary wavelengths in local layers", above=1)
+    classifier_pooling: Literal["cls", "mean"] = option(
+        "cls", help="what classes of a sequence are computed from: its first token, or the mean of all its tokens"
+    )
     has_pair_head: ClassVar[bool] = False
 
     @property
@@ -69,11 +72,17 @@ class ModernBertConfig(EncoderConfig):
         )
 
     def _head_layers(self, num_tokens: int) -> Iterator[Layer]:
+        hidden, is_pretraining = self.hidden_size, self.head == "pretraining"
         yield self._norm("head.norm")
-        for layer in super()._head_layers(num_tokens):
-            if isinstance(layer, Linear | Norm) and layer.name.startswith("head.transform"):
-                layer = replace(layer, bias=False)
-            yield layer
+        if is_pretraining and self.prediction_bias:
+            yield Table("head.bias", (num_tokens,))
+        if self.head_transform or not is_pretraining:
+            yield Linear("head.transform.dense", hidden, hidden, bias=False, is_scored=is_pretraining)
+            yield self._norm("head.transform.norm")
+        if self.head == "classification":
+            yield Linear("head.labels", hidden, self.num_labels or 0, is_scored=False)
+        elif self.head == "span":
+            yield Linear("head.spans", hidden, 2, is_scored=False)
 
     def problems(self) -> list[Problem]:
         """List conflicting options."""

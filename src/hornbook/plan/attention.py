@@ -110,7 +110,7 @@ class Attention:
         return "explicit" if self.dropout else "fused"
 
     def _num_masks(self, tokens: Tokens, group: Group) -> int:
-        """Return how many masks ``[T, T]`` restrict attention to documents or windows; one if all sequences share it."""
+        """Return how many masks ``[T, T]`` restrict attention to documents or windows; 1 if sequences share it."""
         reach = group.length if self.window is None else self.window if self.is_causal else self.window // 2 + 1
         # a mask of an encoder's window excludes padding, too
         differ = tokens.is_masked or (tokens.is_gathered and not self.is_causal)
