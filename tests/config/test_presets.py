@@ -258,3 +258,10 @@ def test_modernberts_are_as_published(name):
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_decoder_has_the_parameters_of_the_published_model(name):
     assert load_recipe(name, require_data=False).recipe.num_parameters() == DECODERS[name]
+
+
+def test_flops_count_what_local_layers_of_modernbert_see():
+    """Of four layers, 0 and 3 see all of 512 tokens, the others 64 on either side and the token itself."""
+    model = load_recipe("modernbert-mini", require_data=False).recipe.model
+    assert model.description().attention_flops(512) == 12 * 256 * (2 * 512 + 2 * 129)
+    assert model.description().attention_flops(100) == 12 * 256 * 4 * 100

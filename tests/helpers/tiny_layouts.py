@@ -49,6 +49,8 @@ MODELS = {
     "bert padded": "bert-tiny data.layout=padded",
     "bert packed": "bert-tiny data.layout=packed",
     "bert unpadded": "bert-tiny data.layout=unpadded",
+    "modernbert padded": "modernbert-mini data.layout=padded model.num_layers=3 model.local_window=4",
+    "modernbert": "modernbert-mini data.layout=unpadded model.num_layers=3 model.local_window=4",
     "bert odd": "bert-tiny data.layout=padded data.sequence_length=15",
     "decoder": "smollm-135m model.num_kv_heads=2 model.feed_forward_size=48 model.query_key_norm=head "
     "model.tied=false model.logit_cap=9 objective.z_loss=0.01 model.norm_placement=both",

@@ -57,6 +57,8 @@ TWO = {
         ("decoder", "lamb", "sequence 2"),
         ("decoder", "muon", "shard 2, phased"),
         ("decoder", "adamw", "shard 2, recomputed"),
+        ("modernbert padded", "adamw", "tensor 2"),
+        ("modernbert", "lamb", "sequence 2"),
     ],
     "chain": ["data 2", "tensor 2", "shard 2, phased", "shard 2", "data 2, phased", "sequence 2"],
     "labelled": [("classification", "sequence 2"), ("span", "shard 2")],

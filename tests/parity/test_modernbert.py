@@ -7,7 +7,13 @@ import torch
 from tiny_huggingface import edit_config, edit_weights, refusal
 from torch import Tensor
 from torch.nn import functional
-from transformers import AutoModelForMaskedLM, ModernBertConfig, ModernBertForMaskedLM
+from transformers import (
+    AutoModelForMaskedLM,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    ModernBertForQuestionAnswering,
+    ModernBertForSequenceClassification,
+)
 
 from hornbook.exchange.huggingface import read_folder, write_folder
 from hornbook.exchange.huggingface.modernbert import read
@@ -121,7 +127,7 @@ def test_out_again(peer, folder: Path, tmp_path: Path) -> None:
         ({"mlp_dropout": 0.1}, "mlp_dropout is 0.1, expected 0.0"),
         ({"experts": 8}, "'experts' is not known"),
         ({"layer_types": ["sliding_attention"] * 5}, "expected full_attention in every N-th layer, from the first"),
-        ({"architectures": ["ModernBertForSequenceClassification"]}, "expected ModernBertForMaskedLM"),
+        ({"architectures": ["ModernBertForTokenClassification"]}, "expected ModernBertForMaskedLM"),
         ({"local_attention": 7}, "local_attention"),
     ],
     ids=str,
@@ -134,3 +140,37 @@ def test_options_that_hornbook_lacks_are_named(folder: Path, changes: dict, mess
 def test_an_untied_head_is_refused(folder: Path) -> None:
     edit_weights(folder, lambda tensors: tensors.update({"decoder.weight": torch.ones(70, 32)}))
     assert "decoder.weight differs from model.embeddings.tok_embeddings.weight" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (ModernBertForSequenceClassification, {"classifier_pooling": "cls"}),
+        (ModernBertForSequenceClassification, {"classifier_pooling": "mean"}),
+        (ModernBertForQuestionAnswering, {}),
+    ],
+)
+@pytest.mark.parametrize("layout", ["padded", "unpadded"])
+def test_heads_of_labels(peer, tmp_path: Path, kind, options: dict, layout: str) -> None:
+    """Logits of classes and spans, from transformers and back to it."""
+    torch.manual_seed(4)
+    num_labels = 2 if kind is ModernBertForQuestionAnswering else 3
+    theirs = kind(type(peer.config)(**{**peer.config.to_dict(), "num_labels": num_labels, **options})).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    theirs.save_pretrained(tmp_path / "hf")
+    tokens, is_token = padded()
+    expected = theirs(tokens, attention_mask=is_token.long())
+    model = load_model(tmp_path / "hf", CPU, compute="fp32").model
+    if kind is ModernBertForQuestionAnswering:
+        logits = model(lambda head, x_BTD, batch: head.span_logits(x_BTD, batch), batch_of(layout))
+        both = torch.stack((expected.start_logits, expected.end_logits), 2)
+        torch.testing.assert_close(logits[is_token], both[is_token], rtol=1e-5, atol=1e-5)
+    else:
+        logits = model(lambda head, x_BTD, batch: head.label_logits(x_BTD, batch), batch_of(layout))
+        torch.testing.assert_close(logits, expected.logits, rtol=1e-5, atol=1e-5)
+    write_folder(tmp_path / "again", read_folder(tmp_path / "hf"))
+    again = kind.from_pretrained(tmp_path / "again", attn_implementation="eager").eval()
+    assert again.config.classifier_pooling == theirs.config.classifier_pooling
+    torch.testing.assert_close(again.state_dict(), theirs.state_dict(), rtol=0, atol=0)

@@ -300,3 +300,25 @@ def test_a_model_may_say_that_there_is_no_answer(files, tmp_path, capsys):
     assert main(["evaluate", str(tmp_path / "run"), "--threads", "1", "--compute", "fp32", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["tasks"][0]["rows"]
     assert rows[0]["value"] > 0.5
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_modernbert_keeps_the_transform_of_its_pretraining_and_learns(files, tmp_path, capfd, pooling):
+    modern, vocab = ["--model.family=modernbert"], f"--model.vocab-size={word_pieces().vocab_size}"
+    masked = [*modern, vocab, "--data.synthetic", "--objective.name=mlm"]
+    run(tmp_path / "lm", *masked, "--training.steps=1", "--training.global-batch-size=2")
+    init = InitFrom(source=str(tmp_path / "lm" / "run"))
+    options = [*of(files), *modern, f"--model.classifier-pooling={pooling}"]
+    with open_run(recipe_of(tmp_path, *options, "--training.seed=7").recipe, tmp_path / "new", World(), init) as opened:
+        found = tensors_of(opened.state)["model"]
+    source = checkpoint.load(checkpoint.resolve(Path(init.source))).tensors["model"]
+    taken = {name for name, tensor in found.items() if name in source and torch.equal(tensor, source[name])}
+    assert found.keys() - taken == {"head.labels.weight", "head.labels.bias"}
+    assert "head.transform.dense.weight" in taken
+    run(tmp_path, *options, "--training.steps=40", init=init)
+    rows = rows_of(tmp_path, "validation")
+    assert rows[-1]["accuracy"] > 0.9 > rows[0]["accuracy"] or rows[-1]["loss"] < rows[0]["loss"] / 3
+    assert main(["checkpoint", "export", str(tmp_path / "run"), "--output", str(tmp_path / "hf")]) == 0
+    assert main(["evaluate", str(tmp_path / "hf"), "--data", str(files / "dev.jsonl"), "--threads", "1", "--json"]) == 0
+    values = {row["metric"]: row["value"] for row in last_json(capfd)["tasks"][0]["rows"]}
+    assert values["accuracy"] == pytest.approx(rows[-1]["accuracy"])

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from hornbook.config.description import Block, Description
 from hornbook.config.models import EncoderConfig
 from hornbook.config.options import Problem, choice_of, option
-from hornbook.config.parts import FeedForward, Layer, Linear, Norm
+from hornbook.config.parts import FeedForward, Layer, Linear, Norm, Table
 
 
 @choice_of("model")
@@ -31,6 +31,9 @@ class ModernBertConfig(EncoderConfig):
     local_window: int = option(128, help="tokens that local layers attend to, half on either side", minimum=2)
     global_rope_theta: float = option(160_000.0, help="base of the rotary wavelengths in global layers", above=1)
     local_rope_theta: float = option(10_000.0, help="base of the rotary wavelengths in local layers", above=1)
+    classifier_pooling: Literal["cls", "mean"] = option(
+        "cls", help="what classes of a sequence are computed from: its first token, or the mean of all its tokens"
+    )
     has_pair_head: ClassVar[bool] = False
 
     @property
@@ -48,7 +51,6 @@ class ModernBertConfig(EncoderConfig):
             super().description(vocab_size),
             embedding=(self._tokens(vocab_size, self.hidden_size), self._norm("embedding.norm")),
             first_lacks=("attention_norm",),
-            splits=False,
         )
 
     def _norm(self, name: str) -> Norm:
@@ -56,12 +58,13 @@ class ModernBertConfig(EncoderConfig):
 
     def _block(self) -> Block:
         hidden, inner = self.hidden_size, self.effective_feed_forward_size
+        windows = (None, *[self.local_window + 1] * (self.global_every - 1))
         gate_up = Linear("feed_forward.gate_up", hidden, 2 * inner, bias=False, num_parts=2, cut="outputs")
         down = Linear("feed_forward.down", inner, hidden, bias=False, cut="inputs")
         return Block(
             norms=(self._norm("attention_norm"), self._norm("feed_forward_norm")),
             parts=(
-                self._encoder_attention(),
+                replace(self._encoder_attention(), is_rotary=True, windows=windows),
                 FeedForward(inputs=(gate_up,), out=down, activation=self.activation),
             ),
             norm_first=True,
@@ -69,11 +72,17 @@ class ModernBertConfig(EncoderConfig):
         )
 
     def _head_layers(self, num_tokens: int) -> Iterator[Layer]:
+        hidden, is_pretraining = self.hidden_size, self.head == "pretraining"
         yield self._norm("head.norm")
-        for layer in super()._head_layers(num_tokens):
-            if isinstance(layer, Linear | Norm) and layer.name.startswith("head.transform"):
-                layer = replace(layer, bias=False)
-            yield layer
+        if is_pretraining and self.prediction_bias:
+            yield Table("head.bias", (num_tokens,))
+        if self.head_transform or not is_pretraining:
+            yield Linear("head.transform.dense", hidden, hidden, bias=False, is_scored=is_pretraining)
+            yield self._norm("head.transform.norm")
+        if self.head == "classification":
+            yield Linear("head.labels", hidden, self.num_labels or 0, is_scored=False)
+        elif self.head == "span":
+            yield Linear("head.spans", hidden, 2, is_scored=False)
 
     def problems(self) -> list[Problem]:
         """List conflicting options."""

@@ -114,7 +114,10 @@ class Attention:
     is_rotary: bool = False
     """Whether queries and keys are rotated by their positions."""
     windows: tuple[int | None, ...] = (None,)
-    """How many tokens, with itself, a token sees, by layer, repeated; None: all earlier ones."""
+    """How many tokens, with itself, a token sees, by layer, repeated; None: all, or all earlier ones if causal.
+
+    Without ``is_causal``, as many on either side.
+    """
     cap: float | None = None
     """Soft limit of the scores."""
     scale: float | None = None

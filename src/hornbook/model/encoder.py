@@ -21,7 +21,7 @@ from hornbook.model.block import PostNormBlock
 from hornbook.model.encoder_head import EncoderHead, Transform
 from hornbook.model.group_block import GroupBlock
 from hornbook.model.head import OutputHead
-from hornbook.model.label_heads import FirstTokenClassifier, SpanHead
+from hornbook.model.label_heads import FirstTokenClassifier, SpanHead, TransformClassifier
 from hornbook.model.language_model import LanguageModel
 from hornbook.model.layers import Embedding, LayerNorm
 from hornbook.ops.sequence_groups import group_sequences, space_sequences
@@ -105,19 +105,29 @@ def _embedding(config: EncoderConfig, compute_dtype: torch.dtype) -> Embedding:
 def build_head(config: EncoderConfig, norm: LayerNorm | None = None) -> OutputHead:
     """Return the head of an encoder, not yet tied, with uninitialized parameters."""
     assert config.vocab_size is not None, "the run fills in the vocabulary before it builds the model"
-    size, std = config.hidden_size, config.initializer_std
+    size, std, is_modern = config.hidden_size, config.initializer_std, isinstance(config, ModernBertConfig)
+    transform = Transform(
+        size, activation=config.head_activation, epsilon=config.layer_norm_epsilon, std=std, bias=not is_modern
+    )
     if config.head == "span":
-        return SpanHead(size, config.vocab_size, std=std, norm=norm)
+        return SpanHead(size, config.vocab_size, std=std, norm=norm, transform=transform if is_modern else None)
     if config.head == "classification":
         assert config.num_labels is not None, "the run counts the classes before it builds the model"
         dropout = config.residual_dropout
+        if isinstance(config, ModernBertConfig):
+            return TransformClassifier(
+                size,
+                config.vocab_size,
+                num_labels=config.num_labels,
+                transform=transform,
+                takes_mean=config.classifier_pooling == "mean",
+                dropout=dropout,
+                std=std,
+                norm=norm,
+            )
         return FirstTokenClassifier(
             size, config.vocab_size, num_labels=config.num_labels, dropout=dropout, std=std, norm=norm
         )
-    has_biases = not isinstance(config, ModernBertConfig)
-    transform = Transform(
-        size, activation=config.head_activation, epsilon=config.layer_norm_epsilon, std=std, bias=has_biases
-    )
     return EncoderHead(
         size,
         config.vocab_size,

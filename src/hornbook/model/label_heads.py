@@ -4,21 +4,24 @@
 
     x_BTD --firsts_S--> x_SD -> pooler: dense, tanh -> dropout -> labels: dense -> logits of classes    [S, C]   encoder
     x_BTD --lasts_S---> x_SD -> norm ---------------------------> labels: dense -> logits of classes    [S, C]   decoder
+    x_BTD -> norm --first or mean--> x_SD -> transform -> labels: dense -> logits of classes    [S, C]   ModernBERT
     x_BTD ----------------------------------------------> spans:  dense -> logits of start and end      [S, T, 2]
 
 The first is that of transformers' BertForSequenceClassification, whose pooler may come from pre-training, and of
 RobertaForSequenceClassification, whose pooler is new; of their two dropouts, it has the second. The second is that of
-GPT2ForSequenceClassification (Radford et al. 2018, GPT, section 3.2): the last token has attended to all others. None
-of them multiplies by the token table.
+GPT2ForSequenceClassification (Radford et al. 2018, GPT, section 3.2): the last token has attended to all others. The
+third is that of ModernBertForSequenceClassification; ModernBERT's spans have the norm and the transform, too. None of
+them multiplies by the token table.
 """
 
 import math
 from abc import ABC, abstractmethod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
+from hornbook.model.encoder_head import Transform
 from hornbook.model.head import OutputHead, sequence_indices, tokens_at
 from hornbook.model.layers import Dropout, LayerNorm, Linear
 from hornbook.samples.batches import Batch
@@ -74,6 +77,52 @@ class FirstTokenClassifier(ClassificationHead):
         return logits
 
 
+class TransformClassifier(ClassificationHead):
+    """ModernBERT's classifier: pooling, the transform of the pre-training head, dropout and logits.
+
+    Args:
+        hidden_size: D.
+        vocab_size: of the embedding.
+        num_labels: C.
+        transform: the layers before the logits.
+        takes_mean: whether a sequence's hidden states are averaged; otherwise its first token stands for it.
+        dropout: of the output of ``transform``.
+        std: standard deviation of the initial weights.
+        norm: see ``OutputHead``.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        vocab_size: int,
+        *,
+        num_labels: int,
+        transform: Transform,
+        takes_mean: bool,
+        dropout: float,
+        std: float,
+        norm: LayerNorm | None,
+    ) -> None:
+        super().__init__(hidden_size, vocab_size, norm=norm, std=std)
+        self.takes_mean = takes_mean
+        self.transform = transform
+        self.dropout = Dropout(dropout, site=_DROPOUT_SITE)
+        self.labels = Linear(hidden_size, num_labels, std=std)
+
+    def label_logits(self, x_BTD: Tensor, batch: Batch) -> Tensor:
+        """Return ``[S, C]`` fp32 for the sequences of a batch."""
+        pooled_SD = self._means(x_BTD, batch) if self.takes_mean else self.first_tokens(x_BTD, batch["firsts"])
+        keys_S = tokens_at(batch["keys"], batch["firsts"])
+        logits: Tensor = self.labels(self.dropout(self.transform(pooled_SD), keys_S)).float()
+        return logits
+
+    def _means(self, x_BTD: Tensor, batch: Batch) -> Tensor:
+        """Return the mean over each sequence's tokens of the normalized hidden states, ``[S, D]``."""
+        flat_ST, outside_ST = sequence_indices(batch, x_BTD.device)
+        x_STD: Tensor = self.norm(x_BTD).flatten(0, 1)[flat_ST].float().masked_fill(outside_ST[..., None], 0.0)
+        return (x_STD.sum(1) / (~outside_ST).sum(1, keepdim=True)).to(x_BTD.dtype)
+
+
 class LastTokenClassifier(ClassificationHead):
     """A decoder's classifier: final norm and logits of the last token of each sequence, ignoring padding.
 
@@ -103,16 +152,26 @@ class SpanHead(OutputHead):
         vocab_size: of the embedding.
         std: standard deviation of the initial weights.
         norm: see ``OutputHead``.
+        transform: layers before the logits, if any.
     """
 
-    def __init__(self, hidden_size: int, vocab_size: int, *, std: float, norm: LayerNorm | None) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        vocab_size: int,
+        *,
+        std: float,
+        norm: LayerNorm | None,
+        transform: Transform | None = None,
+    ) -> None:
         super().__init__(hidden_size, vocab_size, norm=norm, std=std)
+        self.transform = transform or nn.Identity()
         self.spans = Linear(hidden_size, 2, std=std)
 
     def span_logits(self, x_BTD: Tensor, batch: Batch) -> Tensor:
         """Return ``[S, T, 2]`` fp32, T being the length of the longest sequence; -inf beyond a sequence's end."""
         flat_ST, outside_ST = sequence_indices(batch, x_BTD.device)
-        logits_ST2: Tensor = self.spans(self.norm(x_BTD)).flatten(0, 1)[flat_ST].float()
+        logits_ST2: Tensor = self.spans(self.transform(self.norm(x_BTD))).flatten(0, 1)[flat_ST].float()
         return logits_ST2.masked_fill(outside_ST[..., None], -math.inf)
 
     def locate(self, x_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

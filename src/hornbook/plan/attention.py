@@ -76,8 +76,7 @@ class Attention:
         recomputes: whether the activations between the projections are recomputed in the backward pass.
         is_stacked: whether query, key and value are one tensor, the result of one projection.
         key_width: total size of this rank's heads of keys.
-        has_native_form: whether native attention has what distinguishes it, such as windows.
-        window: how many tokens each one attends to, if limited.
+        window: how many tokens each one attends to, if limited; on both sides, unless causal.
         cap: soft limit of the scores, if any.
     """
 
@@ -89,13 +88,12 @@ class Attention:
     recomputes: bool = False
     is_stacked: bool = True
     key_width: int = 0
-    has_native_form: bool = True
     window: int | None = None
     cap: float | None = None
 
     def is_native(self, layers: Layers, tokens: Tokens) -> bool:
         """Return whether hornbook's operator computes it."""
-        return self.has_native_form and layers.compute.is_native("attention") and not tokens.is_masked
+        return layers.compute.is_native("attention") and not tokens.is_masked
 
     def form(self, layers: Layers, tokens: Tokens, group: Group) -> Form:
         """Return the form that computes a group."""
@@ -103,16 +101,20 @@ class Attention:
         if self.is_native(layers, tokens):
             return "native"
         fits = is_blocked(compute.device, group.num * self.num_heads, group.length, is_causal=self.is_causal)
+        fits = fits and not self._num_masks(tokens, group)
         if self.is_causal:
             is_explicit = self.dropout > 0.0 or self.cap is not None
-            return "explicit" if is_explicit else "blocked" if fits and not self._is_masked(tokens, group) else "fused"
+            return "explicit" if is_explicit else "blocked" if fits else "fused"
         if fits and (self.dropout or is_16_bit):
             return "blocked"
         return "explicit" if self.dropout else "fused"
 
-    def _is_masked(self, tokens: Tokens, group: Group) -> bool:
-        """Return whether a mask restricts attention to documents or windows."""
-        return tokens.is_masked or (self.window is not None and self.window < group.length)
+    def _num_masks(self, tokens: Tokens, group: Group) -> int:
+        """Return how many masks ``[T, T]`` restrict attention to documents or windows; 1 if sequences share it."""
+        reach = group.length if self.window is None else self.window if self.is_causal else self.window // 2 + 1
+        # a mask of an encoder's window excludes padding, too
+        differ = tokens.is_masked or (tokens.is_gathered and not self.is_causal)
+        return (group.num if differ else 1) * (tokens.is_masked or reach < group.length)
 
     def forward(self, layers: Layers, tokens: Tokens) -> None:
         """Compute ``name/y`` from ``name/qkv``, which is kept if the backward pass needs it."""
@@ -137,13 +139,12 @@ class Attention:
             if form == "fused":
                 layers.activation(f"{name}/y {number}", rows * width)
                 layers.activation(f"{name}/sums {number}", rows * self.num_heads, FP32)
-                num_masks = group.num if tokens.is_masked else int(self._is_masked(tokens, group))
-                layers.activation(f"{name}/mask {number}", num_masks * group.length**2)
+                layers.activation(f"{name}/mask {number}", self._num_masks(tokens, group) * group.length**2)
             else:
                 copies = 3 if group.num > 1 or tokens.num_rows == 1 else 0
                 if copies:
                     layers.activation(f"{name}/heads {number}", rows * copies * width)
-                getattr(self, f"_{form}")(layers, group, number)
+                getattr(self, f"_{form}")(layers, tokens, group, number)
         self._merge(layers, tokens, forms)
         is_copied = all(group.num > 1 and form != "fused" for group, form in zip(tokens.groups, forms, strict=True))
         unused = {source, f"{name}/values"} if is_copied else set()  # views keep the whole tensor
@@ -167,7 +168,7 @@ class Attention:
             layers.activation(f"{name}/y", tokens.num * width)
         tape.free(*(f"{name}/y {number}" for number, form in enumerate(forms) if form != "fused"))
 
-    def _blocked(self, layers: Layers, group: Group, number: int) -> None:
+    def _blocked(self, layers: Layers, tokens: Tokens, group: Group, number: int) -> None:
         tape, name, item = layers.tape, self.name, layers.itemsize
         layers.activation(f"{name}/y {number}", group.num * group.length * self.width)
         sizes = self._blocks(group)
@@ -179,7 +180,7 @@ class Attention:
             extra = max(extra, 2 * FP32 + FP32 + before * item)
         tape.use(largest * extra)
 
-    def _explicit(self, layers: Layers, group: Group, number: int) -> None:
+    def _explicit(self, layers: Layers, tokens: Tokens, group: Group, number: int) -> None:
         tape, name, item = layers.tape, self.name, layers.itemsize
         weights = group.num * self.num_heads * group.length**2
         layers.scratch(f"{name}/scores", weights, item)
@@ -189,7 +190,8 @@ class Attention:
         layers.scratch(f"{name}/scores", weights, FP32)
         layers.activation(f"{name}/softmax {number}", weights, FP32)
         keys = group.num * group.length * self.num_heads * _KEY * (self.dropout > 0.0)
-        layers.activation(f"{name}/mask {number}", group.length**2 + keys, 1)
+        masks = max(1, self._num_masks(tokens, group)) * group.length**2
+        layers.activation(f"{name}/mask {number}", masks + keys, 1)
         if self.cap is not None:
             layers.activation(f"{name}/capped {number}", weights, FP32)
         tape.free(f"{name}/scores")

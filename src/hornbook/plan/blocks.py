@@ -83,7 +83,7 @@ class _Block(BlockLayers):
     def _attention(self, layers: Layers, part: AttentionPart) -> Attention:
         """Return the attention between the projections."""
         heads = part.num_heads // self.num_parts
-        is_native = part.is_causal and layers.compute.is_native("attention") and not self.tokens.is_masked
+        is_native = layers.compute.is_native("attention") and not self.tokens.is_masked
         return Attention(
             name=f"{self.name}.{part.name}",
             num_heads=heads,
@@ -93,7 +93,6 @@ class _Block(BlockLayers):
             recomputes=self.mixes_again,
             is_stacked=part.is_plain or (is_native and len(part.inputs) == 1 and not self._norms_all_heads(part)),
             key_width=part.num_kv_heads // self.num_parts * part.head_size,
-            has_native_form=part.is_plain or part.is_causal,
             window=part.window(self.index),
             cap=part.cap,
         )
@@ -125,7 +124,7 @@ class _Block(BlockLayers):
         if is_native:
             layers.activation(f"{attention.name}/qkv", num * (attention.width + attention.key_width))
             return
-        is_view = len(part.inputs) == 1 and not is_grouped  # values are not copied
+        is_view = len(part.inputs) == 1 and not is_grouped and part.is_causal  # values are not copied
         layers.activation(f"{attention.name}/qkv", num * (2 if is_view else 3) * attention.width)
         if is_view and not part.others:
             layers.tape.rename(projected[0], f"{attention.name}/values")

@@ -248,15 +248,20 @@ class Head:
             tape.free("dnorm")
         tape.free("head/places", "head/first")
 
+    @property
+    def _pooler(self) -> str:
+        """Name of the layer that maps pooled tokens."""
+        return "head.pooler" if self.has("pooler") else "head.transform.dense"
+
     def _pool(self, layers: Layers) -> None:
         num, size = self.tokens.num_sequences, self.size
         layers.activation("head/first tokens", 2 * num * size)
-        layers.linear("head.pooler", num, size, size, "head/pooled")
+        layers.linear(self._pooler, num, size, size, "head/pooled")
         layers.activation("head/tanh", num * size)
 
     def _pool_backward(self, layers: Layers) -> None:
         num, size, tape = self.tokens.num_sequences, self.size, layers.tape
-        layers.linear_backward("head.pooler", num, size, size, "dtanh", "dfirst", "head/pooled", "head/tanh")
+        layers.linear_backward(self._pooler, num, size, size, "dtanh", "dfirst", "head/pooled", "head/tanh")
         if tape.holds("gradient"):
             layers.scratch("spread", self.tokens.num * size)
             tape.use(self.tokens.num * size * layers.itemsize)

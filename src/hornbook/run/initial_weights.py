@@ -45,10 +45,14 @@ _MUST_AGREE = (
     *("rope_theta", "rope_share", "rope_scaling", "rope_factor", "rope_original_positions", "rope_low_factor"),
     *("rope_high_factor", "rope_beta_fast", "rope_beta_slow", "rope_attention_factor", "local_rope_theta"),
     *("attention_scale", "attention_cap", "logit_cap", "window", "window_pattern"),
+    *("global_every", "local_window", "global_rope_theta"),
 )
 """Options that change what a model computes but not the shapes of its weights."""
 
-FREE = ("embedding_dropout", "residual_dropout", "attention_dropout", "initializer_std", "head", "num_labels")
+FREE = (
+    *("embedding_dropout", "residual_dropout", "attention_dropout", "initializer_std"),
+    *("head", "num_labels", "classifier_pooling"),
+)
 """Options that change neither a model's weights nor its computation, except for the head."""
 
 

@@ -10,7 +10,8 @@
     model.layers.3.mlp.Wi.weight             [2 F, D]           blocks.3.feed_forward.gate_up.weight    [2, F, D]
     head.dense.weight, decoder.bias                             head.transform.dense.weight, head.bias
 
-Only the model for masked tokens is translated; every option is translated, known to change nothing, or refused by name.
+The models for masked tokens, classes of sequences and spans are translated; every option is translated, known to change
+nothing, or refused by name.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,7 @@ from hornbook.exchange.huggingface.common import (
     Options,
     Weight,
     check_weights,
+    head_of,
     is_same,
     option_problems,
     options_of,
@@ -35,7 +37,11 @@ from hornbook.exchange.huggingface.common import (
 )
 
 MODEL_TYPE: Final = "modernbert"
-_ARCHITECTURE: Final = "ModernBertForMaskedLM"
+_ARCHITECTURES: Final = {
+    "pretraining": "ModernBertForMaskedLM",
+    "classification": "ModernBertForSequenceClassification",
+    "span": "ModernBertForQuestionAnswering",
+}
 _OPTIONS: Final[Options] = {
     "num_layers": (("num_hidden_layers",), 22),
     "hidden_size": (("hidden_size",), 768),
@@ -50,6 +56,7 @@ _OPTIONS: Final[Options] = {
     "local_window": (("local_attention",), 128),
     "global_rope_theta": (("global_rope_theta",), 160_000.0),
     "local_rope_theta": (("local_rope_theta",), 10_000.0),
+    "classifier_pooling": (("classifier_pooling",), "cls"),
 }
 _NEUTRAL: Final[dict[str, object]] = {
     "attention_bias": False,
@@ -58,6 +65,7 @@ _NEUTRAL: Final[dict[str, object]] = {
     "classifier_bias": False,
     "decoder_bias": True,
     "is_decoder": False,
+    "problem_type": "single_label_classification",
     "mlp_bias": False,
     "mlp_dropout": 0.0,
     "norm_bias": False,
@@ -67,7 +75,7 @@ _NEUTRAL: Final[dict[str, object]] = {
 """Options that change the computation, and the one value that hornbook's ModernBERT supports."""
 _ELSEWHERE: Final = {"hidden_activation", "layer_types", "rope_parameters"}
 _WITHOUT_EFFECT: Final = {
-    *("cls_token_id", "sep_token_id", "classifier_dropout", "classifier_pooling", "deterministic_flash_attn"),
+    *("cls_token_id", "sep_token_id", "classifier_dropout", "deterministic_flash_attn"),
     *("initializer_cutoff_factor", "position_embedding_type", "reference_compile", "repad_logits_with_grad"),
     *("sparse_pred_ignore_index", "sparse_prediction", "gradient_checkpointing", "layer_norm_eps"),
 }
@@ -86,6 +94,7 @@ _OUTSIDE: Final = {
     "head.bias": "decoder.bias",
     "head.transform.dense.weight": "head.dense.weight",
     "head.transform.norm.weight": "head.norm.weight",
+    **{f"head.{ours}.{kind}": f"classifier.{kind}" for ours in ("labels", "spans") for kind in ("weight", "bias")},
 }
 _HEAD: Final = "decoder.weight"
 _TYPES: Final = {"full_attention": True, "sliding_attention": False}
@@ -101,9 +110,9 @@ def to_section(config: Mapping[str, Any], what: str) -> dict[str, Any]:
     problems = [*option_problems("hidden_activation", activation, "num_hidden_layers", section["num_layers"])]
     known = {names[0] for names, _ in _OPTIONS.values()} | _ELSEWHERE | _WITHOUT_EFFECT
     problems += unknown_options(config, known, _NEUTRAL)
-    architecture = (config.get("architectures") or [_ARCHITECTURE])[0]
-    if architecture not in (_ARCHITECTURE, "ModernBertModel"):
-        problems.append(f"the class is {architecture!r:.80}, expected {_ARCHITECTURE}")
+    architecture = (config.get("architectures") or ["ModernBertModel"])[0]
+    if architecture not in (*_ARCHITECTURES.values(), "ModernBertModel"):
+        problems.append(f"the class is {architecture!r:.80}, expected {', '.join(_ARCHITECTURES.values())}")
     if (types := config.get("layer_types")) is not None:
         every = _period(types)
         section |= {"global_every": every}
@@ -120,7 +129,7 @@ def to_section(config: Mapping[str, Any], what: str) -> dict[str, Any]:
         raise CheckpointError(
             f"{what}: hornbook does not support this {MODEL_TYPE}: {'; '.join(problems)}; use another"
         )
-    return {"family": MODEL_TYPE, "activation": ACTIVATIONS[activation], **section}
+    return {"family": MODEL_TYPE, "activation": ACTIVATIONS[activation], **section, **head_of(config)}
 
 
 def _period(types: object) -> int | None:
@@ -143,17 +152,17 @@ def from_section(config: ModernBertConfig) -> dict[str, Any]:
     Raises CheckpointError if transformers cannot represent the model.
     """
     refuse_head_size(config, "ModernBERT")
-    fixed = {"head": "pretraining", "qkv_bias": False, "projection_bias": False, "prediction_bias": True}
+    fixed = {"qkv_bias": False, "projection_bias": False, "prediction_bias": True}
     for option, value in (fixed | {"head_transform": True}).items():
         if (own := getattr(config, option)) != value:
             raise CheckpointError(
-                f"model.{option} is {own!r}, but transformers' {_ARCHITECTURE} needs {value!r}; this model cannot be "
+                f"model.{option} is {own!r}, but transformers' ModernBERT needs {value!r}; this model cannot be "
                 "exported"
             )
     values = {names[0]: getattr(config, ours) for ours, (names, _) in _OPTIONS.items()}
     return {
         "model_type": MODEL_TYPE,
-        "architectures": [_ARCHITECTURE],
+        "architectures": [_ARCHITECTURES[config.head]],
         **values,
         "intermediate_size": config.effective_feed_forward_size,
         "hidden_activation": their_activation(config.activation),
