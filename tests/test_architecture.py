@@ -49,7 +49,13 @@ ASKED_FOR = {
 
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 MAY_PRINT = ("cli/", "track/console.py")
-MAY_CATCH_ALL = ("cli/main.py", "storage/faults.py", "text/tokenizer.py", "track/trackers/delivery.py")
+MAY_CATCH_ALL = (
+    "cli/main.py",
+    "run/callbacks.py",
+    "storage/faults.py",
+    "text/tokenizer.py",
+    "track/trackers/delivery.py",
+)
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 MAY_UNPICKLE = "exchange/huggingface/torch_pickles.py"
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "torch.load", "torch.save", "torch.jit.load"}

@@ -12,6 +12,7 @@ import hornbook
 from hornbook.__main__ import main
 from hornbook.config import recipe_to_dict
 from hornbook.errors import RecipeError, UserError
+from hornbook.run.callbacks import Event
 
 CPU = {"device": "cpu", "threads": 1}
 
@@ -128,3 +129,41 @@ def test_a_run_of_the_command_is_loaded(tmp_path: Path, recipe: Path) -> None:
     words = ["train", str(recipe), "--training.steps", "1", "--output", str(tmp_path / "run"), "--device", "cpu"]
     assert main([*words, "--threads", "1"]) == 0
     assert hornbook.load(tmp_path / "run", device="cpu").step == 1
+
+
+def test_callbacks_see_each_step_and_each_validation(tmp_path: Path, recipe: Path) -> None:
+    build_tiny(tmp_path / "corpus")
+    seen: list[Event] = []
+    options = {
+        "data.train": tmp_path / "corpus",
+        "model.vocab_size": 300,
+        "training.steps": 3,
+        "evaluation.every_steps": 2,
+    }
+    run = hornbook.train(recipe, options, output=tmp_path / "run", callbacks=[seen.append], **CPU)
+    plain = hornbook.train(recipe, options, output=tmp_path / "plain", **CPU)
+    order = [("step", 1), ("step", 2), ("validation", 2), ("step", 3), ("validation", 3)]
+    assert [(event.kind, event.step) for event in seen] == order
+    assert [event.loss for event in seen if event.kind == "step"] == [row["loss"] for row in plain.metrics("train")]
+    assert [dict(event.values) for event in seen if event.kind == "validation"] == run.metrics("validation")
+    assert seen[0].values.keys() >= {"learning_rate", "gradient_norm", "skipped", "causal_lm"}
+    assert seen[0].model.device.type == "cpu"
+
+
+def test_a_callback_that_fails_ends_the_run_with_its_name(tmp_path: Path, recipe: Path) -> None:
+    def stumble(event: Event) -> None:
+        if event.step == 3:
+            raise KeyError("accuracy")
+
+    options = {"training.steps": 4, "checkpoint.every_steps": 2}
+    with pytest.raises(UserError) as caught:
+        hornbook.train(recipe, options, output=tmp_path / "run", callbacks=[stumble], **CPU)
+    message = str(caught.value)
+    assert (
+        "\n" not in message and "stumble failed after step 3: KeyError: 'accuracy'; the newest checkpoint in" in message
+    )
+    assert message.endswith("is that of step 2")
+    again = hornbook.train(recipe, options, output=tmp_path / "run", **CPU)
+    hornbook.train(recipe, options, output=tmp_path / "whole" / "run", **CPU)
+    assert again.summary["step"] == 4
+    assert digest(tmp_path, 4) == digest(tmp_path / "whole", 4), "the same run"

@@ -8,7 +8,7 @@
 Overrides are a dictionary rather than keyword arguments, since their names have a dot, as in recipes and messages.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from hornbook.config import Recipe
 from hornbook.config.overrides import override_leaves, override_recipe
 from hornbook.config.sections import Compute
 from hornbook.errors import UserError
+from hornbook.run.callbacks import Callback
 from hornbook.run.initial_weights import InitFrom
 from hornbook.run.launch import train as train_resolved
 from hornbook.run.start_recipe import start_recipe
@@ -57,6 +58,7 @@ def train(
     allow_learning_rate_change: bool = False,
     device: str = "auto",
     threads: int | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Train a recipe, as ``hornbook train`` does, and return the finished run.
 
@@ -75,10 +77,11 @@ def train(
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
         threads: number of CPU threads of this process from now on; None: ``OMP_NUM_THREADS`` or, by default, one per
             physical core.
+        callbacks: functions of a `hornbook.run.callbacks.Event`, called after each step and each validation.
 
     Raises:
         RecipeError: the recipe or the overrides are invalid; lists all mistakes.
-        UserError: another argument is invalid, or ``output`` has another run.
+        UserError: another argument is invalid, ``output`` has another run, or a callback failed.
         DataError, CheckpointError: an input is damaged or does not match the recipe.
         StoppedBySignal: Ctrl-C or a signal; the state is saved.
         DivergedError: the loss stayed non-finite.
@@ -101,6 +104,7 @@ def train(
         threads=threads,
         init_from=source,
         allow_rate_change=allow_learning_rate_change,
+        callbacks=callbacks,
     )
     return Run(path=Path(summary["run"]), recipe=resolved.recipe, summary=summary)
 

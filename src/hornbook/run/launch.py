@@ -1,7 +1,7 @@
 """Start or resume a run: everything that happens once, before and after the loop."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from hornbook.ops.native.kernels import in_use
 from hornbook.parallel.device import choose_device, dtype_name, prepare, synchronize
 from hornbook.parallel.launched import num_ranks, report_once
 from hornbook.parallel.world import World
+from hornbook.run.callbacks import Callback
 from hornbook.run.initial_weights import InitFrom, Origin, agree, inspect
 from hornbook.run.loop import train_until_done
 from hornbook.run.preflight import (
@@ -55,6 +56,7 @@ def train(
     threads: int | None,
     init_from: InitFrom | None = None,
     allow_rate_change: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Train a recipe to its end, from the start or, if its folder has a checkpoint, from there.
 
@@ -65,6 +67,7 @@ def train(
         threads: threads of this process on a CPU; None for ``OMP_NUM_THREADS``, or its share of the cores.
         init_from: weights to start a new run from; None for random ones from the seed.
         allow_rate_change: resume although the length of the run, and so the learning rate, was changed.
+        callbacks: called after each step and each validation, in each process.
 
     Returns:
         A summary: run, step, last and best losses, tokens, seconds.
@@ -82,6 +85,7 @@ def train(
         world = World.join(chosen, resolved.recipe.parallel, recipe_to_dict(resolved.recipe))
     opened = open_run(resolved.recipe, folder, world, init_from, allow_rate_change=allow_rate_change)
     with world.session(), opened as run:
+        run.callbacks = callbacks
         for note in resolved.notes:
             run.console.note(note)
         if run.is_finished:

@@ -7,10 +7,10 @@ import math
 import shlex
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -24,6 +24,7 @@ from hornbook.errors import DivergedError, HornbookError, NotFiniteError, Storag
 from hornbook.evaluate.validation import Validation, validate
 from hornbook.generate import generate
 from hornbook.parallel.world import World
+from hornbook.run.callbacks import Callback, Event, call
 from hornbook.run.early_stopping import note_measurement, why_stopped
 from hornbook.run.run_folder import RunFolder
 from hornbook.run.saving import Saver, Snapshot
@@ -62,6 +63,7 @@ class TrainingRun:
     best_before: tuple[str, float | None, int | None] = ("validation", None, None)
     """``best_by``, ``best_value`` and ``best_step`` as they were before the last best step."""
     failed_saves: int = 0
+    callbacks: Sequence[Callback] = ()
     why_stopped: str | None = None
     """Why early stopping has ended the run; None if it has not."""
     _counted_until: float = field(default=0.0, init=False)
@@ -138,6 +140,14 @@ class TrainingRun:
                 self.metrics.append(row)
         if result.rewired:
             self.log_patterns(result.rewired)
+        if self.callbacks:
+            values = {"learning_rate": result.learning_rate, "gradient_norm": result.gradient_norm}
+            self._call("step", result.loss, {**values, "skipped": result.skipped, **result.terms})
+
+    def _call(self, kind: Literal["step", "validation"], loss: float | None, values: Mapping[str, Any]) -> None:
+        event = Event(kind=kind, step=self.state.progress.step, loss=loss, values=values, model=self.state.model)
+        with self.paused():
+            call(self.callbacks, event, self.folder.what_is_saved)
 
     def log_patterns(self, rows: Iterable[Mapping[str, object]]) -> None:
         """Log the state of the block-sparse patterns after the current step."""
@@ -171,6 +181,7 @@ class TrainingRun:
         self.console.validation(row)
         if self.metrics is not None:
             self.metrics.append(row)
+        self._call("validation", result.loss, row)
 
     def _score(self, held_out: HeldOut, num_bytes: int | None = None) -> Validation:
         return validate(
