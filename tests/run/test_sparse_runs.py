@@ -77,7 +77,7 @@ ON_TWO_RANKS = {
 
 
 def fixed() -> str:
-    """The operators of runs that are compared: ``auto`` takes what it measured to be faster, which varies under load."""
+    """The operators of runs that are compared, since ``auto`` takes what it measured to be faster."""
     return f"--precision.kernels={'torch' if isinstance(load(), BuildError) else 'native'}"
 
 
