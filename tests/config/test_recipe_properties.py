@@ -118,8 +118,8 @@ def mended(recipe, draw):
     if nested["training"]["compile"] == "blocks":
         nested["parallel"]["pipeline_schedule"] = "1f1b"
     stages = {"pipeline_parallel": 2, "layers_per_stage": (0, nested["model"]["num_layers"])}
-    has_sparse_table = nested["sparsity"]["embedding_block_size"] is not None
-    nested["parallel"] |= draw(st.sampled_from([plain, *([] if has_sparse_table else [plain | stages])]))
+    is_whole = nested["model"].get("residual_scales") or nested["sparsity"]["embedding_block_size"] is not None
+    nested["parallel"] |= draw(st.sampled_from([plain, *([] if is_whole else [plain | stages])]))
     layers = {"recompute_layers": (nested["model"]["num_layers"] - 1,), "recompute_budget": None}
     kept = {"recompute": None, "recompute_layers": (), "recompute_budget": None}
     nested["memory"] |= draw(st.sampled_from([kept, layers | {"recompute": "all"}, kept | {"recompute": "attention"}]))
@@ -129,6 +129,7 @@ def mended(recipe, draw):
     resident, phased = {"execution": "resident", "scratch": None}, {"execution": "phased", **kept}
     phased |= {"offload_activations": False, "offload_optimizer": False}
     is_plain = nested["parallel"]["pipeline_parallel"] == 1 and not nested["sparsity"]["linears"]
+    is_plain = is_plain and not nested["model"].get("residual_scales")
     if nested["training"]["compile"] == "blocks" or nested["checkpoint"]["background"] or not is_plain:
         nested["memory"] |= resident
     else:

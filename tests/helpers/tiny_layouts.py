@@ -54,6 +54,10 @@ MODELS = {
     "bert odd": "bert-tiny data.layout=padded data.sequence_length=15",
     "decoder": "smollm-135m model.num_kv_heads=2 model.feed_forward_size=48 model.query_key_norm=head "
     "model.tied=false model.logit_cap=9 objective.z_loss=0.01 model.norm_placement=both",
+    "value embeddings": "smollm-135m model.num_kv_heads=2 model.feed_forward_size=48 model.value_embeddings=true "
+    "model.smear=true",
+    "shortcuts": "smollm-135m model.num_kv_heads=2 model.feed_forward_size=48 model.value_embeddings=true "
+    "model.smear=true model.residual_scales=true",
     "gpt odd": "gpt2-small data.sequence_length=15",
     "groupbert": "groupbert-base-phase1 data.layout=padded",
     "gpt by 1": "gpt2-small training.micro_batch_size=1",

@@ -24,6 +24,14 @@ OPTIONS = {
     },
     "windows": {"window": 3},
     "layer norms, learned positions": {"norm": "layer", "positions": "learned", "feed_forward": "plain"},
+    "value embeddings": {"num_layers": 3, "value_embeddings": True, "query_key_norm": "head", "tied": False},
+    "all of nanochat's shortcuts": {
+        "value_embeddings": True,
+        "residual_scales": True,
+        "smear": True,
+        "num_kv_heads": 2,
+        "window": 7,
+    },
     "no positions, part of a head rotated": {"rope_share": 0.5, "tied": False, "query_key_norm": "width"},
 }
 

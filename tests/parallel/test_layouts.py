@@ -57,6 +57,8 @@ TWO = {
         ("decoder", "lamb", "sequence 2"),
         ("decoder", "muon", "shard 2, phased"),
         ("decoder", "adamw", "shard 2, recomputed"),
+        ("value embeddings", "muon", "shard 2, phased"),
+        ("shortcuts", "muon", "shard 2, recomputed"),
         ("modernbert padded", "adamw", "tensor 2"),
         ("modernbert", "lamb", "sequence 2"),
     ],

@@ -112,7 +112,7 @@ def test_phased_execution_learns_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--parallel.tensor-parallel=2", "this model family does not support tensor parallelism"),
+        ("--parallel.tensor-parallel=2", "this model does not support tensor parallelism"),
         ("--objective.unscored-tokens=12", "leaves no token to predict in sequences of 12 tokens"),
         ("--model.norm-groups=3", "norm_groups must divide hidden_size, which is 32"),
         ("--model.embedding-size=15", "needs an even embedding_size"),

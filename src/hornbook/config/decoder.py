@@ -12,6 +12,9 @@ from hornbook.config.models import Activation, TransformerConfig
 from hornbook.config.options import Problem, choice_of, option
 from hornbook.config.parts import Attention, FeedForward, Layer, Linear, Norm, Table
 
+_VALUES = ("attention.value_embedding.table", "attention.value_embedding.gate")
+_SMEAR = ("smear.gate", "smear.scale")
+
 _NUMBERS_OF_SCALING = {
     "none": (),
     "linear": ("rope_factor",),
@@ -87,6 +90,13 @@ class DecoderConfig(TransformerConfig):
         "gated", help="gated: the activation of one layer multiplies another one; plain: one layer"
     )
     activation: Activation = option("silu", help="activation of the feed-forward")
+    value_embeddings: bool = option(
+        False, help="add gated embeddings of the tokens to the values, in every other layer, counted from the last"
+    )
+    residual_scales: bool = option(
+        False, help="layers get learned multiples of the hidden states and of the embedding's result"
+    )
+    smear: bool = option(False, help="add a gated share of the previous token's embedding to each token's")
     tied: bool = option(True, help="whether the output table is that of the embedding")
     logit_cap: float | None = option(None, help="soft limit of the logits: cap * tanh(x / cap)", above=0)
     zero_init_outputs: bool = option(False, help="initialize the output layers of attention and feed-forward to zero")
@@ -107,6 +117,24 @@ class DecoderConfig(TransformerConfig):
         """Columns of a head that are rotated."""
         return int(self.effective_head_size * self.rope_share)
 
+    @property
+    def gate_columns(self) -> int:
+        """Columns of the hidden states on which the gates of value embeddings depend."""
+        return min(self.hidden_size, 12)
+
+    @property
+    def smear_columns(self) -> int:
+        """Columns of the embedding on which the gate of the previous token depends."""
+        return min(self.hidden_size, 24)
+
+    def has_value_embedding(self, index: int) -> bool:
+        """Return whether the layer ``index`` adds embeddings to its values."""
+        return self.value_embeddings and index % 2 == (self.num_layers - 1) % 2
+
+    def window_of(self, index: int) -> int | None:
+        """Return the window of the layer ``index``; None: it has none."""
+        return self.window if self.window_pattern[index % len(self.window_pattern)] == "L" else None
+
     def description(self, vocab_size: int | None = None) -> Description:
         """Return the description of the model; see ``Described``."""
         table = self._tokens(vocab_size, self.hidden_size)
@@ -115,18 +143,25 @@ class DecoderConfig(TransformerConfig):
         head: tuple[Layer, ...] = (self._norm("head.norm"),)
         return Description(
             embedding=(table, *positions * (self.positions == "learned"), *norms * self.embedding_norm),
-            block=self._block(),
+            block=self._block(table.shape[0]),
             num_layers=self.num_layers,
+            lacks=tuple(map(self._lacks, range(self.num_layers))) if self.value_embeddings or self.smear else (),
+            reads_embedding=self.residual_scales,
             embedding_dropout=self.embedding_dropout,
             head=head if self.tied else (Table("head.table", table.shape, table.cut), *head),
             logit_cap=self.logit_cap,
-            splits=self.query_key_norm != "width",  # the mean square would be that of a rank's heads
+            # the mean square would be that of a rank's heads, and the previous token that of its slice
+            splits=self.query_key_norm != "width" and not self.value_embeddings and not self.smear,
         )
+
+    def _lacks(self, index: int) -> frozenset[str]:
+        values = self.value_embeddings and not self.has_value_embedding(index)
+        return frozenset((*_VALUES * values, *_SMEAR * (self.smear and index > 0)))
 
     def _norm(self, name: str) -> Norm:
         return Norm(name, self.hidden_size, self.norm, self.norm_gain)
 
-    def _block(self) -> Block:
+    def _block(self, vocab_size: int) -> Block:
         hidden, inner, bias = self.hidden_size, self.effective_feed_forward_size, self.linear_bias
         if self.feed_forward == "gated":
             up = Linear("feed_forward.gate_up", hidden, 2 * inner, bias=bias, num_parts=2, cut="outputs")
@@ -139,13 +174,18 @@ class DecoderConfig(TransformerConfig):
         )
         return Block(
             norms=before if self.norm_placement != "after" else (),
-            parts=(self._heads(), FeedForward(inputs=(up,), out=down, activation=self.activation)),
+            others=self._shortcuts(),
+            parts=(self._heads(vocab_size), FeedForward(inputs=(up,), out=down, activation=self.activation)),
             norm_first=True,
             output_norms=after if self.norm_placement != "before" else (),
             dropout=self.residual_dropout,
         )
 
-    def _heads(self) -> Attention:
+    def _shortcuts(self) -> tuple[Layer, ...]:
+        gate, scale = Table(_SMEAR[0], (self.smear_columns,)), Table(_SMEAR[1], (1,))
+        return (*(Table("scales", (2,)),) * self.residual_scales, *(gate, scale) * self.smear)
+
+    def _heads(self, vocab_size: int) -> Attention:
         hidden, size, bias = self.hidden_size, self.effective_head_size, self.qkv_bias
         width, kv_width = self.num_heads * size, self.effective_kv_heads * size
         inputs: tuple[Linear, ...] = (
@@ -160,6 +200,8 @@ class DecoderConfig(TransformerConfig):
             for name, own in zip(("query", "key"), sizes, strict=True)
             if self.query_key_norm != "none"
         )
+        gate = (self.effective_kv_heads, self.gate_columns)
+        values = (Table(_VALUES[0], (vocab_size, kv_width)), Table(_VALUES[1], gate, num_weights=gate[0] * gate[1]))
         return Attention(
             inputs=inputs,
             out=Linear("attention.out", width, hidden, bias=self.linear_bias, cut="inputs"),
@@ -168,7 +210,7 @@ class DecoderConfig(TransformerConfig):
             head_size=size,
             is_causal=True,
             dropout=self.attention_dropout,
-            others=norms,
+            others=(*norms, *values * self.value_embeddings),
             is_rotary=self.positions == "rotary",
             windows=tuple(self.window if layer == "L" else None for layer in self.window_pattern),
             cap=self.attention_cap,

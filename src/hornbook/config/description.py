@@ -14,7 +14,7 @@ names of imports and exports are read from there. A test compares the shapes wit
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from hornbook.config.parts import Attention, FeedForward, Layer, Linear, Norm, Parameter, Part, Table
@@ -34,13 +34,15 @@ class Block:
     """After each part, before the addition."""
     dropout: float = 0.0
     """Before each residual addition."""
+    others: tuple[Layer, ...] = ()
+    """Layers before the norms and parts."""
     order: tuple[str, ...] | None = None
     """Names of norms and parts in the order of the parameters; None: each norm before its part."""
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
         """All layers in the order of the parameters, with names relative to the block."""
-        own: dict[str, tuple[Layer, ...]] = {}
+        own: dict[str, tuple[Layer, ...]] = {layer.name: (layer,) for layer in self.others}
         for number, part in enumerate(self.parts):
             before, after = (norms[number : number + 1] for norms in (self.norms, self.output_norms))
             own |= {norm.name: (norm,) for norm in before}
@@ -70,10 +72,12 @@ class Description:
     embedding_dropout: float = 0.0
     logit_cap: float | None = None
     """Soft limit of the logits."""
-    first_lacks: tuple[str, ...] = ()
-    """Names of layers that the first block does not have."""
+    lacks: tuple[frozenset[str], ...] = ()
+    """Names of layers that a block does not have, beginning with the first block; later blocks have all."""
     splits: bool = True
     """Whether its modules compute with weights that tensor parallelism has split."""
+    reads_embedding: bool = False
+    """Whether all blocks also read the embedding's result, which only one process with the whole model has."""
 
     def shapes(self) -> Shapes:
         """Yield the name and the logical shape of each parameter, a tied token table once."""
@@ -84,31 +88,40 @@ class Description:
         """Yield each parameter, a tied token table once."""
         for layer in self.embedding:
             yield from layer.parameters()
-        first, block = (
-            [parameter for layer in layers for parameter in layer.parameters()]
-            for layers in (self._first_layers, self.block.layers)
-        )
+        in_block = [(layer.name, [*layer.parameters()]) for layer in self.block.layers]
         for number in range(self.num_layers):
-            for parameter in block if number else first:
-                yield parameter._replace(name=f"blocks.{number}.{parameter.name}")
+            for name, parameters in in_block:
+                if name not in self._lacks(number):
+                    yield from (own._replace(name=f"blocks.{number}.{own.name}") for own in parameters)
         for layer in self.head:
             yield from layer.parameters()
 
     @property
     def num_parameters(self) -> int:
         """Number of parameters; the time does not depend on the number of layers."""
-        blocks = _count(self._first_layers) + (self.num_layers - 1) * _count(self.block.layers)
-        return _count(self.embedding) + blocks + _count(self.head)
+        counts = {layer.name: _count((layer,)) for layer in self.block.layers}
+        absent = sum(counts[name] for names in self.lacks[: self.num_layers] for name in names)
+        return _count(self.embedding) + self.num_layers * sum(counts.values()) - absent + _count(self.head)
 
-    @property
-    def _first_layers(self) -> tuple[Layer, ...]:
-        return tuple(layer for layer in self.block.layers if layer.name not in self.first_lacks)
+    def _lacks(self, number: int) -> frozenset[str]:
+        return self.lacks[number] if number < len(self.lacks) else frozenset()
+
+    def block_at(self, number: int) -> Block:
+        """Return the block of this number, without the tables and gates that it lacks."""
+
+        def own(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+            return tuple(layer for layer in layers if layer.name not in self._lacks(number))
+
+        parts = tuple(
+            replace(part, others=own(part.others)) if isinstance(part, Attention) else part for part in self.block.parts
+        )
+        return replace(self.block, parts=parts, others=own(self.block.others)) if self._lacks(number) else self.block
 
     def linears(self) -> Iterator[tuple[str, Linear]]:
         """Yield the linear layers that are not grouped, with their whole names."""
         for number in range(self.num_layers):
             for layer in self.block.layers:
-                if isinstance(layer, Linear) and layer.num_groups == 1:
+                if isinstance(layer, Linear) and layer.num_groups == 1 and layer.name not in self._lacks(number):
                     yield f"blocks.{number}.{layer.name}", layer
         for layer in (*self.embedding, *self.head):
             if isinstance(layer, Linear):
@@ -157,10 +170,11 @@ class Description:
             length: tokens of a sequence, or the mean over sequences.
             scored: share of the tokens for which logits are computed.
         """
-        in_block = sum(layer.num_weights for layer in self.block.layers)
+        in_block = {layer.name: layer.num_weights for layer in self.block.layers}
         in_head = sum(layer.num_weights for layer in self.head if isinstance(layer, Linear) and layer.is_scored)
         in_head += math.prod(self.table.shape)
-        weights = self.num_layers * in_block + scored * in_head
+        absent = sum(in_block[name] for names in self.lacks[: self.num_layers] for name in names)
+        weights = self.num_layers * sum(in_block.values()) - absent + scored * in_head
         weights += sum(layer.num_weights for layer in self.embedding if isinstance(layer, Linear))
         return 6.0 * weights + self.attention_flops(length)
 

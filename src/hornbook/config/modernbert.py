@@ -50,7 +50,7 @@ class ModernBertConfig(EncoderConfig):
         return replace(
             super().description(vocab_size),
             embedding=(self._tokens(vocab_size, self.hidden_size), self._norm("embedding.norm")),
-            first_lacks=("attention_norm",),
+            lacks=(frozenset(("attention_norm",)),),
         )
 
     def _norm(self, name: str) -> Norm:

@@ -284,9 +284,9 @@ class MuonConfig(MomentsConfig):
         place = name.partition(".")[0]
         if role_of(name, shape) != "matrix":
             return "vector"
-        if place == "blocks":  # neither a filter's channels nor a sparse layer's blocks are the rows of a matrix
-            return "vector" if name.endswith(("filter_weight", ".values")) else "hidden"
-        return "table" if place == "embedding" else "head"
+        if place == "blocks" and not name.endswith("value_embedding.table"):
+            return "vector" if name.endswith(("filter_weight", ".values", ".gate")) else "hidden"
+        return "head" if place == "head" else "table"
 
     def states(self, name: str, shape: Shape) -> Mapping[str, Shape]:
         """Return the states of Muon or AdamW; see ``OptimizerConfig``."""

@@ -156,6 +156,10 @@ class ParallelConfig:
         elif self.pipeline_parallel > 1 and num_layers < self.num_stages - 2:
             message = f"a pipeline of {self.num_stages} stages needs at least {self.num_stages - 2} layers; add some"
             yield Problem(("parallel.pipeline_parallel", "model.num_layers"), message)
+        described = description_of(model)
+        if self.pipeline_parallel > 1 and described is not None and described.reads_embedding:
+            message = "residual_scales reads the embedding's result in every layer, which a pipeline does not pass on"
+            yield Problem(("parallel.pipeline_parallel", "model.residual_scales"), f"{message}; remove one of them")
         yield from self._undivided(model)
 
     def _undivided(self, model: TransformerConfig) -> Iterator[Problem]:
@@ -164,7 +168,7 @@ class ParallelConfig:
             return
         described = description_of(model)
         if described is None or not described.splits:
-            message = "this model family does not support tensor parallelism; set tensor_parallel to 1"
+            message = "this model does not support tensor parallelism; set tensor_parallel to 1"
             yield Problem(("parallel.tensor_parallel", "model.family"), message)
             return
         for key, size in described.divided().items():

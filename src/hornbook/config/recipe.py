@@ -118,8 +118,11 @@ class Recipe:
             shapes = replace(described, num_layers=num_layers).shapes()
             return sum(size * math.prod(own) for name, shape in shapes for own, size in self.states(name, shape))
 
-        one, two = of(1), of(2)  # blocks are alike
-        whole = one + (described.num_layers - 1) * (two - one)
+        if described.lacks:
+            whole = of(described.num_layers)
+        else:  # blocks are alike
+            one, two = of(1), of(2)
+            whole = one + (described.num_layers - 1) * (two - one)
         return whole - sum(
             count * size for name, count in absent.items() for _, size in self.states(f"{name}.weight", (1, 1))
         )

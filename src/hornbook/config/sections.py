@@ -275,6 +275,10 @@ class MemoryConfig:
         if num_layers is not None and (strays := [layer for layer in self.recompute_layers if layer >= num_layers]):
             message = f"layer {strays[0]} does not exist; the layers are 0 to {num_layers - 1}"
             yield Problem(("memory.recompute_layers", "model.num_layers"), message)
+        if self.execution == "phased" and getattr(recipe.model, "residual_scales", False):
+            message = "residual_scales reads the embedding's result in every layer, which phased execution does not"
+            mend = 'remove it, or set memory.execution to "resident"'
+            yield Problem(("memory.execution", "model.residual_scales"), f"{message} keep; {mend}")
         for key, (safe, reason) in _NOT_PHASED.items():
             if self.execution == "phased" and attrgetter(key)(recipe) != safe:
                 name = key.rpartition(".")[2]

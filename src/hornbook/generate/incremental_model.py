@@ -80,7 +80,7 @@ class IncrementalModel:
             if not cache.cache.tensors:  # the first token of all texts
                 for attention in self._attentions:
                     cache.of(attention, attention.num_kv_heads, attention.head_size)
-            context = self._model.make_context({"positions": positions_BT, "keys": tokens_BT})
+            context = self._model.make_context({"tokens": tokens_BT, "positions": positions_BT, "keys": tokens_BT})
             angles: dict[Any, Rotation] = {
                 key: (context[key][0][:, 0], context[key][1][:, 0]) for key in self._model.rotations
             }
@@ -111,6 +111,8 @@ def _token_block(block: nn.Module) -> TokenBlock | None:
     if not (is_decoder or is_unmodified(attention, CausalSelfAttention)) or not is_unmodified(
         feed_forward, FeedForward
     ):
+        return None
+    if is_decoder and attention.value_embedding is not None:
         return None
     qkv = [attention.qkv] if hasattr(attention, "qkv") else [attention.query, attention.key_value]
     up = feed_forward.gate_up if feed_forward.is_gated else feed_forward.up

@@ -54,6 +54,10 @@ class Context(SequenceGroups, SpacedSequences, total=False):
 
     keys: Required[Tensor]
     """int64 ``[B, T]`` in [0, 2³²): the dropout key of each token."""
+    tokens: Tensor
+    """int64 ``[B, T]``, decoders only."""
+    embedding: Tensor
+    """``[B, T, D]``, decoders with ``residual_scales`` only: the embedding's result."""
     positions: Tensor
     """int64 ``[B, T]``, decoders only: the position of each token in its window, from 0."""
     mask: Tensor

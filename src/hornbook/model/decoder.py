@@ -14,6 +14,7 @@ from hornbook.model.head import CausalHead
 from hornbook.model.language_model import LanguageModel
 from hornbook.model.layers import Embedding, LayerNorm, RMSNorm, is_unmodified
 from hornbook.model.rotary import local_rotary_of, rotary_of
+from hornbook.model.shortcuts import ShortcutBlock, ValueEmbedding
 from hornbook.ops.native.library import Form
 from hornbook.ops.rotary import rotate
 
@@ -29,17 +30,19 @@ class DecoderAttention(SelfAttention):
     Args:
         sizes: see ``SelfAttention``.
         config: options of the model.
-        window: how many tokens each one attends to, with itself; None: all earlier ones.
+        index: of the layer.
         options: see ``SelfAttention``.
     """
 
     is_incremental = True
 
-    def __init__(self, *sizes: int, config: DecoderConfig, window: int | None, **options: Any) -> None:
+    def __init__(self, *sizes: int, config: DecoderConfig, index: int, **options: Any) -> None:
         super().__init__(*sizes, num_kv_heads=config.num_kv_heads, **options)
-        self.window, self.cap, self.norm_kind = window, config.attention_cap, config.query_key_norm
+        self.window = config.window_of(index)
+        self.cap, self.norm_kind = config.attention_cap, config.query_key_norm
+        self.value_embedding = ValueEmbedding(config) if config.has_value_embedding(index) else None
         self.rotation: Literal["rotation", "local_rotation"] = "rotation"
-        if window is not None and config.local_rope_theta:
+        if self.window is not None and config.local_rope_theta:
             self.rotation = "local_rotation"
         self.scale = 1.0 if config.attention_scale is None else config.attention_scale * math.sqrt(self.head_size)
         if self.norm_kind != "none":
@@ -49,27 +52,26 @@ class DecoderAttention(SelfAttention):
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         """Return the output ``[B, T, D]`` for hidden states ``[B, T, D]``."""
-        if self.num_kv_heads == self.num_heads:
-            mixed_BTC = self.mix(self.qkv(x_BTD), context)
-        else:
-            mixed_BTC = self.mix(self.query(x_BTD), context, self.key_value(x_BTD))
-        y_BTD: Tensor = self.out(mixed_BTC)
+        packed = (
+            (self.qkv(x_BTD),) if self.num_kv_heads == self.num_heads else (self.query(x_BTD), self.key_value(x_BTD))
+        )
+        if self.value_embedding is not None:
+            q_BTC, k_BTC, v_BTC = _parts(packed)
+            packed = (q_BTC, k_BTC, v_BTC + self.value_embedding(x_BTD, context["tokens"]))
+        y_BTD: Tensor = self.out(self.mix(packed[0], context, *packed[1:]))
         return y_BTD
 
-    def mix(self, packed_BTE: Tensor, context: Context, key_value_BTE: Tensor | None = None) -> Tensor:
+    def mix(self, packed_BTE: Tensor, context: Context, *others_BTE: Tensor) -> Tensor:
         """Return the attention ``[B, T, H·K]``.
 
         Args:
             packed_BTE: query, key and value side by side, or only the query.
             context: of the block.
-            key_value_BTE: key and value side by side, if they are separate.
+            others_BTE: key and value, side by side or each on its own, if they are not in ``packed_BTE``.
         """
         if (form := self.native_form(packed_BTE)) is not None and is_of_sequences(context):
-            return self._mix_natively(form, packed_BTE, context, key_value_BTE)
-        if key_value_BTE is None:
-            q_BTC, k_BTC, v_BTC = packed_BTE.chunk(3, -1)
-        else:
-            q_BTC, (k_BTC, v_BTC) = packed_BTE, key_value_BTE.chunk(2, -1)
+            return self._mix_natively(form, (packed_BTE, *others_BTE), context)
+        q_BTC, k_BTC, v_BTC = _parts((packed_BTE, *others_BTE))
         q_BHTK, k_BGTK = self._turned(q_BTC, "query_norm", context), self._turned(k_BTC, "key_norm", context)
         if self.scale != 1.0:
             q_BHTK = q_BHTK * self.scale
@@ -87,25 +89,22 @@ class DecoderAttention(SelfAttention):
             return None
         return super().native_form(packed_BTE)
 
-    def _mix_natively(self, form: Form, packed_BTE: Tensor, context: Context, key_value_BTE: Tensor | None) -> Tensor:
-        others: tuple[Tensor, ...] = () if key_value_BTE is None else (key_value_BTE,)
+    def _mix_natively(self, form: Form, packed: tuple[Tensor, ...], context: Context) -> Tensor:
         heads: dict[str, Any] = {
             "window": self.window,
             "cap": self.cap,
             "scale": self.scale / math.sqrt(self.head_size),
         }
         if self.norm_kind == "width":
-            packed_BTE, k_BTC, v_BTC = (
-                (*packed_BTE.chunk(3, -1),) if not others else (packed_BTE, *others[0].chunk(2, -1))
-            )
-            packed_BTE, others = self.query_norm(packed_BTE), (self.key_norm(k_BTC), v_BTC)
+            q_BTC, k_BTC, v_BTC = _parts(packed)
+            packed = (self.query_norm(q_BTC), self.key_norm(k_BTC), v_BTC)
         if self.norm_kind == "head":
             heads["q_gain_K"], heads["k_gain_K"] = self.query_norm.weight, self.key_norm.weight
             heads["norm_epsilon"] = self.query_norm.epsilon
         if self.rotation in context:
             heads["cosines_NR"], heads["sines_NR"] = (angles.flatten(0, 1) for angles in context[self.rotation])
-        flat = tuple(other.flatten(0, 1) for other in others)
-        return self.attend_windows(form, packed_BTE, context, others_NE=flat, **heads)
+        flat = tuple(other.flatten(0, 1) for other in packed[1:])
+        return self.attend_windows(form, packed[0], context, others_NE=flat, **heads)
 
     def _heads(self, x_BTC: Tensor) -> Tensor:
         return x_BTC.view(*x_BTC.shape[:-1], -1, self.head_size)
@@ -120,6 +119,11 @@ class DecoderAttention(SelfAttention):
         if self.rotation in context:
             x_BTHK = rotate(x_BTHK, *context[self.rotation])
         return x_BTHK.transpose(1, 2)
+
+
+def _parts(packed: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return query, key and value, of which some or all are side by side."""
+    return (*packed[:-1], *packed[-1].chunk(4 - len(packed), -1))
 
 
 def build_decoder(config: DecoderConfig, compute_dtype: torch.dtype) -> LanguageModel:
@@ -138,14 +142,15 @@ def build_decoder(config: DecoderConfig, compute_dtype: torch.dtype) -> Language
         compute_dtype=compute_dtype,
     )
     (described,) = config.description().block.attentions
+    block = ShortcutBlock if config.residual_scales or config.smear else PreNormBlock
     blocks = [
-        PreNormBlock(
+        block(
             config,
             index,
             make_norm=make_norm,
             attention=CausalSelfAttention
             if described.is_plain
-            else partial(DecoderAttention, config=config, window=described.window(index)),
+            else partial(DecoderAttention, config=config, index=index),
             qkv_bias=config.qkv_bias,
             out_bias=config.linear_bias,
             out_std=0.0 if config.zero_init_outputs else None,
@@ -163,6 +168,7 @@ def build_decoder(config: DecoderConfig, compute_dtype: torch.dtype) -> Language
         cap=config.logit_cap,
     )
     model = LanguageModel(embedding, blocks, head, max_positions=config.max_positions)
+    model.passes_embedding = config.residual_scales
     if (rotary := rotary_of(config)) is not None:
         model.rotations["rotation"] = rotary
     if (rotary := local_rotary_of(config)) is not None:

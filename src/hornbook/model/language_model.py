@@ -54,6 +54,8 @@ class LanguageModel(nn.Module):
     """Whether tokens see only earlier tokens, so that the model can generate text."""
     initial_cut: float | None = None
     """Initial weights are truncated at this many standard deviations."""
+    passes_embedding = False
+    """Whether blocks get the embedding's result in their context."""
 
     def __init__(
         self, embedding: Embedding, blocks: Sequence[nn.Module], head: OutputHead, *, max_positions: int
@@ -100,13 +102,15 @@ class LanguageModel(nn.Module):
         if cache is not None:
             context["cache"] = cache
         x_BTD = self.embedding(batch["tokens"], batch["positions"], batch["keys"], batch.get("segments"))
+        if self.passes_embedding:
+            context["embedding"] = x_BTD
         for block in self.blocks:
             x_BTD = block(x_BTD, context)
         return self.head(use, x_BTD, batch)
 
     def make_context(self, batch: Batch) -> Context:
         """Return the tensors that blocks need besides the hidden states, computed once per micro-batch."""
-        context: Context = {"keys": batch["keys"], "positions": batch["positions"]}
+        context: Context = {name: batch[name] for name in ("keys", "positions", "tokens")}
         for name, rotary in self.rotations.items():
             context[name] = rotary(batch["positions"])
         if "documents" in batch:

@@ -15,7 +15,7 @@ from typing import Protocol
 from hornbook.config.description import Block as BlockDescription
 from hornbook.config.parts import Attention as AttentionPart
 from hornbook.config.parts import Convolution, FeedForward, Linear, Norm, Other
-from hornbook.plan import other_part
+from hornbook.plan import other_part, shortcuts
 from hornbook.plan.attention import Attention, Tokens
 from hornbook.plan.block_layers import BlockLayers, add_residual
 from hornbook.plan.layers import FP32, Layers
@@ -106,6 +106,7 @@ class _Block(BlockLayers):
             for linear in part.inputs:
                 self.enter(layers, linear, f"{self.name}.{linear.name}/result")
             self._turn(layers, part, attention)
+        shortcuts.values(layers, self.name, part.others, self.tokens.num, attention.key_width)
         attention.forward(layers, self.tokens)
         self.leave(layers, part.out, result)
 
@@ -157,6 +158,7 @@ class _Block(BlockLayers):
         merged = [f"{name}/y"] if layers.tape.holds(f"{name}/y") and not is_native else []
         self.leave_backward(layers, part.out, gradient, "dy", *merged)
         attention.backward(layers, self.tokens, "dy", "dqkv")
+        shortcuts.values_backward(layers, self.name, part.others, self.tokens.num, attention.key_width)
         self._turn_backward(layers, part, is_native=is_native)
         if attention.is_stacked:
             self.enter_backward(layers, part.inputs[0], "dqkv", result, *frees)
@@ -321,6 +323,7 @@ class PreNorm(_Block):
     def forward(self, layers: Layers, x: str, y: str) -> None:
         """See ``Block``."""
         name, num, size, block = self.name, self.own, self.size, self.block
+        shortcuts.enter(layers, name, block.others, num * size)
         for number in range(len(block.parts)):
             for norm in block.norms[number : number + 1]:
                 layers.norm(f"{name}.{norm.name}", num, size, f"{name}.{norm.name}/y", kind=norm.kind)
@@ -335,8 +338,9 @@ class PreNorm(_Block):
     def backward(self, layers: Layers, x: str) -> None:
         """See ``Block``."""
         name, num, size, block = self.name, self.own, self.size, self.block
+        entered = shortcuts.entered(name, block.others, x)
         for number in reversed(range(len(block.parts))):
-            source, gradient = f"{name}/x {number - 1}" if number else x, self.drop_backward(layers)
+            source, gradient = f"{name}/x {number - 1}" if number else entered, self.drop_backward(layers)
             for norm in block.output_norms[number : number + 1]:
                 layer, before = f"{name}.{norm.name}", gradient
                 layers.norm_backward(
@@ -352,6 +356,7 @@ class PreNorm(_Block):
                 layers.norm_backward(layer, num, size, "dnormed", "branch", source, kind=norm.kind, gain=norm.gain)
                 layers.tape.free("dnormed")
             add_residual(layers, num * size, block.norms[number].kind if block.norms else None)
+        shortcuts.enter_backward(layers, name, block.others, num * size, x)
 
 
 class PostNorm(_Block):

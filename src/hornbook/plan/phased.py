@@ -117,7 +117,9 @@ class PhasedStep:
         self.layers = Layers(tape, compute)
         self._num_micro_batches = min(num_micro_batches, _MOST_MICRO_BATCHES)
         layers = sorted({*part.blocks[:1], *part.blocks[-2:]})
-        self._blocks = {f"blocks.{layer}": block_of(part.description.block, layer, tokens) for layer in layers}
+        self._blocks = {
+            f"blocks.{layer}": block_of(part.description.block_at(layer), layer, tokens) for layer in layers
+        }
         self._weight, self._gradient = _stored_bytes(recipe)
 
     def write(self) -> None:

@@ -228,7 +228,7 @@ class Step:
 
     def _block(self, layer: int, *, mixes_again: bool = False) -> Block:
         sizes = self.part.sizes.tensor, self.num_slices
-        return block_of(self.part.description.block, layer, self.tokens, *sizes, mixes_again=mixes_again)
+        return block_of(self.part.description.block_at(layer), layer, self.tokens, *sizes, mixes_again=mixes_again)
 
     def _recomputing(self) -> set[int]:
         """Return the blocks that recompute activations according to ``memory.recompute``."""
