@@ -107,12 +107,10 @@ def _token_block(block: nn.Module) -> TokenBlock | None:
     if not is_unmodified(block, PreNormBlock):
         return None
     attention, feed_forward = block.attention, block.feed_forward
-    is_decoder = is_unmodified(attention, DecoderAttention)
+    is_decoder = is_unmodified(attention, DecoderAttention) and attention.value_embedding is None
     if not (is_decoder or is_unmodified(attention, CausalSelfAttention)) or not is_unmodified(
         feed_forward, FeedForward
     ):
-        return None
-    if is_decoder and attention.value_embedding is not None:
         return None
     qkv = [attention.qkv] if hasattr(attention, "qkv") else [attention.query, attention.key_value]
     up = feed_forward.gate_up if feed_forward.is_gated else feed_forward.up

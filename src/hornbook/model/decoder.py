@@ -52,9 +52,11 @@ class DecoderAttention(SelfAttention):
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         """Return the output ``[B, T, D]`` for hidden states ``[B, T, D]``."""
-        packed = (
-            (self.qkv(x_BTD),) if self.num_kv_heads == self.num_heads else (self.query(x_BTD), self.key_value(x_BTD))
-        )
+        packed: tuple[Tensor, ...]
+        if self.num_kv_heads == self.num_heads:
+            packed = (self.qkv(x_BTD),)
+        else:
+            packed = (self.query(x_BTD), self.key_value(x_BTD))
         if self.value_embedding is not None:
             q_BTC, k_BTC, v_BTC = _parts(packed)
             packed = (q_BTC, k_BTC, v_BTC + self.value_embedding(x_BTD, context["tokens"]))

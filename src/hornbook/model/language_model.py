@@ -110,7 +110,7 @@ class LanguageModel(nn.Module):
 
     def make_context(self, batch: Batch) -> Context:
         """Return the tensors that blocks need besides the hidden states, computed once per micro-batch."""
-        context: Context = {name: batch[name] for name in ("keys", "positions", "tokens")}
+        context: Context = {"keys": batch["keys"], "positions": batch["positions"], "tokens": batch["tokens"]}
         for name, rotary in self.rotations.items():
             context[name] = rotary(batch["positions"])
         if "documents" in batch:

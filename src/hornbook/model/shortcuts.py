@@ -44,7 +44,8 @@ class ValueEmbedding(nn.Module):
         num_heads, num_columns = self.gate.shape
         gate_BTG = 3.0 * torch.sigmoid(functional.linear(x_BTD[..., :num_columns], self.gate.to(x_BTD.dtype)))
         rows_BTC = functional.embedding(tokens_BT, self.table.float()).to(x_BTD.dtype)
-        return (gate_BTG.unsqueeze(-1) * rows_BTC.unflatten(-1, (num_heads, -1))).flatten(-2)
+        rows_BTGK = rows_BTC.view(*tokens_BT.shape, num_heads, -1)
+        return (gate_BTG.unsqueeze(-1) * rows_BTGK).flatten(-2)
 
 
 class Smear(nn.Module):

@@ -21,12 +21,12 @@ def values(layers: Layers, block: str, tables: Iterable[Layer], num: float, widt
 
 def values_backward(layers: Layers, block: str, tables: Iterable[Layer], num: float, width: int) -> None:
     """Compute the gradients of the table and the gates from that of the values."""
-    tables = [table for table in tables if isinstance(table, Table)]
-    if not tables:
+    own = [table for table in tables if isinstance(table, Table)]
+    if not own:
         return
     layers.tape.use(num * width * (layers.itemsize + FP32))
     layers.tape.free(f"{block}/rows", f"{block}/values")
-    for table in tables:
+    for table in own:
         layers.add_gradient(f"{block}.{table.name}", math.prod(table.shape), FP32)
 
 
