@@ -50,7 +50,7 @@ def logits_of(weights: dict[str, torch.Tensor], tokens: torch.Tensor) -> torch.T
     first, x = x, x + (weights["blocks.0.smear.scale"] * gate).unsqueeze(-1) * before
     for layer in range(CONFIG.num_layers):
         own = {name.removeprefix(f"blocks.{layer}."): tensor for name, tensor in weights.items()}
-        x = own["scales"][0] * x + own["scales"][1] * first
+        x = own["state_scale"] * x + own["embedding_scale"] * first
         normed = rms(x)
         q, k, v = (normed @ matrix.T for matrix in own["attention.qkv.weight"])
         if layer != 1:
@@ -86,7 +86,7 @@ def test_a_new_model_has_no_smear_and_decreasing_scales() -> None:
     model = model_of(Recipe(model=CONFIG), torch.float32)
     initialize(model, seed=3)
     assert model.blocks[0].smear.scale.item() == 0
-    scales = torch.stack([block.scales for block in model.blocks])
+    scales = torch.stack([torch.cat((block.state_scale, block.embedding_scale)) for block in model.blocks])
     torch.testing.assert_close(scales, torch.tensor([[1.15, 0.20], [1.10, 0.125], [1.05, 0.05]]))
 
 
@@ -102,7 +102,10 @@ def test_muon_updates_only_the_matrices_of_products() -> None:
     prefix = "blocks.2.attention."
     assert kinds[f"{prefix}value_embedding.table"] == "table"
     assert (
-        kinds[f"{prefix}value_embedding.gate"] == kinds["blocks.2.scales"] == kinds["blocks.0.smear.gate"] == "vector"
+        kinds[f"{prefix}value_embedding.gate"]
+        == kinds["blocks.2.state_scale"]
+        == kinds["blocks.0.smear.gate"]
+        == "vector"
     )
     assert kinds[f"{prefix}qkv.weight"] == "hidden"
 

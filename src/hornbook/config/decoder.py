@@ -183,7 +183,8 @@ class DecoderConfig(TransformerConfig):
 
     def _shortcuts(self) -> tuple[Layer, ...]:
         gate, scale = Table(_SMEAR[0], (self.smear_columns,)), Table(_SMEAR[1], (1,))
-        return (*(Table("scales", (2,)),) * self.residual_scales, *(gate, scale) * self.smear)
+        scales = (Table("state_scale", (1,)), Table("embedding_scale", (1,)))
+        return (*(gate, scale) * self.smear, *scales * self.residual_scales)
 
     def _heads(self, vocab_size: int) -> Attention:
         hidden, size, bias = self.hidden_size, self.effective_head_size, self.qkv_bias

@@ -99,21 +99,22 @@ class ShortcutBlock(PreNormBlock):
     def __init__(self, config: DecoderConfig, index: int, **options: object) -> None:
         super().__init__(config, index, **options)  # type: ignore[arg-type]
         self.depth = index / max(config.num_layers - 1, 1)
-        self.scales = nn.Parameter(torch.empty(2)) if config.residual_scales else None
+        self.state_scale, self.embedding_scale = (
+            nn.Parameter(torch.empty(1)) if config.residual_scales else None for _ in range(2)
+        )
         self.smear = Smear(config.smear_columns) if config.smear and index == 0 else None
 
     def draw(self, draw: Draw) -> None:
         """Initialize the scales; those of the embedding, and the growth of hidden states, decrease with depth."""
-        if self.scales is not None:
-            with torch.no_grad():
-                self.scales.copy_(torch.tensor([1.15 - 0.10 * self.depth, 0.20 - 0.15 * self.depth]))
+        draw.constant(self.state_scale, 1.15 - 0.10 * self.depth)
+        draw.constant(self.embedding_scale, 0.20 - 0.15 * self.depth)
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``."""
         if self.smear is not None:
             x_BTD = self.smear(x_BTD, context)
-        if self.scales is not None:
-            own, first = self.scales.to(x_BTD.dtype).unbind()
+        if self.state_scale is not None and self.embedding_scale is not None:
+            own, first = (scale.to(x_BTD.dtype) for scale in (self.state_scale, self.embedding_scale))
             x_BTD = own * x_BTD + first * context["embedding"]
         return super().forward(x_BTD, context)
 

@@ -54,8 +54,5 @@ def enter_backward(layers: Layers, block: str, tables: Iterable[Layer], size: fl
 
 
 def _of_states(tables: Iterable[Layer]) -> list[Layer]:
-    """Return one table for the smear, which comes first, and one for the scales, if there are any."""
-    return sorted(
-        (table for table in tables if table.name in ("smear.scale", "scales")),
-        key=lambda own: own.name != "smear.scale",
-    )
+    """Return one table for the smear and one for the scales, if there are any."""
+    return [table for table in tables if table.name in ("smear.scale", "state_scale")]
