@@ -175,8 +175,7 @@ class Head:
         is_capped = self.model.logit_cap is not None
         exact = item + 3 * FP32 if is_capped else item + FP32 + (FP32 if item < FP32 else 0)
         has_fp32_bias = not has_bias or layers.compute.weights == "fp32"
-        is_plain = has_fp32_bias and not is_cut and not is_capped and not getattr(self.objective, "z_loss", 0.0)
-        is_in_place = layers.compute.is_native("cross_entropy") and is_plain
+        is_in_place = layers.compute.is_native("cross_entropy") and has_fp32_bias and not is_cut
         softmax = tokens * rows * max(before + (item if is_in_place else exact), is_weighted * (item + 2 * FP32))
         if layers.compute.is_native("linear"):
             packed = [f"head.table/{what}" for what in ("panels", "panels of the gradient")]
