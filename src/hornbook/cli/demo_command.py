@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     length = ["--training.steps", str(steps), "--schedule.warmup-steps", str(max(1, min(100, steps // 10)))]
     trained = command("train", _RECIPE, "--data.train", corpus, *length, "--output", folder, *device)
     evaluated = command("evaluate", folder, *device)
-    command("generate", folder, "--prompt", "def", *device)
+    command("generate", folder, "--prompt", "def read(self, size=-1):", "--temperature", "0.7", *device)
     command("runs", "report", folder)
     minutes = (time.monotonic() - started) / 60
     say("", f"done in {minutes:.1f} minutes; the report is {Path(folder) / 'report.html'}")
