@@ -23,15 +23,13 @@ import math
 import random
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from commands import hornbook
-from hornbook.config import load_recipe
+from commands import hornbook, step_seconds
 from hornbook.corpora.store import open_store
 
 RECIPE = "decoder-demo"
@@ -56,7 +54,6 @@ SPACE: dict[str, Sequence[object]] = {
 _MOST_CHANGES = 3
 _KEPT = 1 / 3
 _WARM_UP = 0.05
-_TIMED_STEPS = 3
 
 Options = tuple[tuple[str, object], ...]
 
@@ -104,36 +101,12 @@ def _parsed(word: str) -> tuple[str, object]:
     return key, value
 
 
-def step_seconds(candidate: Candidate) -> float:
-    """Return the processor time of a training step on one thread, without a first one."""
-    import torch
-
-    from hornbook.measure.throughput import hornbook_step
-    from hornbook.parallel.world import World
-
-    torch.set_num_threads(1)
-    given = ["--data.train", str(candidate.corpus), f"--model.vocab-size={_vocab_size(candidate)}", *candidate.words]
-    step = hornbook_step(load_recipe(RECIPE, given).recipe, World(device=torch.device("cpu")))
-    step()
-    taken = []
-    for _ in range(_TIMED_STEPS):
-        start = time.process_time()
-        step()
-        taken.append(time.process_time() - start)
-    return min(taken)
-
-
-def _vocab_size(candidate: Candidate) -> int:
-    manifest = json.loads((candidate.corpus / "train" / "manifest.json").read_text())
-    return int(manifest["vocab_size"])
-
-
 def run(candidate: Candidate, root: Path, budget: float, seed: int) -> Outcome:
     """Return the outcome of a candidate for a budget in seconds, of a run made now or before."""
     key = hashlib.sha256(f"{candidate} {budget:g} {seed}".encode()).hexdigest()[:16]
     file = root / "results" / f"{key}.json"
     if not file.exists():
-        price = step_seconds(candidate)
+        price = step_seconds(RECIPE, candidate.corpus, candidate.words)
         steps = max(1, round(budget / price))
         result = {"candidate": str(candidate), "budget": budget, "seed": seed, "step_seconds": price, "steps": steps}
         result["bits_per_byte"] = _train(candidate, root, steps, seed)
