@@ -59,5 +59,16 @@ def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.chdir(tmp_path)
     assert main(sweep(tmp_path, "--lr", "1e-3")) == 2
     assert "nothing to sweep" in capsys.readouterr().err
-    assert main(sweep(tmp_path, "--lr", "1e-3,fast")) == 2
-    assert "learning-rate=fast failed with exit code 2" in capsys.readouterr().err
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "learning-rate=1e-3").write_text("where the first run would be")
+    assert main(sweep(tmp_path, "--lr", "1e-3,3e-3")) == 2
+    assert "learning-rate=1e-3 failed with exit code 2" in capsys.readouterr().err
+
+
+def test_a_value_that_no_run_takes_is_found_before_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(sweep(tmp_path, "--lr", "1e-3,abc")) == 2
+    assert "optimizer.learning_rate = abc (command line): expected a number" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,6 +1,7 @@
 import pytest
 
-from hornbook.config import load_recipe
+from hornbook.config import GenerationConfig, load_recipe
+from hornbook.config.options import describe
 from hornbook.config.recipe import SECTIONS, specs
 from hornbook.config.suggest import _USUAL, did_you_mean, did_you_mean_path, nearest
 from hornbook.errors import RecipeError
@@ -30,7 +31,7 @@ def test_what_others_call_it_comes_before_what_looks_alike():
 
 
 def test_usual_names_map_to_options_and_are_no_options():
-    known = {name for section in SECTIONS for name in specs(section)}
+    known = {name for section in SECTIONS for name in specs(section)} | set(describe(GenerationConfig))
     assert set(_USUAL) <= known
     assert [word for words in _USUAL.values() for word in words.split() if word in _USUAL] == []
 
@@ -54,6 +55,10 @@ def test_usual_names_map_to_options_and_are_no_options():
         ("data.max_train_samples", "data.max_samples"),
         ("training.patience", "evaluation.early_stopping_patience"),
         ("model.n_layer", "model.num_layers"),
+        ("model.num_key_value_heads", "model.num_kv_heads"),
+        ("model.qk_norm", "model.query_key_norm"),
+        ("model.rms_norm_eps", "model.norm_epsilon"),
+        ("model.tie_word_embeddings", "model.tied"),
         ("model.n_head", "model.num_heads"),
         ("model.n_embd", "model.hidden_size"),
         ("model.d_model", "model.hidden_size"),

@@ -72,11 +72,10 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     candidates = list(candidates_of(arguments.overrides))
     if len(candidates) < 2:
         raise UserError("nothing to sweep: give an option several values, separated by commas, as in --lr 1e-3,3e-3")
-    first = [option for option in candidates[0].words if option.startswith("--")]
-    recipe = load_recipe(arguments.recipe, first).recipe
     if arguments.random is not None:
         chosen = random.Random(0).sample(range(len(candidates)), min(arguments.random, len(candidates)))
         candidates = [candidates[number] for number in sorted(chosen)]
+    recipe, *_ = [load_recipe(arguments.recipe, candidate.words).recipe for candidate in candidates]
     output: Path = arguments.output or Path("sweeps") / recipe.name
     output.mkdir(parents=True, exist_ok=True)
     remaining = candidates
