@@ -1,4 +1,4 @@
-"""The rules of the house, held by a test: docs/architecture.md draws them.
+"""The rules of the house, held by a test: docs/internals/architecture.md draws them.
 
 Every import is read from the syntax tree, those inside functions too: a lazy import is an arrow of the design like any
 other.

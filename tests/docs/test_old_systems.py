@@ -1,4 +1,4 @@
-"""docs/from-the-old-systems.md: what it calls hornbook's is there by that name, and where nothing is, it says why."""
+"""docs/old-systems: what its pages call hornbook's is there by that name, and where nothing is, they say why."""
 
 import contextlib
 import functools
@@ -17,8 +17,9 @@ from hornbook.errors import RecipeError
 from hornbook.evaluate import task_names
 from hornbook.measure.bench_spec import bundled_specs
 
-PAGE = ROOT / "docs" / "from-the-old-systems.md"
-SYSTEMS = "ABCDE"
+PAGES = sorted((ROOT / "docs" / "old-systems").glob("*.md"))
+SYSTEMS = {page.read_text(encoding="utf-8").removeprefix("# System ")[0]: page for page in PAGES if page.stem != "index"}
+HEAD = ("old option", "hornbook", "notes")
 ABSENT = ("none", "not yet")
 KINDS = ("gpt2-small", "bert-base-wikitext2")
 """A decoder and an encoder: what is no value for the one may be one for the other."""
@@ -41,11 +42,10 @@ def cells_of(line: str) -> list[str]:
 
 
 def rows_of(system: str) -> list[Row]:
-    """The rows of a system's table, without its head and the lines that name a group."""
-    part = prose_of(PAGE).partition(f"\n## System {system}\n")[2].partition("\n## ")[0]
-    rows = [Row(*cells_of(line)) for line in part.splitlines() if line.startswith("|")]
-    assert rows[0] == ("old option", "hornbook", "notes")
-    return [row for row in rows[2:] if row.here or row.note or not re.fullmatch(r"\*\*[^*]+\*\*", row.there)]
+    """The rows of a system's tables of options, without their heads."""
+    page = prose_of(SYSTEMS[system]).partition("\n## Layouts\n")[0]
+    rows = [Row(*cells_of(line)) for line in page.splitlines() if line.startswith("|")]
+    return [row for row in rows if row != HEAD and set(row.there) != {"-"}]
 
 
 def codes_of(text: str) -> list[str]:
@@ -53,8 +53,8 @@ def codes_of(text: str) -> list[str]:
 
 
 def own_words() -> str:
-    """The page without what it says of the old systems: the first cell of each line of a table."""
-    lines = prose_of(PAGE).splitlines()
+    """The pages without what they say of the old systems: the first cell of each line of a table."""
+    lines = [line for page in PAGES for line in prose_of(page).splitlines()]
     return "\n".join(" ".join(cells_of(line)[1:]) if line.startswith("|") else line for line in lines)
 
 
@@ -136,6 +136,10 @@ def torchrun_help() -> str:
     return get_args_parser().format_help()
 
 
+def test_each_system_has_a_page() -> None:
+    assert sorted(SYSTEMS) == list("ABCDE")
+
+
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_option_has_a_counterpart_or_a_reason(system: str) -> None:
     rows = rows_of(system)
@@ -187,8 +191,7 @@ def test_options_of_shipped_runs_make_a_recipe() -> None:
 
 def test_the_shipped_run_of_system_b_is_what_its_table_says() -> None:
     """Its AdamW corrects no bias, and its warm-up is a fraction of the steps."""
-    part = PAGE.read_text(encoding="utf-8").partition("\n## System B\n")[2].partition("\n## ")[0]
-    (command,) = re.findall(r"^hornbook train (.*)$", part, re.MULTILINE)
+    (command,) = re.findall(r"^hornbook train (.*)$", SYSTEMS["B"].read_text(encoding="utf-8"), re.MULTILINE)
     name, *overrides = command.split()
     recipe = load_recipe(name, overrides).recipe
     adamw = {"learning_rate": 1.5e-4, "bias_correction": False, "epsilon": 1e-6, "beta1": 0.9, "beta2": 0.999}

@@ -6,7 +6,7 @@
     blocks -> norm -> projection [E, H] -> activation -> norm -> logits by the token table [V, E]
 
 Two projections replace the additional (H - E) · V weights of a table of width H (Lan et al. 2020, ALBERT, section 3.1).
-This is the language model of Graphcore's ``dynamic_sparsity`` (docs/from-the-old-systems.md).
+This is the language model of Graphcore's ``dynamic_sparsity`` (docs/old-systems/sparse-gpt-tensorflow.md).
 """
 
 from dataclasses import dataclass
