@@ -18,7 +18,7 @@ from hornbook.evaluate import task_names
 from hornbook.measure.bench_spec import bundled_specs
 
 PAGES = sorted((ROOT / "docs" / "old-systems").glob("*.md"))
-SYSTEMS = {page.read_text(encoding="utf-8").removeprefix("# System ")[0]: page for page in PAGES if page.stem != "index"}
+SYSTEMS = {page.read_text(encoding="utf-8")[len("# System ")]: page for page in PAGES if page.stem != "index"}
 HEAD = ("old option", "hornbook", "notes")
 ABSENT = ("none", "not yet")
 KINDS = ("gpt2-small", "bert-base-wikitext2")
