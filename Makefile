@@ -4,6 +4,7 @@
 # make check      lint, format and types, then the tests
 # make format     mend what lint and format can mend by themselves
 # make venv       set up .venv and nothing more; TORCH=cuda takes PyTorch's build for NVIDIA GPUs, from TORCH_CUDA_INDEX
+# make docs       build/site/index.html, a site of README.md and docs/ with search and an API reference; a broken link is an error
 # make lock       update requirements.lock, the exact versions that the tests run with
 # make clean      remove .venv and everything else that was made here
 #
@@ -30,7 +31,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet
 FAIL = { echo "hornbook: $(1)" >&2; exit 1; }
 
-.PHONY: help demo test test-slow test-gpu test-portable check lint format venv lock clean
+.PHONY: help demo test test-slow test-gpu test-portable check lint format docs venv lock clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -62,6 +63,10 @@ lint: .venv/ready-dev
 format: .venv/ready-dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+docs: .venv/ready-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo "build/site/index.html; with search: $(BIN)/python -m http.server --directory build/site 8000"
 
 venv: .venv/ready
 

@@ -121,7 +121,7 @@ def draw_board(folder: Path, picture: Path) -> None:
 
 
 def draw_page(address: str, picture: Path) -> None:
-    """Photograph the upper part of a page with Chromium.
+    """Photograph the upper part of a page with Chromium, in light colors and, as ``NAME-dark.png``, in dark ones.
 
     Raises:
         SystemExit: Chromium is not installed.
@@ -131,8 +131,10 @@ def draw_page(address: str, picture: Path) -> None:
         raise SystemExit("the picture of a page needs Chromium: apt-get install chromium")
     width, height = WINDOW
     size = f"--window-size={width},{height}"
-    command = [chromium, *CHROMIUM, size, "--virtual-time-budget=3000", f"--screenshot={picture}", address]
-    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    for dark, target in ((0, picture), (1, picture.with_stem(f"{picture.stem}-dark"))):
+        colors = f"--blink-settings=preferredColorScheme={1 - dark}"
+        command = [chromium, *CHROMIUM, size, colors, "--virtual-time-budget=3000", f"--screenshot={target}", address]
+        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from hornbook.config import bundled_recipes, load_recipe
 from hornbook.config.options import TAGS, show
 from hornbook.config.recipe import SECTIONS, specs
 
-LINK = re.compile(r"\]\((?!https?://)(?P<target>[^)#]+)(#[^)]*)?\)")
+LINK = re.compile(r"""(?:\]\(|(?:src|srcset)=")(?!https?://)(?P<target>[^)#"]+)(#[^)"]*)?[)"]""")
 CODE = re.compile(r"`(?P<code>[^`\n]+)`")
 OPTION_ROW = re.compile(r"^\| `(?P<name>\w+)` \| `(?P<default>[^`]+)` \|", re.MULTILINE)
 

@@ -62,8 +62,9 @@ class Model:
         self._loaded = loaded
         self.module: LanguageModel = loaded.model
         self.recipe: Recipe = loaded.recipe
-        self.path, self.step = loaded.path, loaded.step
-        self.is_causal = loaded.model.is_causal
+        self.path: Path = loaded.path
+        self.step: int = loaded.step
+        self.is_causal: bool = loaded.model.is_causal
 
     @property
     def tokenizer(self) -> Tokenizer:
