@@ -18,7 +18,17 @@ from tiny_wiki import tiny_dump
 README = ROOT / "README.md"
 GUIDES = [
     ROOT / "docs" / f"{name}.md"
-    for name in ("corpora", "encoders", "runs-and-checkpoints", "evaluation", "recipes", "profiling-and-tracking")
+    for name in (
+        "corpora",
+        "corpus-reference",
+        "encoders",
+        "runs-and-checkpoints",
+        "run-reference",
+        "evaluation",
+        "evaluation-reference",
+        "recipes",
+        "profiling-and-tracking",
+    )
 ]
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 
