@@ -73,8 +73,11 @@ START = ("", "from")
 
 
 def bundled_recipes() -> dict[str, Path]:
-    """Return the paths of the bundled recipes by name, in alphabetical order."""
-    return {path.stem: path for path in sorted(FOLDER.glob("*.toml"), key=lambda path: path.stem)}
+    """Return the paths of the bundled recipes by name, in alphabetical order.
+
+    Those in ``old_systems`` are the layouts and fine-tunings that the old systems shipped.
+    """
+    return {path.stem: path for path in sorted(FOLDER.rglob("*.toml"), key=lambda path: path.stem)}
 
 
 def find_recipe(reference: str) -> Path:
