@@ -17,12 +17,12 @@ from hornbook.cli.table import print_columns, say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare ``list``, ``show`` and ``copy``."""
     parser.set_defaults(handler=list_command)
-    every = {"action": "store_true", "help": "also the layouts and fine-tunings that the old systems shipped"}
-    parser.add_argument("--all", **every)
+    of_old_systems = "also the layouts and fine-tunings that the old systems shipped"
+    parser.add_argument("--all", action="store_true", help=of_old_systems)
     commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND")
     listed = commands.add_parser("list", help="list the recipes (default)", description="List the bundled recipes.")
     listed.set_defaults(handler=list_command)
-    listed.add_argument("--all", default=argparse.SUPPRESS, **every)
+    listed.add_argument("--all", action="store_true", default=argparse.SUPPRESS, help=of_old_systems)
     shown = commands.add_parser("show", help="print a recipe", description="Print a recipe's file, with its comments.")
     shown.set_defaults(handler=show_command)
     copied = commands.add_parser(
@@ -113,9 +113,7 @@ def list_command(arguments: argparse.Namespace) -> dict[str, object]:
         )
     print_columns(rows, right=range(2, 5))
     say("* plus the token table, whose size depends on the corpus's vocabulary")
-    if len(chosen) < len(bundled):
-        say(
-            f"`hornbook recipes --all` also lists {len(bundled) - len(chosen)} layouts and fine-tunings of the old systems."
-        )
+    if hidden := len(bundled) - len(chosen):
+        say(f"`hornbook recipes --all` also lists {hidden} layouts and fine-tunings of the old systems.")
     say("", "`hornbook train NAME --data STORE` trains one; `hornbook recipes copy NAME FILE` starts your own.")
     return {"recipes": recipes}
