@@ -102,15 +102,8 @@ def list_command(arguments: argparse.Namespace) -> dict[str, object]:
         parameters = short(num_parameters) + (" " if model.vocab_size else "*")
         rows.append((model.family, name, parameters, str(model.num_layers), str(model.hidden_size), description))
         sizes = {key: getattr(model, key) for key in ("family", "num_layers", "hidden_size", "vocab_size")}
-        recipes.append(
-            {
-                "name": name,
-                "description": description,
-                "parameters": num_parameters,
-                **sizes,
-                "path": str(bundled[name]),
-            }
-        )
+        found = {"name": name, "description": description, "parameters": num_parameters}
+        recipes.append({**found, **sizes, "path": str(path)})
     print_columns(rows, right=range(2, 5))
     say("* plus the token table, whose size depends on the corpus's vocabulary")
     if hidden := len(bundled) - len(chosen):
