@@ -25,6 +25,8 @@ PICTURE = re.compile(
     r'<img alt="(?P<text>[^"]*)" src="(?P<light>[^"]+)">\s*</picture>'
 )
 
+NAME = re.compile(r"<code>(?P<name>[^<]{1,36})</code>")
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add README.md, and from there on all that pages link to outside of ``docs/``."""
@@ -54,6 +56,11 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
     two = r"![\g<text>](\g<light>#only-light)![\g<text>](\g<dark>#only-dark)"
     return LINK.sub(moved, PICTURE.sub(two, markdown))
+
+
+def on_page_content(html: str, **_: object) -> str:
+    """Mark code that is short enough for a line of a phone's screen, which ``docs/site.css`` keeps on one."""
+    return NAME.sub(r'<code class="name">\g<name></code>', html)
 
 
 def targets_of(page: Path) -> Iterator[Path]:
