@@ -19,6 +19,9 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
+NOT_SEARCHED = ("LOG.md", "CHANGELOG.md")
+"""Chronicles, whose entries would bury the pages that say how it is now."""
+
 LINK = re.compile(r"(?<=\]\()(?!https?://)(?P<target>[^)#\s]+)")
 PICTURE = re.compile(
     r'<picture>\s*<source [^>]*srcset="(?P<dark>[^"]+)">\s*'
@@ -47,6 +50,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Return the page with the site's links; one that leads nowhere stays, for mkdocs to report."""
     here = Path(str(page.file.abs_src_path))
+    if here.name in NOT_SEARCHED:
+        page.meta["search"] = {"exclude": True}
 
     def moved(link: re.Match[str]) -> str:
         target = (here.parent / link["target"]).resolve()
