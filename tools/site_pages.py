@@ -27,7 +27,7 @@ PICTURE = re.compile(
     r'<picture>\s*<source [^>]*srcset="(?P<dark>[^"]+)">\s*'
     r'<img alt="(?P<text>[^"]*)" src="(?P<light>[^"]+)">\s*</picture>'
 )
-NAME = re.compile(r"<code>(?P<name>[^<]{1,36})</code>")
+NAME = re.compile(r"<code>(?P<name>[^<]{1,30})</code>")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
