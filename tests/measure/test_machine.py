@@ -36,7 +36,7 @@ def test_the_oldest_versions_are_those_of_the_package() -> None:
 
 
 def test_every_extra_for_users_is_reported() -> None:
-    assert set(machine._EXTRAS) == set(PYPROJECT["optional-dependencies"]) - {"test", "dev"}
+    assert set(machine._EXTRAS) == set(PYPROJECT["optional-dependencies"]) - {"test", "docs", "dev"}
 
 
 def test_the_compiler_that_a_variable_names_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
