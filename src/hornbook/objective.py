@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hornbook.config import CausalLMConfig, ClassificationConfig, MaskedLMConfig, PretrainingConfig, SpanConfig
 from hornbook.errors import UserError
-from hornbook.samples.batches import Batch, size_of
+from hornbook.samples.batches import Batch
 from hornbook.samples.windows import NOT_SCORED
 
 
@@ -46,11 +46,9 @@ class CausalLM:
     weights: Mapping[str, float] = {"causal_lm": 1.0}
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Count the scored targets."""
-        return {"causal_lm": size_of(batch).tokens}
+        return dict.fromkeys(self.weights, _num_scored(batch["targets"]))
 
     def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Return the summed cross-entropy of the next tokens."""
         return {"causal_lm": head.cross_entropy(x_BTD, batch["targets"])}
 
 
@@ -64,12 +62,7 @@ class RegularizedLM(CausalLM):
     def __init__(self, weight: float) -> None:
         self.weights = {"causal_lm": 1.0, "z_loss": weight}
 
-    def counts(self, batch: Batch) -> dict[str, int]:
-        """Count the scored targets, for both terms."""
-        return dict.fromkeys(self.weights, super().counts(batch)["causal_lm"])
-
     def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Return the summed cross-entropy of the next tokens and the summed squares."""
         targets, weight = batch["targets"], self.weights["z_loss"]
         return dict(zip(self.weights, head.z_regularized_cross_entropy(x_BTD, targets, weight), strict=True))
 
@@ -87,12 +80,7 @@ class RecurrenceWeightedLM(CausalLM):
 
     weights: Mapping[str, float] = {"causal_lm": 0.0, "recurrence_weighted": 1.0}
 
-    def counts(self, batch: Batch) -> dict[str, int]:
-        """Count the scored targets, for both terms."""
-        return dict.fromkeys(self.weights, super().counts(batch)["causal_lm"])
-
     def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Return the summed cross-entropy of the next tokens, unweighted and weighted."""
         weights_BT = recurrence_weights(batch["targets"])
         weighted, unweighted = head.weighted_cross_entropy(x_BTD, batch["targets"], weights_BT)
         return {"causal_lm": unweighted, "recurrence_weighted": weighted}
@@ -111,11 +99,9 @@ class MaskedLM:
     weights: Mapping[str, float] = {"mlm": 1.0, "mlm_accuracy": 0.0}
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Count the masked tokens."""
         return dict.fromkeys(("mlm", "mlm_accuracy"), _num_scored(batch["targets"]))
 
     def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Return the summed cross-entropy of the masked tokens and the number of correct predictions."""
         loss, num_correct = head.predict(x_BTD, batch["predictions"], batch["targets"])
         return {"mlm": loss, "mlm_accuracy": num_correct}
 
@@ -126,12 +112,10 @@ class Pretraining(MaskedLM):
     weights: Mapping[str, float] = {"mlm": 1.0, "nsp": 1.0, "mlm_accuracy": 0.0, "nsp_accuracy": 0.0}
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Count the masked tokens and the pairs."""
         pairs = dict.fromkeys(("nsp", "nsp_accuracy"), _num_scored(batch["pair_labels"]))
         return super().counts(batch) | pairs
 
     def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Return the summed cross-entropies of both tasks and their numbers of correct predictions."""
         loss, num_correct = head.relate(x_BTD, batch["firsts"], batch["pair_labels"])
         return super().sums(head, x_BTD, batch) | {"nsp": loss, "nsp_accuracy": num_correct}
 
@@ -142,11 +126,9 @@ class Classification:
     weights: Mapping[str, float] = {"classification": 1.0, "accuracy": 0.0}
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Count the sequences that have a label."""
         return dict.fromkeys(self.weights, _num_scored(batch["labels"]))
 
     def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Return the summed cross-entropy and the number of correct classes."""
         loss, num_correct = head.classify(x_BTD, batch)
         return {"classification": loss, "accuracy": num_correct}
 
@@ -160,11 +142,9 @@ class SpanPrediction:
     weights: Mapping[str, float] = {"span": 1.0, "accuracy": 0.0}
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Count the windows that have a label."""
         return dict.fromkeys(self.weights, _num_scored(batch["labels"][:, 0]))
 
     def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Return the summed cross-entropy and the number of correct spans."""
         loss, num_correct = head.locate(x_BTD, batch)
         return {"span": loss, "accuracy": num_correct}
 

@@ -10,8 +10,7 @@ from hornbook.config import MuonConfig, load_recipe
 from hornbook.config.description import description_of
 from hornbook.config.optimizers import role_of
 from hornbook.errors import UserError
-from hornbook.optim.muon import muon
-from hornbook.optim.orthogonalize import orthogonalize
+from hornbook.optim.muon import muon, orthogonalize
 from hornbook.optim.slots import Slot, num_parts_of
 from hornbook.optim.updates import Update, with_heads
 

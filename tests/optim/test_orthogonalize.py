@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.optim._muon import _zeropower_via_newtonschulz
 
-from hornbook.optim.orthogonalize import _COEFFICIENTS, _MARGINS, orthogonalize
+from hornbook.optim.muon import _COEFFICIENTS, _MARGINS, orthogonalize
 
 POLYNOMIALS = ("polar_express", "newton_schulz", "polar_express_4")
 SHAPES = [(24, 24), (40, 16), (16, 40), (1, 9), (9, 1), (20, 24)]

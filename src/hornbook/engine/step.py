@@ -9,7 +9,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -18,11 +17,11 @@ from torch import Tensor
 from hornbook.config.optimizers import ClipScope
 from hornbook.engine.executors import Executor
 from hornbook.engine.loss_scale import LossScale, Scaled
-from hornbook.engine.state import Progress, TrainState
+from hornbook.engine.state import TrainState
 from hornbook.engine.topology import Topology
 from hornbook.model.forward import Forward, forward_resident
 from hornbook.objective import Objective, weighted_loss
-from hornbook.ops.native.kernels import FORMS, weights_unchanged
+from hornbook.ops.native.kernels import weights_unchanged
 from hornbook.optim.slots import clip
 from hornbook.optim.updates import Update
 from hornbook.parallel.world import World
@@ -117,27 +116,23 @@ def train_step(
 ) -> StepResult:
     """Advance ``state`` by one global batch.
 
-    ``begin`` is called with the number of each micro-batch, from 0, before that micro-batch is computed. If it raises,
-    the step ends without an update; call ``state.home.drop_gradients()`` to restore the state before the step.
-    ``on_gradients`` is called with the number of the update before the update, when ``state.home`` has the unclipped
-    gradients of the global loss.
+    ``begin`` is called with the number of each micro-batch, from 0, before it is computed. If it raises, the step ends
+    without an update; ``state.home.drop_gradients()`` restores the state before the step. ``on_gradients`` is called
+    with the number of the update before it, when ``state.home`` has the unclipped gradients of the global loss.
 
-    If the global loss or gradient norm is not finite, the update is skipped: the step number and the data advance, but
-    weights, moments and the number of updates stay the same. A skipped step increments ``Progress.skipped_in_a_row``,
-    unless its gradients overflowed and the loss scale was lowered.
+    If the global loss or gradient norm is not finite, the update is skipped: step number and data advance, nothing else
+    does. Overflows that lower the loss scale are not counted in ``Progress.skipped_in_a_row``.
     """
-    home, objective, progress, ranks = state.home, config.objective, state.progress, config.world.data
-    update, limit, scope = config.update, config.clip_norm, config.clip_scope
-    counted = [objective.counts(batch) for batch in micro_batches]
-    own = [sum(count[name] for count in counted) for name in objective.weights]
-    own += map(sum, zip(*map(size_of, micro_batches), strict=True))
-    numbers = ranks.sum_integers(own)  # scored items of the global batch by term, then its size
-    counts, size = dict(zip(objective.weights, numbers, strict=False)), Size(*numbers[len(objective.weights) :])
+    home, progress, ranks = state.home, state.progress, config.world.data
+    objective, weights = config.objective, config.objective.weights
+    counted = [(*map(objective.counts(batch).__getitem__, weights), *size_of(batch)) for batch in micro_batches]
+    numbers = ranks.sum_integers([*map(sum, zip(*counted, strict=True))])  # of all ranks: scored items, then the size
+    counts, size = dict(zip(weights, numbers, strict=False)), Size(*numbers[len(weights) :])
     scale = config.loss_scale.value(progress) if config.loss_scale else 1.0
-    scaled = objective if scale == 1.0 else Scaled(objective, scale)
-    if (topology := config.topology) is not None:
+    if topology := config.topology:
         topology.watch(progress.num_updates + 1)
-    with weights_unchanged() if FORMS else nullcontext():
+    with weights_unchanged():
+        scaled = objective if scale == 1.0 else Scaled(objective, scale)
         own_sums = config.executor(state, micro_batches, scaled, counts, begin)
     sums = dict(zip(own_sums, ranks.sum_tensor(torch.stack([*own_sums.values()])).tolist(), strict=True))  # waits, once
     if scale != 1.0:
@@ -146,20 +141,25 @@ def train_step(
     is_finite = all(math.isfinite(total) for name, total in sums.items() if counts[name])
     skipped = not (is_finite and math.isfinite(norm))
     rescaled = is_finite and config.loss_scale is not None and config.loss_scale.adapt(progress, overflowed=skipped)
-    learning_rate = config.schedule(progress.num_updates)
-    count = progress.inherited_updates + progress.num_updates + 1
+    learning_rate, count = config.schedule(progress.num_updates), progress.inherited_updates + progress.num_updates + 1
     if not skipped:
         on_gradients(count)
         for part in home.parts:
             with home.slots(part, count) as slots:
-                update.apply(clip(slots, norm, limit, scope, by_update=update.clips), learning_rate, count)
-    rewired = () if skipped or topology is None else topology.rewire(home, progress.num_updates + 1, count)
+                clipped = clip(slots, norm, config.clip_norm, config.clip_scope, by_update=config.update.clips)
+                config.update.apply(clipped, learning_rate, count)
+    rewired = topology.rewire(home, progress.num_updates + 1, count) if topology and not skipped else ()
     home.drop_gradients()
-    _count(progress, size, skipped=skipped, rescaled=rescaled)
+    progress.step += 1
+    progress.samples += size.samples
+    progress.tokens += size.tokens
+    progress.num_updates += not skipped
+    progress.skipped_steps += skipped
+    progress.skipped_in_a_row = progress.skipped_in_a_row + (not rescaled) if skipped else 0
     return StepResult(
         sums=sums,
         counts=counts,
-        weights=objective.weights,
+        weights=weights,
         size=size,
         gradient_norm=norm,
         learning_rate=learning_rate,
@@ -167,15 +167,6 @@ def train_step(
         loss_scale=scale,
         rewired=rewired,
     )
-
-
-def _count(progress: Progress, size: Size, *, skipped: bool, rescaled: bool) -> None:
-    progress.step += 1
-    progress.samples += size.samples
-    progress.tokens += size.tokens
-    progress.num_updates += not skipped
-    progress.skipped_steps += skipped
-    progress.skipped_in_a_row = progress.skipped_in_a_row + (not rescaled) if skipped else 0
 
 
 def losses(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hornbook.ops.native.cross_entropy import cross_entropy_
-from hornbook.ops.native.kernels import FORMS, form_of
+from hornbook.ops.native.kernels import form_of
 from hornbook.ops.output_columns import Columns, first_largest, first_of_ranks
 from hornbook.ops.triton.operators import chosen, triton_cross_entropy
 from hornbook.parallel.ranks import Cut
@@ -40,14 +40,14 @@ def losses_of(
 ) -> Chunk:
     """Return losses and gradients, given logits without the bias, which are overwritten."""
     is_fp32 = head.bias is None or head.bias.dtype == torch.float32
-    if FORMS and is_fp32 and head.cut is None and (form := form_of("cross_entropy", logits)) is not None:
+    if is_fp32 and head.cut is None and (form := form_of("cross_entropy", logits)) is not None:
         losses, predictions, bias_gradient, log_sums = cross_entropy_(
             logits, targets, head.bias, head.num_real, with_gradient, with_count, form.isa, head.cap, z_weight
         )
         num_correct = (predictions == targets).sum() if with_count else losses.new_zeros(())
         return Chunk(losses, num_correct, logits, bias_gradient, log_sums.square().sum() if z_weight else 0.0)
     is_plain = is_fp32 and head.cut is None and head.cap is None and not z_weight
-    if FORMS and is_plain and chosen("triton_cross_entropy", logits):
+    if logits.is_cuda and is_plain and chosen("triton_cross_entropy", logits):
         losses, predictions = triton_cross_entropy(logits, targets, head.bias, head.num_real, with_gradient)
         num_correct = (predictions == targets).sum() if with_count else losses.new_zeros(())
         has_bias = with_gradient and head.bias is not None

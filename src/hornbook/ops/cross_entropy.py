@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from hornbook.config.shapes import HEAD_TOKENS, HEAD_TOKENS_FUSED
 from hornbook.ops.chunk_losses import Chunk, add_by_parts, losses_of, squares_of, summary_of
-from hornbook.ops.native.kernels import FORMS, form_of
+from hornbook.ops.native.kernels import form_of
 from hornbook.ops.native.products import Products
 from hornbook.ops.output_columns import Columns
 from hornbook.ops.tensor_parallel import enter
@@ -59,7 +59,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         x_gradient = torch.empty_like(x_ND)
         weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
-        native = _native_products(x_ND, weight_VD) if FORMS and chunks == 1 else None
+        native = _native_products(x_ND, weight_VD) if chunks == 1 else None
         weight = weight_VD.to(x_ND.dtype) if native is None and chunks == 1 else weight_VD
         for rows in _chunks_of(x_ND):
             x, targets, weights = x_ND[rows], targets_N[rows], None if weights_N is None else weights_N[rows]
@@ -261,7 +261,7 @@ def _chunks(
     x_ND: Tensor, targets_N: Tensor, head: Columns, chunks: int, *, with_count: bool, z_weight: float = 0.0
 ) -> Iterator[tuple[slice, Chunk]]:
     """Yield the slice and the results of each chunk of tokens."""
-    native = _native_products(x_ND, head.weight) if FORMS and chunks == 1 else None
+    native = _native_products(x_ND, head.weight) if chunks == 1 else None
     weight = head.weight.to(x_ND.dtype) if native is None and chunks == 1 else head.weight
     for rows in _chunks_of(x_ND):
         x, targets = x_ND[rows], targets_N[rows]
@@ -275,7 +275,7 @@ def _chunks(
 
 def _chunks_of(x_ND: Tensor) -> Iterator[slice]:
     """Yield the tokens of each chunk; a fused kernel takes more, so that the table's gradient is summed less often."""
-    size = HEAD_TOKENS_FUSED if FORMS and chosen("triton_cross_entropy", x_ND) else HEAD_TOKENS
+    size = HEAD_TOKENS_FUSED if x_ND.is_cuda and chosen("triton_cross_entropy", x_ND) else HEAD_TOKENS
     for start in range(0, len(x_ND), size):
         yield slice(start, start + size)
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hornbook.ops.native.kernels import FORMS
 from hornbook.ops.triton.operators import chosen, triton_dropout
 
 _GOLDEN = 0x9E3779B1 - (1 << 32)
@@ -67,7 +66,7 @@ def dropout(x: Tensor, keys: Tensor, site: int, probability: float) -> Tensor:
         site: number of the dropout layer in the model.
         probability: share of elements to drop, in [0, 1).
     """
-    if FORMS and chosen("triton_dropout", x):
+    if x.is_cuda and chosen("triton_dropout", x):
         fused: Tensor = triton_dropout(x, None, keys, site, probability)
         return fused
     result: Tensor = _HashedDropout.apply(x, keys, site, probability)  # type: ignore[no-untyped-call]

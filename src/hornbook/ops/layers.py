@@ -13,7 +13,7 @@ from hornbook.ops.dropout import dropout as hashed_dropout
 from hornbook.ops.mixed_layer_norm import mixed_layer_norm
 from hornbook.ops.native import dropout as native_dropout
 from hornbook.ops.native import layer_norm as native_norm
-from hornbook.ops.native.kernels import FORMS, form_of
+from hornbook.ops.native.kernels import form_of
 from hornbook.ops.native.library import Form
 from hornbook.ops.native.linear import linear as native_linear
 from hornbook.ops.native.linear import linear_activation
@@ -49,11 +49,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             that are split over ranks, see ``cut_linear``.
         bias: ``[num_out]``, fp32, or a stack, or None.
     """
-    if is_cut(weight):
-        return cut_linear(x, weight, bias)
-    if FORMS and (form := _native_linear_form(x, weight)) is not None:
+    if (form := _native_form(x, weight)) is not None:
         y: Tensor = native_linear(x, weight, bias, form.isa)
         return y
+    if is_cut(weight):
+        return cut_linear(x, weight, bias)
     if weight.dim() > 2:
         weight, bias = weight.flatten(0, 1), None if bias is None else bias.flatten()
     return functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
@@ -61,7 +61,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def activated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     """Return ``f(x Wᵀ + b)`` with f from ``ACTIVATIONS``; other arguments as for ``linear``."""
-    if not FORMS or (form := _native_linear_form(x, weight)) is None:
+    if (form := _native_form(x, weight)) is None:
         return ACTIVATIONS[activation](linear(x, weight, bias))
     h: Tensor = linear_activation(x, weight, bias, activation, form.isa)[0]
     return h
@@ -103,27 +103,27 @@ def feed_forward(x: Tensor, up: Parameters, down: Parameters, activation: str, *
         activation: the name of f.
         is_gated: whether the first layer computes gate and up, and the second maps ``f(gate) · up``, see ``gated``.
     """
-    first, second = (_native_linear_form(x, of[0]) if FORMS else None for of in (up, down))
-    if first is None or second is None:
+    if (form := _native_form(x, up[0], down[0])) is None:
         h = gated(linear(x, *up), activation) if is_gated else activated_linear(x, *up, activation)
         return linear(h, *down)
-    h, u = linear_activation(x, *up, activation, first.isa, is_gated)
-    y: Tensor = native_linear(h.detach(), *down, second.isa, u, activation)
+    h, u = linear_activation(x, *up, activation, form.isa, is_gated)
+    y: Tensor = native_linear(h.detach(), *down, form.isa, u, activation)
     return y
 
 
-def _native_linear_form(x: Tensor, weight: Tensor) -> Form | None:
-    """Return the native form for the product of ``x`` and ``weight``; None for PyTorch's operators."""
-    is_native = not is_cut(weight) and weight.dtype == torch.float32
-    return form_of("linear", x) if is_native else None
+def _native_form(x: Tensor, *weights: Tensor) -> Form | None:
+    """Return the native form for products of tokens like ``x`` with all of ``weights``; None for PyTorch's."""
+    form = form_of("linear", x)
+    is_native = form is not None and all(weight.dtype == torch.float32 and not is_cut(weight) for weight in weights)
+    return form if is_native else None
 
 
 def dropout_add(x: Tensor, keys: Tensor, site: int, probability: float, residual: Tensor | None) -> Tensor:
     """Return ``drop(x)``, plus ``residual`` if it is given; arguments as for `hornbook.ops.dropout.dropout`."""
-    if FORMS and (form := form_of("dropout", x)) is not None:
+    if (form := form_of("dropout", x)) is not None:
         result: Tensor = native_dropout.dropout(x, residual, keys, site, probability, form.isa)
         return result
-    if FORMS and chosen("triton_dropout", x):
+    if x.is_cuda and chosen("triton_dropout", x):
         fused: Tensor = triton_dropout(x, residual, keys, site, probability)
         return fused
     x = hashed_dropout(x, keys, site, probability)
@@ -175,10 +175,10 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> T
         bias_D: of the same dtype.
         epsilon: added to the variance.
     """
-    if FORMS and weight_D.dtype == torch.float32 and (form := form_of("layer_norm", x)) is not None:
+    if weight_D.dtype == torch.float32 and (form := form_of("layer_norm", x)) is not None:
         normed: Tensor = native_norm.norm(x, weight_D, bias_D, epsilon, form.isa)[0]
         return normed
-    if FORMS and chosen("triton_layer_norm", x):
+    if x.is_cuda and chosen("triton_layer_norm", x):
         return norm_beside(x, weight_D, bias_D, epsilon, centered=True)[1]
     if x.dtype == torch.float32:
         return functional.layer_norm(x, weight_D.shape, weight_D.float(), bias_D.float(), epsilon)
@@ -194,9 +194,9 @@ def layer_norm_beside(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: floa
 
     Arguments as for ``layer_norm``; None if PyTorch computes norms.
     """
-    if FORMS and weight_D.dtype == torch.float32 and (form := form_of("layer_norm", x)) is not None:
+    if weight_D.dtype == torch.float32 and (form := form_of("layer_norm", x)) is not None:
         return native_norm.norm_beside(x, weight_D, bias_D, epsilon, form.isa)
-    if FORMS and chosen("triton_layer_norm", x):
+    if x.is_cuda and chosen("triton_layer_norm", x):
         return norm_beside(x, weight_D, bias_D, epsilon, centered=True)
     return None
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hornbook.ops.native import layer_norm as native_norm
-from hornbook.ops.native.kernels import FORMS, form_of
+from hornbook.ops.native.kernels import form_of
 from hornbook.ops.native.library import Form
 
 
@@ -61,4 +61,4 @@ def rms_norm_beside(x: Tensor, weight_D: Tensor | None, epsilon: float) -> tuple
 
 def _native_form(x: Tensor, weight_D: Tensor | None) -> Form | None:
     is_fp32 = weight_D is None or weight_D.dtype == torch.float32
-    return form_of("layer_norm", x) if FORMS and is_fp32 else None
+    return form_of("layer_norm", x) if is_fp32 else None

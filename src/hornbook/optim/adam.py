@@ -11,7 +11,6 @@ from torch.optim.adam import adam as torch_adam
 from hornbook.config.optimizers import MomentsConfig
 from hornbook.ops.native.adamw import Numbers, form_for
 from hornbook.ops.native.adamw import adamw as native_adamw
-from hornbook.ops.native.kernels import FORMS
 from hornbook.optim.slots import Slot, by_group
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -52,7 +51,7 @@ def adamw(
         numbers = Numbers(learning_rate * scale, weight_decay, config.beta1, config.beta2, epsilon, t, decoupled)
         weights, gradients = [slot.parameter for slot in group], [slot.gradient for slot in group]
         means, squares = ([slot.state[name] for slot in group] for name in _MOMENTS)
-        if FORMS and (form := form_for([*weights, *gradients, *means, *squares])) is not None:
+        if (form := form_for([*weights, *gradients, *means, *squares])) is not None:
             for slot, mean, square in zip(group, means, squares, strict=True):
                 native_adamw(form, slot.parameter, slot.gradient, mean, square, numbers, slot.clip)
             continue

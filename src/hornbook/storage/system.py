@@ -8,6 +8,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Final, TypeVar
@@ -230,10 +231,11 @@ def cpu_facts(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> set[str]:
+@cache
+def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     """Return the instruction sets that Linux reports, on Arm as "Features"; empty on other systems."""
     facts = cpu_facts(path)
-    return set((facts.get("flags") or facts.get("Features") or "").split())
+    return frozenset((facts.get("flags") or facts.get("Features") or "").split())
 
 
 def process_is_alive(pid: int) -> bool:

@@ -10,7 +10,7 @@ from native_forms import forms, threads
 
 from hornbook.ops.native.kernels import Kernels, using
 from hornbook.ops.native.orthogonalize import apply_by_pytorch, apply_polynomials
-from hornbook.optim.orthogonalize import _COEFFICIENTS, orthogonalize
+from hornbook.optim.muon import _COEFFICIENTS, orthogonalize
 
 GENTLE = ((1.875, -1.25, 0.375), (1.5, -0.5, 0.25))
 """Polynomials that make no singular value, and no rounding, much larger."""
@@ -50,7 +50,7 @@ def test_bf16_matrices_are_orthogonalized_natively_where_that_is_chosen(shape):
     matrix, chosen = torch.randn(shape, generator=torch.Generator().manual_seed(0)), forms()[0].isa
     (expected,) = orthogonalize([matrix.bfloat16()], "polar_express")
     with (
-        patch("hornbook.optim.orthogonalize.apply_polynomials", wraps=apply_polynomials) as native,
+        patch("hornbook.optim.muon.apply_polynomials", wraps=apply_polynomials) as native,
         using(Kernels(why="test", forms={"orthogonalize_bf16": chosen})),
     ):
         orthogonalize([matrix], "polar_express")
