@@ -34,9 +34,9 @@ from hornbook.exchange.restore import LoadedModel
 from hornbook.model import LanguageModel, build_model
 from hornbook.model.attention import CausalSelfAttention, Context, KeyValues, attend
 from hornbook.model.block import FeedForward, PreNormBlock
-from hornbook.model.forward import Forward
 from hornbook.model.head import CausalHead, OutputHead
 from hornbook.model.initialize import Draw
+from hornbook.model.language_model import Forward
 from hornbook.model.layers import Dropout, Embedding, LayerNorm, Linear, MakeLinear, RMSNorm
 from hornbook.objective import Objective, build_objective
 from hornbook.ops.attention import WeightDropout, causal_attention, head_keys

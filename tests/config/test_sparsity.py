@@ -3,7 +3,7 @@
 import pytest
 
 from hornbook.config import GPTConfig, SparsityConfig, load_recipe
-from hornbook.config.linears import linears_of
+from hornbook.config.sparsity import linears_of
 from hornbook.errors import RecipeError
 
 MODEL = GPTConfig(num_layers=2, hidden_size=64, num_heads=4, vocab_size=100)

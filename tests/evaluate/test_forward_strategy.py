@@ -12,7 +12,7 @@ from tiny_text import build_tiny
 from hornbook.engine.build_training import build_training
 from hornbook.evaluate.spans import Span, score
 from hornbook.generate import generate
-from hornbook.model.forward import forward_resident
+from hornbook.model.language_model import forward_resident
 from hornbook.run import launch
 from hornbook.track.metrics import read
 

@@ -15,8 +15,8 @@ from hornbook.generate.incremental_model import IncrementalModel, incremental_mo
 from hornbook.model import LanguageModel, initialize
 from hornbook.model.attention import CausalSelfAttention
 from hornbook.model.block import PreNormBlock
-from hornbook.model.forward import forward_resident
 from hornbook.model.head import CausalHead
+from hornbook.model.language_model import forward_resident
 from hornbook.model.layers import Embedding, Linear
 from hornbook.ops.layers import linear
 from hornbook.ops.native.kernels import Kernels, using

@@ -3,7 +3,7 @@
 import pytest
 from tiny import tiny_model
 
-from hornbook.model.forward import evaluation_mode
+from hornbook.model.language_model import evaluation_mode
 
 
 @pytest.mark.parametrize("training", [True, False])

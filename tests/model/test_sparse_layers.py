@@ -9,13 +9,13 @@ from tiny import hidden_states, random_batch, randomize, tiny_config
 from tiny_encoders import lay_out, loss_of, make_samples, tiny_encoder_config
 
 from hornbook.config import CausalLMConfig, MaskedLMConfig, PretrainingConfig, Recipe, SparsityConfig
-from hornbook.config.linears import linears_of
+from hornbook.config.sparsity import linears_of
 from hornbook.errors import UserError
 from hornbook.generate import generate
 from hornbook.generate.decoder import PlainDecoder, make_decoder
 from hornbook.model import LanguageModel, build_model, initialize, model_of
 from hornbook.model.attention import QueryKeyValue
-from hornbook.model.forward import forward_resident
+from hornbook.model.language_model import forward_resident
 from hornbook.model.layers import Linear
 from hornbook.model.sparse_layers import dense_weights, sparse_layers
 from hornbook.ops.block_sparse import prepare_compilation

@@ -219,7 +219,7 @@ def test_a_bias_and_the_number_of_right_predictions(monkeypatch, chunk, dtype):
         again, num_again = counted_cross_entropy(x, weight, targets, 13, bias)
     torch.testing.assert_close(again, total.detach())
     assert num_again == num_correct
-    assert_near(token_losses(x, weight, targets, 13, bias).sum(), expected.detach(), tolerance)
+    assert_near(token_losses(x, weight, targets, 13, bias_V=bias).sum(), expected.detach(), tolerance)
 
 
 @pytest.mark.parametrize("columns", [128, 100, 67])
@@ -264,7 +264,7 @@ def test_chunks_of_the_vocabulary_change_rounding_only(monkeypatch, vocab_size, 
         (0.25 * plain + 0.5 * loss).backward()
         with torch.no_grad():
             counted = counted_cross_entropy(x, weight, targets, vocab_size, bias, parts)
-        losses = token_losses(x, weight, targets, vocab_size, bias, parts)
+        losses = token_losses(x, weight, targets, vocab_size, parts, bias_V=bias)
         results.append((plain, loss, right, *counted, losses, x.grad, weight.grad, bias.grad))
     for whole, chunked in zip(*results, strict=True):
         assert chunked.dtype == whole.dtype
@@ -303,7 +303,7 @@ def test_weights_scale_each_tokens_loss_and_gradients(chunks, dtype):
     targets[::7] = -100
     weights = torch.rand(700, generator=draws)
     x_ND, weight_VD = x.clone().requires_grad_(), table.clone().requires_grad_()
-    loss, unweighted = weighted_cross_entropy(x_ND, weight_VD, targets, weights, 200, chunks)
+    loss, unweighted = weighted_cross_entropy(weights, x_ND, weight_VD, targets, 200, chunks)
     (loss * 2).backward()
     theirs = (x.double().requires_grad_(), table.double().requires_grad_())
     logits = theirs[0] @ theirs[1][:200].T
@@ -317,7 +317,7 @@ def test_weights_scale_each_tokens_loss_and_gradients(chunks, dtype):
     torch.testing.assert_close(x_ND.grad.double(), theirs[0].grad, **close)
     torch.testing.assert_close(weight_VD.grad.double(), theirs[1].grad, **close)
     with torch.no_grad():
-        without = weighted_cross_entropy(x_ND, weight_VD, targets, weights, 200, chunks)
+        without = weighted_cross_entropy(weights, x_ND, weight_VD, targets, 200, chunks)
     torch.testing.assert_close(torch.stack(without), torch.stack([loss, unweighted]), rtol=1e-5, atol=0)
 
 
@@ -332,10 +332,10 @@ def test_z_loss_and_cap_are_those_of_autograd(chunks, cap):
     squares = logits.logsumexp(-1)[targets != NOT_SCORED].square().sum()
     expected = functional.cross_entropy(logits, targets, reduction="sum")
     (0.5 * (expected + 0.1 * squares)).backward()
-    total, found = z_regularized_cross_entropy(x, weight, targets, 0.1, 300, chunks, cap)
+    total, found = z_regularized_cross_entropy(0.1, x, weight, targets, 300, chunks, cap)
     (0.5 * (total + 0.1 * found)).backward()
     with torch.no_grad():
-        again = z_regularized_cross_entropy(x, weight, targets, 0.1, 300, chunks, cap)
+        again = z_regularized_cross_entropy(0.1, x, weight, targets, 300, chunks, cap)
     for value, other in ((total, expected), (found, squares), (again[0], expected), (again[1], squares)):
         assert_near(value.double(), other, 1e-6)
     assert_near(x.grad.double(), exact[0].grad, 2e-6)

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from hornbook.ops.layers import ACTIVATIONS, gated
-from hornbook.ops.rms_norm import rms_norm, rms_norm_beside
-from hornbook.ops.rotary import rotate
+from hornbook.ops.attention import rotate
+from hornbook.ops.layers import ACTIVATIONS, gated, rms_norm, rms_norm_beside
 
 
 @pytest.mark.parametrize("has_gain", [True, False])

@@ -4,9 +4,8 @@ from in_memory import InMemoryTokens
 
 from hornbook.errors import UserError
 from hornbook.samples.batches import HeldOutWindows, WindowBatches
-from hornbook.samples.document_windows import DocumentWindows, EvaluationDocumentWindows
 from hornbook.samples.mixture import Mixture
-from hornbook.samples.windows import NOT_SCORED, Piece
+from hornbook.samples.windows import NOT_SCORED, DocumentWindows, EvaluationDocumentWindows, Piece
 
 DOCUMENTS = [[5, 6, 7, 8, 9], [3, 4], [1, 2, 7, 7], [], [11, 12, 13, 14, 15, 16]]
 BEGINNINGS = {(5, 6, 7, 8), (1, 2, 7, 7), (11, 12, 13, 14)}

@@ -22,7 +22,7 @@ from hornbook.api import passes
 from hornbook.api.inputs import One, Several, read_inputs
 from hornbook.api.passes import EmbedOptions, refuse_below_one
 from hornbook.api.writing import GenerateOptions, write
-from hornbook.checkpoint.contents import Contents
+from hornbook.checkpoint.boxes import Contents
 from hornbook.config import GenerationConfig, Recipe, recipe_to_dict
 from hornbook.config.sections import Compute
 from hornbook.errors import UserError

@@ -24,7 +24,7 @@ from hornbook.generate.classes import Classified, class_logits, class_names, mos
 from hornbook.generate.embeddings import ids_of_texts
 from hornbook.generate.sequence_outputs import by_sequence, outputs_of, refuse_ids
 from hornbook.model import LanguageModel
-from hornbook.model.encoder_head import EncoderHead
+from hornbook.model.head import EncoderHead
 from hornbook.model.label_heads import ClassificationHead, SpanHead
 from hornbook.samples.batches import Batch, HeldOut
 from hornbook.samples.given import GivenMasked, GivenTokens

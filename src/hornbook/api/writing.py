@@ -16,7 +16,7 @@ from hornbook.config.generation import GenerationConfig
 from hornbook.errors import UserError
 from hornbook.exchange.restore import LoadedModel
 from hornbook.generate import TextWriter, draws_of, find_stop_id, generate_batch, make_decoder
-from hornbook.model.forward import evaluation_mode
+from hornbook.model.language_model import evaluation_mode
 
 
 class GenerateOptions(TypedDict, total=False):

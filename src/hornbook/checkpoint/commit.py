@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from hornbook import storage
-from hornbook.checkpoint.boxes import Box, Layout
-from hornbook.checkpoint.contents import Contents, Shard
+from hornbook.checkpoint.boxes import Box, Contents, Layout, Shard
 from hornbook.checkpoint.listing import committed
 from hornbook.checkpoint.manifest import (
     MANIFEST,

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hornbook.checkpoint import tensors as stored
-from hornbook.checkpoint.boxes import Box, Layout
-from hornbook.checkpoint.contents import Contents, Shard
+from hornbook.checkpoint.boxes import Box, Contents, Layout, Shard
 from hornbook.checkpoint.listing import resolve
 from hornbook.checkpoint.manifest import Kind, Manifest, read_manifest, verify
 from hornbook.checkpoint.tensors import open_file

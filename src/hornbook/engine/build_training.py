@@ -33,7 +33,7 @@ from hornbook.engine.step import StepConfig, resident
 from hornbook.engine.topology import Topology, with_blocks
 from hornbook.errors import UserError
 from hornbook.model import LanguageModel, initialize, model_of
-from hornbook.model.forward import forward_resident, forward_split
+from hornbook.model.language_model import forward_resident, forward_split
 from hornbook.objective import OBJECTIVES, build_objective
 from hornbook.ops.native.build import HALVES
 from hornbook.ops.native.choice import choose

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hornbook.config import Recipe
 from hornbook.engine.home import Held, InMemory, zeros
-from hornbook.engine.pinned import pinned_zeros_like
+from hornbook.engine.spaces import pinned_zeros_like
 from hornbook.model import LanguageModel
 from hornbook.ops.rounding import random_words, round_stochastically
 from hornbook.optim.slots import Slot, norms_of

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from hornbook.engine.pinned import pinned_bytes
+from hornbook.engine.spaces import pinned_bytes
 from hornbook.model import LanguageModel
 
 

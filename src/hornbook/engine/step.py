@@ -19,7 +19,7 @@ from hornbook.engine.executors import Executor
 from hornbook.engine.loss_scale import LossScale, Scaled
 from hornbook.engine.state import TrainState
 from hornbook.engine.topology import Topology
-from hornbook.model.forward import Forward, forward_resident
+from hornbook.model.language_model import Forward, forward_resident
 from hornbook.objective import Objective, weighted_loss
 from hornbook.ops.native.kernels import weights_unchanged
 from hornbook.optim.slots import clip

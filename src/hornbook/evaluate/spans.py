@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hornbook.model import LanguageModel
-from hornbook.model.forward import Forward, forward_resident
 from hornbook.model.head import OutputHead
+from hornbook.model.language_model import Forward, forward_resident
 from hornbook.parallel.ranks import Ranks
 from hornbook.samples.batches import Batch
 from hornbook.samples.windows import NOT_SCORED

@@ -21,7 +21,7 @@ from hornbook.config.options import definition_of, split_entry
 from hornbook.config.suggest import did_you_mean
 from hornbook.errors import CheckpointError, UserError
 from hornbook.exchange.restore import LoadedModel
-from hornbook.model.forward import Forward, evaluation_mode, forward_resident
+from hornbook.model.language_model import Forward, evaluation_mode, forward_resident
 from hornbook.parallel.device import dtype_name
 from hornbook.parallel.ranks import Ranks
 from hornbook.text.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from hornbook.model import LanguageModel
-from hornbook.model.forward import Forward, evaluation_mode, forward_resident
+from hornbook.model.language_model import Forward, evaluation_mode, forward_resident
 from hornbook.objective import Objective
 from hornbook.parallel.ranks import Ranks
 from hornbook.samples.batches import Batch, HeldOut, evaluation_batches, refuse_unknown_ids

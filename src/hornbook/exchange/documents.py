@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from torch import Tensor
 
-from hornbook.checkpoint.contents import Contents
+from hornbook.checkpoint.boxes import Contents
 from hornbook.checkpoint.load import shapes_of
 from hornbook.config import Recipe, recipe_from_dict
 from hornbook.config.options import TAGS, choices, show

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hornbook.checkpoint.contents import Contents, Shard
+from hornbook.checkpoint.boxes import Contents, Shard
 from hornbook.checkpoint.load import StoredTensors, dtypes_of, load, shapes_of
 from hornbook.checkpoint.tensors import DTYPES
 from hornbook.config import Recipe

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from hornbook.checkpoint.contents import Contents
+from hornbook.checkpoint.boxes import Contents
 from hornbook.checkpoint.listing import require_source
 from hornbook.checkpoint.load import load, resolve
 from hornbook.config import Recipe, UnknownPart

@@ -19,8 +19,8 @@ from hornbook.config import SpanConfig
 from hornbook.errors import HornbookError
 from hornbook.generate.sequence_outputs import outputs_of
 from hornbook.model import LanguageModel
-from hornbook.model.forward import Forward, forward_resident
 from hornbook.model.label_heads import SpanHead
+from hornbook.model.language_model import Forward, forward_resident
 from hornbook.samples.squad import NO_ANSWER, Question, Window
 
 _LOWEST = np.finfo(np.float32).min

@@ -15,7 +15,7 @@ from hornbook.errors import CheckpointError, HornbookError, UserError
 from hornbook.exchange.restore import LoadedModel
 from hornbook.generate.sequence_outputs import outputs_of
 from hornbook.model import LanguageModel
-from hornbook.model.forward import Forward, forward_resident
+from hornbook.model.language_model import Forward, forward_resident
 from hornbook.samples.labelled_texts import listed
 from hornbook.samples.sequences import TokenSequence
 

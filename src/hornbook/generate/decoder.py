@@ -32,8 +32,8 @@ from hornbook.generate.cache import Cache
 from hornbook.generate.incremental_model import IncrementalModel, incremental_model
 from hornbook.generate.sampling import Chooser, draws_of
 from hornbook.model import LanguageModel
-from hornbook.model.forward import Forward, evaluation_mode, forward_resident
 from hornbook.model.head import tokens_at
+from hornbook.model.language_model import Forward, evaluation_mode, forward_resident
 from hornbook.ops.attention import document_mask
 from hornbook.samples.given import decoder_batch
 

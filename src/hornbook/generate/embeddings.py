@@ -19,8 +19,8 @@ from hornbook.arrays import Int64s, Integers
 from hornbook.errors import HornbookError, UserError
 from hornbook.generate.sequence_outputs import by_sequence, outputs_of, refuse_ids
 from hornbook.model import LanguageModel
-from hornbook.model.forward import Forward, forward_resident
 from hornbook.model.head import OutputHead
+from hornbook.model.language_model import Forward, forward_resident
 from hornbook.samples.batches import Batch
 from hornbook.samples.labelled_texts import num_special
 from hornbook.samples.sequences import TokenSequence, framed

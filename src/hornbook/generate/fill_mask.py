@@ -15,9 +15,8 @@ from torch import Tensor
 
 from hornbook.errors import UserError
 from hornbook.model import LanguageModel
-from hornbook.model.encoder_head import EncoderHead
-from hornbook.model.forward import evaluation_mode, forward_resident
-from hornbook.model.head import tokens_at
+from hornbook.model.head import EncoderHead, tokens_at
+from hornbook.model.language_model import evaluation_mode, forward_resident
 from hornbook.samples.batches import Batch
 from hornbook.samples.layout import lay_out
 from hornbook.samples.sequences import TokenSequence, framed

@@ -16,8 +16,8 @@ from torch import Tensor
 from hornbook.arrays import Int64s
 from hornbook.errors import UserError
 from hornbook.model import LanguageModel
-from hornbook.model.forward import Forward, evaluation_mode, forward_resident
 from hornbook.model.head import sequence_indices
+from hornbook.model.language_model import Forward, evaluation_mode, forward_resident
 from hornbook.samples.batches import Batch
 from hornbook.samples.layout import lay_out
 from hornbook.samples.sequences import TokenSequence

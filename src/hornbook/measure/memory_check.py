@@ -27,8 +27,7 @@ from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepResult, train_step
 from hornbook.measure.throughput import synthetic_loader
 from hornbook.parallel.device import synchronize
-from hornbook.parallel.ranks import local
-from hornbook.parallel.waits import blocked
+from hornbook.parallel.ranks import blocked, local
 from hornbook.parallel.world import World
 from hornbook.plan.attention import Group, Tokens
 from hornbook.plan.memory import Memory, full_tokens, memory_of

@@ -31,7 +31,7 @@ from hornbook.measure.memory_timeline import MemoryTimeline
 from hornbook.measure.module_times import PHASE, WAITING, module_ranges, module_times, operator_times
 from hornbook.measure.scaling import exposed_of
 from hornbook.parallel.device import dtype_name, memory_in_use, synchronize
-from hornbook.parallel.waits import blocked
+from hornbook.parallel.ranks import blocked
 from hornbook.parallel.world import World
 from hornbook.run.utilization import Utilization, measure_utilization
 from hornbook.samples.batches import Batch, Samples

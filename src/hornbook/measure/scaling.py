@@ -34,7 +34,7 @@ from hornbook.engine.build_training import build_training
 from hornbook.engine.step import train_step
 from hornbook.measure.throughput import Throughput, hornbook_step, synthetic_loader, timed
 from hornbook.parallel.device import synchronize
-from hornbook.parallel.waits import blocked
+from hornbook.parallel.ranks import blocked
 from hornbook.parallel.world import World
 from hornbook.samples.batches import Batch
 

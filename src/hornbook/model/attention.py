@@ -23,11 +23,11 @@ from hornbook.ops.attention import (
     cached_attention,
     causal_attention,
     head_keys,
+    rotate,
 )
 from hornbook.ops.native.attention import attention as native_attention
 from hornbook.ops.native.attention import sequence_form
 from hornbook.ops.native.library import Form
-from hornbook.ops.rotary import rotate
 from hornbook.ops.sequence_groups import GroupSize, SequenceGroups, SpacedSequences, take
 
 
@@ -178,9 +178,14 @@ class SelfAttention(nn.Module, ABC):
         q, k, v = packed_BTE.view(shape).permute(2, 0, 3, 1, 4)
         return q, k, v
 
-    def native_form(self, packed_BTE: Tensor) -> Form | None:
-        """Return the form for ``attend_sequences``; None if PyTorch computes, or a subclass overrides ``split``."""
-        return sequence_form(packed_BTE) if type(self).split is SelfAttention.split else None
+    def native_form(self, packed_BTE: Tensor, context: Context) -> Form | None:
+        """Return the form for ``attend_sequences``; None if PyTorch computes.
+
+        It does with a cache or documents that are not contiguous, and for subclasses that override ``split``.
+        """
+        is_of_sequences = "cache" not in context and ("mask" not in context or "firsts" in context)
+        is_own = type(self).split is SelfAttention.split
+        return sequence_form(packed_BTE) if is_own and is_of_sequences else None
 
     def attend_sequences(
         self,
@@ -235,11 +240,6 @@ class SelfAttention(nn.Module, ABC):
         return WeightDropout(keys_BHT, self.dropout.site, self.dropout.probability)
 
 
-def is_of_sequences(context: Context) -> bool:
-    """Return whether all tokens that a decoder's tokens attend to are in the batch, in contiguous documents."""
-    return "cache" not in context and ("mask" not in context or "firsts" in context)
-
-
 class CausalSelfAttention(SelfAttention):
     """Self-attention to the same and earlier tokens, with ``mask`` only to those of the same document."""
 
@@ -247,7 +247,7 @@ class CausalSelfAttention(SelfAttention):
 
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
         """Return the attention to earlier tokens; see ``SelfAttention``."""
-        if (form := self.native_form(packed_BTE)) is not None and is_of_sequences(context):
+        if (form := self.native_form(packed_BTE, context)) is not None:
             return self.attend_windows(form, packed_BTE, context)
         dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None
         y_BHTK = attend(self, *self.split(packed_BTE), context, dropout=dropout)
@@ -297,7 +297,7 @@ class EncoderSelfAttention(SelfAttention):
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
         """Return the attention within each sequence; ``context`` has the entries of ``SequenceGroups``."""
         packed_NE, angles_NR = packed_BTE.flatten(0, 1), self.angles(context)
-        if (form := self.native_form(packed_NE)) is not None:
+        if (form := self.native_form(packed_NE, context)) is not None:
             sequences = (context["firsts"], context["lengths"], context["keys"].flatten())
             window = None if self.reach is None else self.reach + 1
             heads: dict[str, Any] = dict(zip(("cosines_NR", "sines_NR"), angles_NR, strict=False))

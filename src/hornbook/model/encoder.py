@@ -18,9 +18,8 @@ import torch
 from hornbook.config import BertConfig, EncoderConfig, GroupBertConfig, ModernBertConfig, RobertaConfig
 from hornbook.model.attention import Context
 from hornbook.model.block import PostNormBlock
-from hornbook.model.encoder_head import EncoderHead, Transform
 from hornbook.model.group_block import GroupBlock
-from hornbook.model.head import OutputHead
+from hornbook.model.head import EncoderHead, OutputHead, Transform
 from hornbook.model.label_heads import FirstTokenClassifier, SpanHead, TransformClassifier
 from hornbook.model.language_model import LanguageModel
 from hornbook.model.layers import Embedding, LayerNorm

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from hornbook.config.shapes import padded_rows
 from hornbook.model.initialize import Draw
-from hornbook.model.layers import LayerNorm
+from hornbook.model.layers import LayerNorm, Linear, activated
 from hornbook.ops.cross_entropy import (
+    counted_cross_entropy,
     linear_cross_entropy,
     token_losses,
     vocabulary_logits,
@@ -26,6 +28,7 @@ from hornbook.ops.cross_entropy import (
 from hornbook.parallel.device import copied_to
 from hornbook.parallel.ranks import local
 from hornbook.samples.batches import Batch
+from hornbook.samples.windows import NOT_SCORED
 
 
 class OutputHead(nn.Module):
@@ -145,35 +148,30 @@ class CausalHead(OutputHead):
 
     def cross_entropy(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Return the summed cross-entropy, an fp32 scalar in nats; targets of -100 are ignored."""
-        return linear_cross_entropy(*self._inputs(x_BTD, targets_BT), *self._options)
+        return linear_cross_entropy(*self._arguments(x_BTD, targets_BT))
 
     def z_regularized_cross_entropy(self, x_BTD: Tensor, targets_BT: Tensor, z_weight: float) -> tuple[Tensor, Tensor]:
         """Return the sums of the cross-entropies and of the squared log-sums of exponentials, fp32 scalars.
 
         The gradient of the first is that of both, the second times ``z_weight``; targets of -100 are ignored.
         """
-        return z_regularized_cross_entropy(*self._inputs(x_BTD, targets_BT), z_weight, *self._options)
+        return z_regularized_cross_entropy(z_weight, *self._arguments(x_BTD, targets_BT))
 
     def weighted_cross_entropy(self, x_BTD: Tensor, targets_BT: Tensor, weights_BT: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weighted and the unweighted sum of the tokens' cross-entropies; targets of -100 are ignored.
 
         Both are fp32 scalars in nats, the second without a gradient. ``weights_BT`` is fp32.
         """
-        return weighted_cross_entropy(*self._inputs(x_BTD, targets_BT), weights_BT.flatten(), *self._options)
+        return weighted_cross_entropy(weights_BT.flatten(), *self._arguments(x_BTD, targets_BT))
 
     @torch.no_grad()
     def token_losses(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Return each token's cross-entropy ``[B, T]``, fp32, in nats; 0 where the target is -100."""
-        vocab_size, chunks, cap = self._options
-        losses_N = token_losses(*self._inputs(x_BTD, targets_BT), vocab_size, chunks=chunks, cap=cap)
-        return losses_N.view_as(targets_BT)
+        return token_losses(*self._arguments(x_BTD, targets_BT)).view_as(targets_BT)
 
-    @property
-    def _options(self) -> tuple[int, int, float | None]:
-        return self.vocab_size, self.vocabulary_chunks, self.cap
-
-    def _inputs(self, x_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.prepare(x_BTD).flatten(0, 1), self.table, targets_BT.flatten()
+    def _arguments(self, x_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor, Tensor, int, int, float | None]:
+        x_ND, targets_N = self.prepare(x_BTD).flatten(0, 1), targets_BT.flatten()
+        return x_ND, self.table, targets_N, self.vocab_size, self.vocabulary_chunks, self.cap
 
 
 def tokens_at(x_BT: Tensor, indices_P: Tensor) -> Tensor:
@@ -202,3 +200,93 @@ def sequence_indices(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor
 
 def _beside(device: torch.device, indices: Tensor) -> Tensor:
     return indices if indices.device == device else copied_to(device, indices)
+
+
+class Transform(nn.Module):
+    """Dense layer, activation and norm before the table (Devlin et al. 2019)."""
+
+    def __init__(self, hidden_size: int, *, activation: str, epsilon: float, std: float, bias: bool = True) -> None:
+        super().__init__()
+        self.dense = Linear(hidden_size, hidden_size, std=std, bias=bias)
+        self.activation = activation
+        self.norm = LayerNorm(hidden_size, epsilon=epsilon, has_bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[..., D]`` to ``[..., D]``."""
+        y: Tensor = self.norm(activated(self.dense, x, self.activation))
+        return y
+
+
+class EncoderHead(OutputHead):
+    """BERT's heads (Devlin et al. 2019). Index tensors are int64 and hold flat indices of the B·T tokens.
+
+    ::
+
+        x_BTD --predictions_P--> x_PD -> dense, activation, norm -> tied table, bias -> loss, number correct
+        x_BTD --firsts_S-------> x_SD -> pooler: dense, tanh     -> dense, 2 logits  -> loss, number correct
+
+    Only the tokens to predict, about a seventh, are gathered and multiplied by the table.
+
+    Args:
+        hidden_size: D.
+        vocab_size: size of the vocabulary, without padding.
+        transform: the layers before the table, if any.
+        bias: whether each token of the vocabulary has a bias.
+        relates: whether to add a pooler and a classifier of pairs.
+        std: standard deviation of the initial weights of those two.
+        norm: final layer norm (pre-norm models).
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        vocab_size: int,
+        *,
+        transform: Transform | None,
+        bias: bool,
+        relates: bool,
+        std: float,
+        norm: LayerNorm | None = None,
+    ) -> None:
+        super().__init__(hidden_size, vocab_size, bias=bias, norm=norm, std=std)
+        self.transform = transform or nn.Identity()
+        self.pooler = Linear(hidden_size, hidden_size, std=std) if relates else None
+        self.classifier = Linear(hidden_size, 2, std=std) if relates else None
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Return the input of the output projection ``[..., D]`` for hidden states ``[..., D]``."""
+        prepared: Tensor = self.transform(self.norm(x))
+        return prepared
+
+    def predict(self, x_BTD: Tensor, predictions_P: Tensor, targets_P: Tensor) -> tuple[Tensor, Tensor]:
+        """Score the tokens at ``predictions``; targets of -100 are ignored.
+
+        Returns:
+            The summed cross-entropy in nats and the number of targets that have the largest logit, the first of ties;
+            fp32 scalars, the second without a gradient.
+        """
+        x_PD = self.prepare(tokens_at(x_BTD, predictions_P))
+        return counted_cross_entropy(x_PD, self.table, targets_P, self.vocab_size, self.bias, self.vocabulary_chunks)
+
+    @torch.no_grad()
+    def token_losses(self, x_BTD: Tensor, predictions_P: Tensor, targets_P: Tensor) -> Tensor:
+        """Return the cross-entropy at each of ``predictions``, ``[P]`` fp32, in nats; 0 where the target is -100."""
+        x_PD = self.prepare(tokens_at(x_BTD, predictions_P))
+        return token_losses(x_PD, self.table, targets_P, self.vocab_size, self.vocabulary_chunks, bias_V=self.bias)
+
+    def pooled(self, x_BTD: Tensor, firsts_S: Tensor) -> Tensor:
+        """Return the pooled first token of each sequence, ``[S, D]``."""
+        assert self.pooler is not None, "the model has no pooler"
+        return torch.tanh(self.pooler(self.first_tokens(x_BTD, firsts_S)))
+
+    def relate(self, x_BTD: Tensor, firsts_S: Tensor, labels_S: Tensor) -> tuple[Tensor, Tensor]:
+        """Score pairs of texts: label 0 if the second follows the first, 1 if not; labels of -100 are ignored.
+
+        Returns:
+            The summed cross-entropy in nats and the number of correct predictions; fp32 scalars, the second without a
+            gradient.
+        """
+        assert self.classifier is not None, "the model has no classifier of pairs"
+        logits_S2 = self.classifier(self.pooled(x_BTD, firsts_S)).float()
+        loss = functional.cross_entropy(logits_S2, labels_S, ignore_index=NOT_SCORED, reduction="sum")
+        return loss, (logits_S2.argmax(1) == labels_S).sum().float()

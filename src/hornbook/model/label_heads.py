@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hornbook.model.encoder_head import Transform
-from hornbook.model.head import OutputHead, sequence_indices, tokens_at
+from hornbook.model.head import OutputHead, Transform, sequence_indices, tokens_at
 from hornbook.model.layers import Dropout, LayerNorm, Linear
 from hornbook.samples.batches import Batch
 from hornbook.samples.windows import NOT_SCORED

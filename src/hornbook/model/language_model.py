@@ -11,7 +11,8 @@ split into pipeline stages or loaded from files runs the same objectives and tas
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ from hornbook.model.layers import Embedding, LayerNorm
 from hornbook.model.rotary import Rotary
 from hornbook.ops.attention import document_context
 from hornbook.parallel.ranks import is_cut
-from hornbook.samples.batches import Batch
+from hornbook.samples.batches import Batch, to_device
 
 _PADDED = ("embedding.tokens", "head.table")
 
@@ -209,3 +210,51 @@ def _classifier(config: GPTConfig, vocab_size: int) -> LastTokenClassifier:
     assert config.num_labels is not None, "the run counts the classes before it builds the model"
     size, norm = config.hidden_size, LayerNorm(config.hidden_size, epsilon=config.layer_norm_epsilon)
     return LastTokenClassifier(size, vocab_size, num_labels=config.num_labels, std=config.initializer_std, norm=norm)
+
+
+Result = TypeVar("Result")
+
+
+class Forward(Protocol):
+    """A forward pass of one batch through a model in evaluation mode.
+
+    Evaluation and generation take one, so the same code serves models in the memory of one device
+    (``forward_resident``), models split over ranks (``forward_split``) and models in files.
+    """
+
+    def __call__(self, model: LanguageModel, batch: Batch, use: Callable[[Any, Tensor, Batch], Result], /) -> Result:
+        """Return ``use(head, x_BTD, batch)`` on all ranks, without gradients.
+
+        Args:
+            model: in evaluation mode.
+            batch: in host memory; ``use`` gets it on the model's device.
+            use: called with the head, the last block's hidden states ``[B, T, D]`` and the batch; returns a tensor on
+                the model's device, or a mapping or tuple of tensors.
+        """
+        ...
+
+
+@torch.no_grad()
+def forward_resident(model: LanguageModel, batch: Batch, use: Callable[[Any, Tensor, Batch], Result], /) -> Result:
+    """Run a model that is entirely in the memory of its device (see ``Forward``)."""
+    result: Result = model(use, to_device(batch, model.device))
+    return result
+
+
+def forward_split(model: LanguageModel, batch: Batch, use: Callable[[Any, Tensor, Batch], Result], /) -> Result:
+    """Run a model whose weights are split over ranks, which must all call this equally often (see ``Forward``).
+
+    It differs from ``forward_resident`` by identity only: generation then computes whole windows, without a cache.
+    """
+    return forward_resident(model, batch, use)
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put ``model`` into evaluation mode inside the ``with`` block, and restore its mode afterwards."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

@@ -28,9 +28,10 @@ from hornbook.ops.layers import (
     layer_norm,
     layer_norm_beside,
     linear,
+    rms_norm,
+    rms_norm_beside,
     sinusoidal,
 )
-from hornbook.ops.rms_norm import rms_norm, rms_norm_beside
 from hornbook.ops.tensor_parallel import cut_rows
 from hornbook.parallel.ranks import is_cut
 

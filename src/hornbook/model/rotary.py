@@ -5,7 +5,7 @@
     frequency of the pair i of columns   θ ** (-2 i / R),  i = 0 .. R/2 - 1         linear, llama3, yarn change them
     angle of a token                     position · frequency -> cos, sin [B, T, R/2], once per micro-batch
 
-`hornbook.ops.rotary` rotates queries and keys.
+`hornbook.ops.attention` rotates queries and keys.
 """
 
 import math

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hornbook.config.linears import LinearShape, linears_of
-from hornbook.config.sparsity import SparsityConfig
+from hornbook.config.sparsity import LinearShape, SparsityConfig, linears_of
 from hornbook.errors import UserError
 from hornbook.model.attention import QueryKeyValue
 from hornbook.model.incremental import CastLinear

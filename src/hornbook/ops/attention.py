@@ -343,3 +343,19 @@ def _with_signs(weights: Tensor, keys_ZQ: Tensor, dropout: WeightDropout) -> Ten
 def _kept(weights: Tensor, dropout: WeightDropout) -> Tensor:
     """Return the weights after dropout."""
     return weights.clamp(min=0.0).mul_(1.0 / (1.0 - dropout.probability))
+
+
+def rotate(x_BTHK: Tensor, cos_BTR: Tensor, sin_BTR: Tensor) -> Tensor:
+    """Rotate the first R columns of each head by the angles of its token, computed in fp32.
+
+    Column i pairs with column i + R/2 (``rotate_half`` in transformers).
+
+    Args:
+        x_BTHK: queries or keys, of any floating dtype, which is that of the result; or of flat tokens, ``[N, H, K]``.
+        cos_BTR: fp32 ``[B, T, R/2]``, or ``[N, R/2]``.
+        sin_BTR: likewise.
+    """
+    num_pairs = cos_BTR.shape[-1]
+    first, second, rest = x_BTHK.float().tensor_split((num_pairs, 2 * num_pairs), -1)
+    cos, sin = cos_BTR.unsqueeze(-2), sin_BTR.unsqueeze(-2)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1).to(x_BTHK.dtype)

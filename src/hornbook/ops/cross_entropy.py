@@ -25,10 +25,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from hornbook.config.shapes import HEAD_TOKENS, HEAD_TOKENS_FUSED
-from hornbook.ops.chunk_losses import Chunk, add_by_parts, losses_of, squares_of, summary_of
+from hornbook.ops.chunk_losses import Chunk, Columns, add_by_parts, losses_of, squares_of, summary_of
 from hornbook.ops.native.kernels import form_of
 from hornbook.ops.native.products import Products
-from hornbook.ops.output_columns import Columns
 from hornbook.ops.tensor_parallel import enter
 from hornbook.ops.triton.operators import chosen
 from hornbook.parallel.ranks import cut_of, is_cut, local
@@ -146,10 +145,10 @@ def linear_cross_entropy(
 
 
 def z_regularized_cross_entropy(
+    z_weight: float,
     x_ND: Tensor,
     weight_VD: Tensor,
     targets_N: Tensor,
-    z_weight: float,
     vocab_size: int,
     chunks: int = 1,
     cap: float | None = None,
@@ -172,10 +171,10 @@ def z_regularized_cross_entropy(
 
 
 def weighted_cross_entropy(
+    weights_N: Tensor,
     x_ND: Tensor,
     weight_VD: Tensor,
     targets_N: Tensor,
-    weights_N: Tensor,
     vocab_size: int,
     chunks: int = 1,
     cap: float | None = None,
@@ -220,9 +219,9 @@ def token_losses(
     weight_VD: Tensor,
     targets_N: Tensor,
     vocab_size: int,
-    bias_V: Tensor | None = None,
     chunks: int = 1,
     cap: float | None = None,
+    bias_V: Tensor | None = None,
 ) -> Tensor:
     """Return each token's cross-entropy in nats, ``[N]`` fp32, 0 where the target is ``NOT_SCORED``."""
     losses_N = torch.empty(x_ND.shape[0], dtype=torch.float32, device=x_ND.device)

@@ -1,4 +1,4 @@
-"""The operators of the layers: linear layers, activations and norms."""
+"""The operators of the layers: linear layers, activations and norms (RMS norm: Zhang and Sennrich 2019)."""
 
 import functools
 import math
@@ -175,7 +175,7 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> T
         bias_D: of the same dtype.
         epsilon: added to the variance.
     """
-    if weight_D.dtype == torch.float32 and (form := form_of("layer_norm", x)) is not None:
+    if (form := _norm_form(x, weight_D)) is not None:
         normed: Tensor = native_norm.norm(x, weight_D, bias_D, epsilon, form.isa)[0]
         return normed
     if x.is_cuda and chosen("triton_layer_norm", x):
@@ -194,7 +194,7 @@ def layer_norm_beside(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: floa
 
     Arguments as for ``layer_norm``; None if PyTorch computes norms.
     """
-    if weight_D.dtype == torch.float32 and (form := form_of("layer_norm", x)) is not None:
+    if (form := _norm_form(x, weight_D)) is not None:
         return native_norm.norm_beside(x, weight_D, bias_D, epsilon, form.isa)
     if x.is_cuda and chosen("triton_layer_norm", x):
         return norm_beside(x, weight_D, bias_D, epsilon, centered=True)
@@ -204,3 +204,59 @@ def layer_norm_beside(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: floa
 def affine_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """Return the dtype of gain and bias for activations of ``dtype``: fp32 for 16 bits on a CPU, otherwise the same."""
     return torch.float32 if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+class _RMSNorm(torch.autograd.Function):
+    """Keeps its input and one number per row, ``r = 1 / √(mean(x²) + ε)``, of ``y = x r g``.
+
+    ::
+
+        dx = r (g dy − x r · mean(g dy · x r))      dg = Σ dy · x r
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_D: Tensor | None, epsilon: float) -> Tensor:
+        exact = x.float()
+        scale = torch.rsqrt(exact.square().mean(-1, keepdim=True) + epsilon)
+        ctx.save_for_backward(x, weight_D, scale)
+        normed = exact * scale
+        return (normed if weight_D is None else normed.mul_(weight_D.float())).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight_D, scale = ctx.saved_tensors
+        gradient, normed = gradients[0].float(), x.float() * scale
+        of_weight = None
+        if weight_D is not None:
+            of_weight = (gradient * normed).flatten(0, -2).sum(0).to(weight_D.dtype)
+            gradient = gradient * weight_D.float()
+        of_x = (gradient - normed * (gradient * normed).mean(-1, keepdim=True)).mul_(scale)
+        return of_x.to(x.dtype), of_weight, None
+
+
+def rms_norm(x: Tensor, weight_D: Tensor | None, epsilon: float) -> Tensor:
+    """Return ``x / √(mean(x²) + ε) · weight`` ``[..., D]`` in the dtype of ``x``.
+
+    Args:
+        x: ``[..., D]``, fp32, bf16 or fp16.
+        weight_D: gain, of any floating dtype, or None; its gradient is summed in fp32.
+        epsilon: added to the mean square.
+    """
+    y: Tensor
+    if (form := _norm_form(x, weight_D)) is not None:
+        y = native_norm.norm(x, weight_D, None, epsilon, form.isa, True)[0]
+    else:
+        y = _RMSNorm.apply(x, weight_D, epsilon)  # type: ignore[no-untyped-call]
+    return y
+
+
+def rms_norm_beside(x: Tensor, weight_D: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Return ``x`` and its norm, for ``x + f(norm(x))``; arguments as for ``rms_norm``."""
+    if (form := _norm_form(x, weight_D)) is not None:
+        return native_norm.norm_beside(x, weight_D, None, epsilon, form.isa, is_rms=True)
+    return x, rms_norm(x, weight_D, epsilon)
+
+
+def _norm_form(x: Tensor, weight_D: Tensor | None) -> Form | None:
+    """Return the native form for norms of tokens like ``x``; None for PyTorch's or Triton's."""
+    return form_of("layer_norm", x) if weight_D is None or weight_D.dtype == torch.float32 else None

@@ -95,7 +95,7 @@ class Slices(NamedTuple):
 
 
 SLICES: ContextVar[Slices | None] = ContextVar("SLICES", default=None)
-"""The slices of the current embedding or block, set by `hornbook.engine.sequence_parallel`; None: all tokens."""
+"""The slices of the current embedding or block, set by `hornbook.engine.parallelize`; None: all tokens."""
 
 
 def cut_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

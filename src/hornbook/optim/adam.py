@@ -30,8 +30,6 @@ def adamw(
     ``epsilon_before_correction`` uses the form at the end of section 2 of Kingma & Ba, as TensorFlow does:
     ``w -= lr · √(1-β₂ᵗ) / (1-β₁ᵗ) · m / (√v + ε)``, which equals the above with ``ε / √(1-β₂ᵗ)`` instead of ε.
 
-    PyTorch's fused kernel or a native one computes the update in one pass.
-
     Args:
         slots: fp32 tensors with states ``exp_avg`` and ``exp_avg_sq``.
         config: betas, epsilon and decay; slots with ``decay`` false are not decayed.
@@ -43,7 +41,10 @@ def adamw(
     if config.epsilon_before_correction and config.bias_correction:
         epsilon /= math.sqrt(1.0 - config.beta2**count)
     t = count if config.bias_correction else math.inf  # after infinitely many updates, 1 - βᵗ is 1
-    young = [slot for slot in slots if _counts_ages(config) and slot.grown_at is not None]
+    # By the run's count, the first step of a block that grew late is lr · (1 - β₁) / √(1 - β₂), 3.2 lr for β₂ = 0.999 and
+    # 0.45 lr for 0.95; by its age, lr. The smaller is taken: large first steps disturb what was learned (docs/sparse.md).
+    counts_ages = config.bias_correction and (1.0 - config.beta1) ** 2 > 1.0 - config.beta2
+    young = [slot for slot in slots if counts_ages and slot.grown_at is not None]
     for slot in young:
         _of_ages(slot, config, learning_rate=learning_rate, count=count, decoupled=decoupled)
     for decay, scale, group in by_group([slot for slot in slots if slot not in young] if young else slots):
@@ -74,17 +75,6 @@ def adamw(
             maximize=False,
             decoupled_weight_decay=decoupled,
         )
-
-
-def _counts_ages(config: MomentsConfig) -> bool:
-    """Return whether the bias correction of grown blocks counts from the update after which they grew.
-
-    With the count of the run, the moments of a new block, which start at zero, are not corrected: late in a run, its
-    first step is ``lr · (1 - β₁) / √(1 - β₂)``, 3.2 lr for β₂ = 0.999 and 0.45 lr for 0.95; with the count of its age
-    it is ``lr``. The smaller of the two is taken, since large first steps disturb what has been learned, more so as the
-    learning rate of blocks is several times that of other weights (docs/sparse.md).
-    """
-    return config.bias_correction and (1.0 - config.beta1) ** 2 > 1.0 - config.beta2
 
 
 def _of_ages(slot: Slot, config: MomentsConfig, *, learning_rate: float, count: int, decoupled: bool) -> None:

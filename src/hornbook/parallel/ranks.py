@@ -11,8 +11,9 @@ tensors. A plain tensor is treated as its own local part. PyTorch's DTensor pack
 since the import takes half a second.
 """
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -198,3 +199,26 @@ def cut_axes(tensor: Tensor, dimensions: Collection[int] | None = None) -> set[s
     placements = zip(cut.device_mesh.mesh_dim_names, cut.placements, strict=True)
     split = ((name, placement.dim) for name, placement in placements if not placement.is_replicate())
     return {name for name, dimension in split if dimensions is None or dimension in dimensions}
+
+
+@contextmanager
+def blocked(marked: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Iterator[list[float]]:
+    """Collect the duration of each wait in seconds: all of PyTorch's communication calls ``Work.wait``.
+
+    Each wait runs in the context ``marked()``.
+    """
+    wait, seconds = dist.Work.wait, []
+
+    def timed(work: Any, *args: Any, **options: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            with marked():
+                return wait(work, *args, **options)
+        finally:
+            seconds.append(time.perf_counter() - start)
+
+    dist.Work.wait = timed  # type: ignore[method-assign, assignment]
+    try:
+        yield seconds
+    finally:
+        dist.Work.wait = wait  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Memory of heads: `hornbook.model.head`, `hornbook.model.encoder_head` and their cross-entropy.
+"""Memory of heads: `hornbook.model.head`, `hornbook.model.encoder` and their cross-entropy.
 
 ::
 

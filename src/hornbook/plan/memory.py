@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hornbook.config.linears import linears_of
 from hornbook.config.models import EncoderConfig
 from hornbook.config.objectives import LabelledConfig, MaskingConfig
 from hornbook.config.rank_part import RankPart
 from hornbook.config.recipe import Recipe
 from hornbook.config.sections import DTYPE_BYTES
+from hornbook.config.sparsity import linears_of
 from hornbook.plan.attention import Group, Tokens
 from hornbook.plan.layers import Compute
 from hornbook.plan.phased import PhasedStep, Transfer, transfer_of

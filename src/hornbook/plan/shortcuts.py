@@ -1,4 +1,4 @@
-"""Memory of value embeddings, residual scales and smear (`hornbook.model.shortcuts`)."""
+"""Memory of value embeddings, residual scales and smear (`hornbook.model.decoder`)."""
 
 import math
 from collections.abc import Iterable

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from hornbook.config.linears import linears_of
 from hornbook.config.optimizers import LambConfig
 from hornbook.config.pipeline import KEEPS_SENT, rounds_of
 from hornbook.config.rank_part import RankPart, shard_size
 from hornbook.config.recipe import Recipe
 from hornbook.config.sections import DTYPE_BYTES
+from hornbook.config.sparsity import linears_of
 from hornbook.plan.attention import Tokens
 from hornbook.plan.block_layers import own_tokens
 from hornbook.plan.blocks import Block, block_of

@@ -30,10 +30,9 @@ from hornbook.arrays import Int64s, Integers
 from hornbook.config import Recipe
 from hornbook.config.pipeline import rounds_of
 from hornbook.errors import DataError, UserError
-from hornbook.samples.document_windows import DocumentWindows, EvaluationDocumentWindows
 from hornbook.samples.hashing import Purpose, mix64
 from hornbook.samples.mixture import Mixture
-from hornbook.samples.windows import NOT_SCORED, EvaluationWindows, Windows
+from hornbook.samples.windows import NOT_SCORED, DocumentWindows, EvaluationDocumentWindows, EvaluationWindows, Windows
 from hornbook.wording import counted
 
 Batch: TypeAlias = dict[str, torch.Tensor]

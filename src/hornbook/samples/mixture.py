@@ -25,9 +25,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hornbook.arrays import Int64s
-from hornbook.samples.document_windows import DocumentWindows
 from hornbook.samples.hashing import Purpose, mix64, repeat_first
-from hornbook.samples.windows import Piece, TokenSource, Window, Windows
+from hornbook.samples.windows import DocumentWindows, Piece, TokenSource, Window, Windows
 
 _PAGE_SIZE = 1024
 _KEPT_PAGES = 8

@@ -9,11 +9,10 @@ from hornbook.corpora.joined import by_name, join
 from hornbook.corpora.store import TokenStore, open_held_out, open_store, refuse_other_tokenizers
 from hornbook.errors import UserError
 from hornbook.samples.batches import HeldOutWindows, Samples, WindowBatches
-from hornbook.samples.document_windows import DocumentWindows, EvaluationDocumentWindows
 from hornbook.samples.instances import InstanceSource, holds_instances, open_instances
 from hornbook.samples.mixture import Mixture, joint_fingerprint
 from hornbook.samples.synthetic import SyntheticTokens
-from hornbook.samples.windows import EvaluationWindows, TokenSource, Windows
+from hornbook.samples.windows import DocumentWindows, EvaluationDocumentWindows, EvaluationWindows, TokenSource, Windows
 from hornbook.text.tokenizer import Tokenizer
 
 _NUM_SYNTHETIC_DOCUMENTS = 4096

@@ -19,7 +19,7 @@ from tiny_layouts import recipe_of
 from hornbook.config import PrecisionConfig, load_recipe
 from hornbook.engine.step import train_step
 from hornbook.errors import StoppedBySignal
-from hornbook.model.forward import evaluation_mode
+from hornbook.model.language_model import evaluation_mode
 from hornbook.ops.native import products
 from hornbook.parallel.device import prepare
 from hornbook.parallel.world import World

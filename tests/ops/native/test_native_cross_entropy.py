@@ -157,7 +157,7 @@ def test_the_head_computes_with_it(dtype, has_bias):
             assert num_correct == again
         else:
             loss = linear_cross_entropy(leaves[0], leaves[1], targets, 37)
-        losses = token_losses(x, table, targets, 37, bias)
+        losses = token_losses(x, table, targets, 37, bias_V=bias)
         return [loss.detach(), losses, *torch.autograd.grad(loss, leaves)]
 
     theirs = compute()

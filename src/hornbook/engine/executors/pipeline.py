@@ -34,8 +34,7 @@ from hornbook.engine.state import TrainState
 from hornbook.model import LanguageModel
 from hornbook.objective import Objective, weighted_loss
 from hornbook.ops.native.kernels import gradients_returned
-from hornbook.parallel.ranks import local
-from hornbook.parallel.waits import blocked
+from hornbook.parallel.ranks import blocked, local
 from hornbook.parallel.world import World
 from hornbook.samples.batches import Batch, to_device
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hornbook import storage
-from hornbook.checkpoint.contents import Contents
+from hornbook.checkpoint.boxes import Contents
 from hornbook.checkpoint.tensors import encode
 from hornbook.config import ClassificationConfig, EncoderConfig, GPTConfig, Recipe, RobertaConfig, TransformerConfig
 from hornbook.errors import CheckpointError, StorageError, UserError

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
-from hornbook.checkpoint.contents import Contents
+from hornbook.checkpoint.boxes import Contents
 from hornbook.checkpoint.manifest import MANIFEST
 from hornbook.config import Recipe, recipe_from_dict, recipe_to_dict
 from hornbook.errors import CheckpointError, DataError, RecipeError

@@ -25,7 +25,7 @@ from hornbook.ops.native.products import ACTIVATIONS
 _WEIGHTS_PER_THREAD = 1 << 18
 """Below this, waiting for another thread takes as long as its share of the work."""
 Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines of the angles of the new tokens, fp32 ``[B, R/2]``, contiguous; see `hornbook.ops.rotary`."""
+"""Cosines and sines of the angles of the new tokens, fp32 ``[B, R/2]``, contiguous; see `hornbook.ops.attention`."""
 
 
 class TokenLinear(NamedTuple):
