@@ -5,7 +5,7 @@ import pytest
 from tiny_checkpoints import one_line, saved
 
 from hornbook.checkpoint import Info, list_checkpoints, newest_sound, resolve
-from hornbook.checkpoint.listing import committed, describe, require_source
+from hornbook.checkpoint.load import committed, describe, require_source
 from hornbook.errors import CheckpointError, StorageError
 
 

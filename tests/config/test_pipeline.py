@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from hornbook.config import load_recipe
-from hornbook.config.pipeline import rank_of, rounds_of, split_layers
+from hornbook.config.parallel import rank_of, rounds_of, split_layers
 from hornbook.errors import RecipeError, UserError
 
 PIPELINE = "--parallel.pipeline-parallel"

@@ -9,8 +9,7 @@ import torch
 from tiny import random_batch, tiny_model, tiny_state
 
 from hornbook.config import MemoryConfig
-from hornbook.engine.activations import counted_bytes, recompute_layers, recomputed
-from hornbook.engine.offloading import offload_layers
+from hornbook.engine.activations import counted_bytes, offload_layers, recompute_layers, recomputed
 from hornbook.errors import UserError
 from hornbook.objective import CausalLM
 from hornbook.parallel.world import World

@@ -7,7 +7,7 @@ import torch
 from tiny import random_batch, tiny_model
 
 from hornbook.engine import offloading
-from hornbook.engine.offloading import offload_layers
+from hornbook.engine.activations import offload_layers
 from hornbook.engine.spaces import pinned_bytes, pinned_zeros_like
 from hornbook.objective import CausalLM
 

@@ -7,7 +7,7 @@ from tiny_tasks import tiny_input
 from tiny_text import build_tiny, one_line
 
 from hornbook.errors import UserError
-from hornbook.evaluate.held_out import held_out_stores
+from hornbook.evaluate.task_files import held_out_stores
 
 
 @pytest.fixture(scope="module")

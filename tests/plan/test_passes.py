@@ -3,7 +3,7 @@
 import pytest
 from torch.distributed import pipelining
 
-from hornbook.config.pipeline import rank_of
+from hornbook.config.parallel import rank_of
 from hornbook.plan.passes import passes_of
 
 SCHEDULES = {

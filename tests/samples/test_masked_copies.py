@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tiny_encoder_runs import LAYOUTS
 
-from hornbook.samples.masked_copies import MaskedCopies
+from hornbook.samples.given import MaskedCopies
 from hornbook.samples.sequences import framed
 from hornbook.samples.windows import NOT_SCORED
 from hornbook.text.special_tokens import MaskingTokens

@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hornbook.api import passes
-from hornbook.api.inputs import One, Several, read_inputs
-from hornbook.api.passes import EmbedOptions, refuse_below_one
+from hornbook.api.passes import EmbedOptions, One, Several, read_inputs, refuse_below_one
 from hornbook.api.writing import GenerateOptions, write
 from hornbook.checkpoint.boxes import Contents
 from hornbook.config import GenerationConfig, Recipe, recipe_to_dict

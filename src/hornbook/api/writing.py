@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypedDict
 
-from hornbook.api.inputs import Given
-from hornbook.api.passes import ids_of
+from hornbook.api.passes import Given, ids_of
 from hornbook.config.generation import GenerationConfig
 from hornbook.errors import UserError
 from hornbook.exchange.restore import LoadedModel

@@ -7,8 +7,7 @@ Importing this does not import torch; `hornbook.exchange.restore` turns a checkp
 
 from hornbook.checkpoint.boxes import Contents, Shard
 from hornbook.checkpoint.commit import prune, save, save_share, set_aside, temporary_of
-from hornbook.checkpoint.listing import Info, list_checkpoints, newest_sound, resolve, steps_in
-from hornbook.checkpoint.load import load
+from hornbook.checkpoint.load import Info, list_checkpoints, load, newest_sound, resolve, steps_in
 from hornbook.checkpoint.manifest import folder_of, verify
 
 __all__ = [

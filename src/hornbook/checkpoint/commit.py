@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 from hornbook import storage
 from hornbook.checkpoint.boxes import Box, Contents, Layout, Shard
-from hornbook.checkpoint.listing import committed
+from hornbook.checkpoint.load import committed
 from hornbook.checkpoint.manifest import (
     MANIFEST,
     Entry,

@@ -50,7 +50,7 @@ def list_command(folder: Path) -> dict[str, Any]:
 
     Raises CheckpointError if the folder does not exist.
     """
-    from hornbook.checkpoint.listing import checkpoints_of, list_checkpoints
+    from hornbook.checkpoint.load import checkpoints_of, list_checkpoints
     from hornbook.config.suggest import did_you_mean_path
     from hornbook.errors import CheckpointError
 
@@ -85,7 +85,7 @@ def verify_command(path: Path) -> dict[str, Any]:
 
 def _found(path: Path) -> "list[Info]":
     """Return the checkpoint ``path``, or all checkpoints in it."""
-    from hornbook.checkpoint.listing import checkpoints_of, describe, is_checkpoint, list_checkpoints
+    from hornbook.checkpoint.load import checkpoints_of, describe, is_checkpoint, list_checkpoints
     from hornbook.errors import CheckpointError
 
     found = [describe(path)] if is_checkpoint(path) else list_checkpoints(checkpoints_of(path))
@@ -225,7 +225,7 @@ def export_command(arguments: argparse.Namespace) -> dict[str, Any]:
         UserError: the folder already exists.
         CheckpointError: there is no undamaged checkpoint, or transformers has no equivalent model.
     """
-    from hornbook.checkpoint.listing import require_source
+    from hornbook.checkpoint.load import require_source
 
     require_source(arguments.checkpoint)
     from hornbook.exchange.huggingface import write_folder
@@ -268,7 +268,7 @@ def _kind(model: "TransformerConfig") -> str:
 
 def _find(arguments: argparse.Namespace) -> Path:
     """Return the folder or prefix of the model, after downloading it if it is on the hub."""
-    from hornbook.checkpoint.listing import is_checkpoint
+    from hornbook.checkpoint.load import is_checkpoint
     from hornbook.config.suggest import did_you_mean_path
     from hornbook.errors import UserError
     from hornbook.exchange.huggingface import fetch, is_folder
@@ -290,7 +290,7 @@ def _find(arguments: argparse.Namespace) -> Path:
 
 
 def _refuse_used(output: Path) -> None:
-    from hornbook.checkpoint.listing import committed
+    from hornbook.checkpoint.load import committed
     from hornbook.errors import UserError
 
     if (output / "run.json").exists() or committed(output / "checkpoints") or committed(output):

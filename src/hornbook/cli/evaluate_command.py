@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Run the tasks, save the result in the run's folder, and print a table."""
-    from hornbook.checkpoint.listing import require_source
+    from hornbook.checkpoint.load import require_source
 
     require_source(arguments.checkpoint)
     from hornbook.evaluate import TaskInput, run_tasks

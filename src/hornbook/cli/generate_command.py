@@ -79,7 +79,7 @@ def _add_sampling(group: "argparse._ArgumentGroup") -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Generate the texts, print the timing, and return both."""
-    from hornbook.checkpoint.listing import require_source
+    from hornbook.checkpoint.load import require_source
     from hornbook.errors import UserError
 
     require_source(arguments.checkpoint)

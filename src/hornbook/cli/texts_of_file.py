@@ -58,7 +58,7 @@ def load(arguments: argparse.Namespace) -> "TaskInput":
     Raises:
         UserError: the output would replace the input, or the model does not support the options.
     """
-    from hornbook.checkpoint.listing import require_source
+    from hornbook.checkpoint.load import require_source
     from hornbook.errors import UserError
 
     require_source(arguments.checkpoint)

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from hornbook.config.description import description_of
+from hornbook.config.parallel import rounds_of
 from hornbook.config.parts import Attention, Convolution, FeedForward
-from hornbook.config.pipeline import rounds_of
 from hornbook.config.rank_part import RankPart, shard_size
 from hornbook.config.recipe import Recipe
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from hornbook.config.description import Description, description_of
-from hornbook.config.parallel import Sizes
+from hornbook.config.parallel import Sizes, rank_of
 from hornbook.config.parts import Parameter
-from hornbook.config.pipeline import rank_of
 from hornbook.config.recipe import Recipe
 from hornbook.config.shapes import padded_rows
 

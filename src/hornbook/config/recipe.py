@@ -35,8 +35,7 @@ from hornbook.config.optimizers import (
     states_of,
 )
 from hornbook.config.options import TAGS, Problem, Spec, UnknownPart, choices, describe, option, script_of
-from hornbook.config.parallel import ParallelConfig
-from hornbook.config.pipeline import SPLITS_NO_BACKWARD
+from hornbook.config.parallel import SPLITS_NO_BACKWARD, ParallelConfig
 from hornbook.config.sections import (
     DTYPE_BYTES,
     CheckpointConfig,

@@ -20,13 +20,13 @@ import torch
 
 from hornbook.config import MaskingConfig, MemoryConfig, MuonConfig, PrecisionConfig, Recipe
 from hornbook.config.optimizers import read_steps
-from hornbook.engine.executors.phased import Phased
-from hornbook.engine.executors.pipeline import Pipeline
 from hornbook.engine.home import Home, InMemory
 from hornbook.engine.loss_scale import FIRST_SCALE, DynamicScale, HistogramScale, LossScale, StaticScale
 from hornbook.engine.narrow_home import NarrowHome, store_weights
 from hornbook.engine.parallelize import parallelize
+from hornbook.engine.phased import Phased
 from hornbook.engine.phased_home import PhasedHome
+from hornbook.engine.pipeline import Pipeline
 from hornbook.engine.spaces import FileSpace, PinnedSpace, Space
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, resident

@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from hornbook.config import MemoryConfig
-from hornbook.engine.activations import recompute_layers
-from hornbook.engine.executors.pipeline import Pipeline
-from hornbook.engine.offloading import offload_layers
+from hornbook.engine.activations import offload_layers, recompute_layers
+from hornbook.engine.pipeline import Pipeline
 from hornbook.errors import UserError
 from hornbook.model import LanguageModel
 from hornbook.model.attention import SelfAttention

@@ -10,12 +10,12 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from hornbook.config.optimizers import ClipScope
-from hornbook.engine.executors import Executor
 from hornbook.engine.loss_scale import LossScale, Scaled
 from hornbook.engine.state import TrainState
 from hornbook.engine.topology import Topology
@@ -26,6 +26,33 @@ from hornbook.optim.slots import clip
 from hornbook.optim.updates import Update
 from hornbook.parallel.world import World
 from hornbook.samples.batches import Batch, Size, size_of, to_device
+
+
+class Executor(Protocol):
+    """The forward and backward passes of a rank's share of the global batch."""
+
+    def __call__(
+        self,
+        state: TrainState,
+        micro_batches: Sequence[Batch],
+        objective: Objective,
+        counts: Mapping[str, int],
+        begin: Callable[[int], None],
+    ) -> dict[str, Tensor]:
+        """Store the gradient of the global loss in ``state.home`` and return the sums of this rank's terms.
+
+        Args:
+            state: its model is in training mode, its home has no gradients.
+            micro_batches: this rank's, in host memory; each is copied to the device when it is needed.
+            objective: computes the sums.
+            counts: scored items of the *global* batch, by term.
+            begin: called with the number of each micro-batch, from 0, before it is computed. If it raises, the step is
+                abandoned, and the caller drops its gradients.
+
+        Returns:
+            The sum of each term over this rank's samples, an fp32 scalar without a gradient; zero on ranks that do not
+            hold the head.
+        """
 
 
 def resident(

@@ -6,7 +6,7 @@ import lzma
 from hornbook.corpora.joined import JoinedStores, join
 from hornbook.corpora.store import TokenStore
 from hornbook.errors import DataError
-from hornbook.evaluate.held_out import held_out_stores
+from hornbook.evaluate.task_files import held_out_stores
 from hornbook.evaluate.tasks import Row, TaskInput
 from hornbook.evaluate.validation import perplexity, validate
 from hornbook.objective import CausalLM

@@ -16,8 +16,7 @@ from pathlib import Path
 import torch
 
 from hornbook.checkpoint.boxes import Contents
-from hornbook.checkpoint.listing import require_source
-from hornbook.checkpoint.load import load, resolve
+from hornbook.checkpoint.load import load, require_source, resolve
 from hornbook.config import Recipe, UnknownPart
 from hornbook.config.options import show
 from hornbook.errors import CheckpointError

@@ -21,7 +21,7 @@ import torch
 
 from hornbook.config import Recipe
 from hornbook.engine.build_training import build_training
-from hornbook.engine.executors.phased import Phased
+from hornbook.engine.phased import Phased
 from hornbook.engine.phased_home import PhasedHome
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepResult, train_step

@@ -30,11 +30,10 @@ from hornbook.config import (
 from hornbook.config.description import description_of
 from hornbook.errors import UserError
 from hornbook.model.decoder import build_decoder
-from hornbook.model.encoder import EncoderModel, build_bert, build_groupbert
+from hornbook.model.encoder import EncoderModel, ModernBert, build_bert, build_groupbert
 from hornbook.model.factorized import build_factorized_gpt
 from hornbook.model.initialize import initialize
 from hornbook.model.language_model import LanguageModel, build_gpt
-from hornbook.model.modernbert import ModernBert
 from hornbook.model.sparse_layers import sparsify
 from hornbook.model.sparse_table import sparsify_table
 

@@ -41,8 +41,8 @@ def adamw(
     if config.epsilon_before_correction and config.bias_correction:
         epsilon /= math.sqrt(1.0 - config.beta2**count)
     t = count if config.bias_correction else math.inf  # after infinitely many updates, 1 - βᵗ is 1
-    # By the run's count, the first step of a block that grew late is lr · (1 - β₁) / √(1 - β₂), 3.2 lr for β₂ = 0.999 and
-    # 0.45 lr for 0.95; by its age, lr. The smaller is taken: large first steps disturb what was learned (docs/sparse.md).
+    # By the run's count, the first step of a block that grew late is lr · (1 - β₁) / √(1 - β₂), 3.2 lr for β₂ = 0.999,
+    # 0.45 lr for 0.95; by its age, lr. The smaller is taken: large first steps disturb what was learned.
     counts_ages = config.bias_correction and (1.0 - config.beta1) ** 2 > 1.0 - config.beta2
     young = [slot for slot in slots if counts_ages and slot.grown_at is not None]
     for slot in young:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from hornbook.config.pipeline import SPLITS_NO_BACKWARD, PipelineSchedule
+from hornbook.config.parallel import SPLITS_NO_BACKWARD, PipelineSchedule
 
 Kind = Literal["F", "B", "I", "W"]
 

@@ -1,4 +1,4 @@
-"""Memory and transfers of a step of phased execution: `hornbook.engine.executors.phased` and its home.
+"""Memory and transfers of a step of phased execution: `hornbook.engine.phased` and its home.
 
 ::
 

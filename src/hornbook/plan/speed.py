@@ -18,7 +18,7 @@ from typing import Final
 
 from hornbook.config.communication import Load, bytes_sent
 from hornbook.config.description import description_of
-from hornbook.config.pipeline import rounds_of
+from hornbook.config.parallel import rounds_of
 from hornbook.config.recipe import Recipe
 from hornbook.plan.attention import Tokens
 from hornbook.plan.devices import Device

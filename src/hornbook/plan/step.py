@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from hornbook.config.optimizers import LambConfig
-from hornbook.config.pipeline import KEEPS_SENT, rounds_of
+from hornbook.config.parallel import KEEPS_SENT, rounds_of
 from hornbook.config.rank_part import RankPart, shard_size
 from hornbook.config.recipe import Recipe
 from hornbook.config.sections import DTYPE_BYTES

@@ -19,8 +19,7 @@ from dataclasses import replace
 
 from hornbook.config import Recipe
 from hornbook.errors import HornbookError, UserError
-from hornbook.evaluate import tasks
-from hornbook.evaluate.evaluations import text_name
+from hornbook.evaluate import tasks, text_name
 from hornbook.evaluate.tasks import Row, TaskInput
 from hornbook.exchange.restore import LoadedModel
 from hornbook.run.training_run import TrainingRun

@@ -17,7 +17,7 @@ import torch
 import hornbook.checkpoint as checkpoint
 from hornbook.config import Recipe, recipe_to_dict
 from hornbook.engine.build_training import build_loader
-from hornbook.engine.executors.pipeline import Pipeline
+from hornbook.engine.pipeline import Pipeline
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, StepResult, losses
 from hornbook.errors import DivergedError, HornbookError, NotFiniteError, StorageError

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from hornbook.arrays import Int64s, Integers
 from hornbook.config import Recipe
-from hornbook.config.pipeline import rounds_of
+from hornbook.config.parallel import rounds_of
 from hornbook.errors import DataError, UserError
 from hornbook.samples.hashing import Purpose, mix64
 from hornbook.samples.mixture import Mixture

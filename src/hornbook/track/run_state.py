@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from hornbook.checkpoint.listing import committed
+from hornbook.checkpoint.load import committed
 from hornbook.checkpoint.manifest import MANIFEST, parse_step
 from hornbook.errors import HornbookError
 from hornbook.storage.json_files import read_json

@@ -3,7 +3,7 @@
 from statistics import median
 
 from hornbook.config.build import recipe_from_dict
-from hornbook.config.pipeline import head_cost, rank_of
+from hornbook.config.parallel import head_cost, rank_of
 from hornbook.config.recipe import Recipe
 from hornbook.errors import RecipeError
 from hornbook.track.metrics import IDLE

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hornbook.config import ParallelConfig
-from hornbook.config.pipeline import SPLITS_NO_BACKWARD, rank_of, rounds_of
+from hornbook.config.parallel import SPLITS_NO_BACKWARD, rank_of, rounds_of
 from hornbook.engine.state import TrainState
 from hornbook.model import LanguageModel
 from hornbook.objective import Objective, weighted_loss
@@ -48,7 +48,7 @@ class Pipeline:
         model: on the meta device; ``allocate(device, self.stages)`` allocates this rank's layers.
         world: has the ranks of the pipeline.
         config: has the schedule.
-        stages: the layers of each stage; `hornbook.config.pipeline.rank_of` maps stages to ranks.
+        stages: the layers of each stage; `hornbook.config.parallel.rank_of` maps stages to ranks.
     """
 
     def __init__(
