@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny import random_batch, tiny_model
 
-from hornbook.engine import offloading
+from hornbook.engine import activations
 from hornbook.engine.activations import offload_layers
 from hornbook.engine.spaces import pinned_bytes, pinned_zeros_like
 from hornbook.objective import CausalLM
@@ -16,7 +16,7 @@ from hornbook.objective import CausalLM
 def copied(monkeypatch):
     """The tensors that are copied to host memory."""
     found = []
-    monkeypatch.setattr(offloading, "_host_bytes", lambda like: found.append(like) or torch.empty(like.nbytes).byte())
+    monkeypatch.setattr(activations, "_host_bytes", lambda like: found.append(like) or torch.empty(like.nbytes).byte())
     return found
 
 
@@ -43,8 +43,10 @@ def test_casts_of_weights_stay_and_each_activation_is_copied_once(copied):
 def test_the_backward_pass_of_a_layer_fetches_the_layer_before_it(monkeypatch):
     model = tiny_model(num_layers=3)
     offload_layers(model)
-    fetched, fetch = [], offloading._Layer.fetch
-    monkeypatch.setattr(offloading._Layer, "fetch", lambda layer, copies: fetched.append(layer) or fetch(layer, copies))
+    fetched, fetch = [], activations._Layer.fetch
+    monkeypatch.setattr(
+        activations._Layer, "fetch", lambda layer, copies: fetched.append(layer) or fetch(layer, copies)
+    )
     sums = model(CausalLM().sums, random_batch(2, 8))
     assert not fetched
     sums["causal_lm"].backward()

@@ -172,19 +172,16 @@ class DecoderConfig(TransformerConfig):
             tuple(self._norm(f"{part}_{suffix}") for part in ("attention", "feed_forward"))
             for suffix in ("norm", "output_norm")
         )
+        gate, scale = Table(_SMEAR[0], (self.smear_columns,)), Table(_SMEAR[1], (1,))
+        scales = (Table("state_scale", (1,)), Table("embedding_scale", (1,)))
         return Block(
             norms=before if self.norm_placement != "after" else (),
-            others=self._shortcuts(),
+            others=(*(gate, scale) * self.smear, *scales * self.residual_scales),
             parts=(self._heads(vocab_size), FeedForward(inputs=(up,), out=down, activation=self.activation)),
             norm_first=True,
             output_norms=after if self.norm_placement != "before" else (),
             dropout=self.residual_dropout,
         )
-
-    def _shortcuts(self) -> tuple[Layer, ...]:
-        gate, scale = Table(_SMEAR[0], (self.smear_columns,)), Table(_SMEAR[1], (1,))
-        scales = (Table("state_scale", (1,)), Table("embedding_scale", (1,)))
-        return (*(gate, scale) * self.smear, *scales * self.residual_scales)
 
     def _heads(self, vocab_size: int) -> Attention:
         hidden, size, bias = self.hidden_size, self.effective_head_size, self.qkv_bias

@@ -307,7 +307,14 @@ class EncoderSelfAttention(SelfAttention):
             q_k_NHK, v_NHK = torch.unflatten(packed_NE, -1, (-1, self.head_size)).tensor_split((2 * self.num_heads,), 1)
             packed_NE = torch.cat((rotate(q_k_NHK, *angles_NR), v_NHK), 1).flatten(1)
         if "gather_index" in context:
-            y_NC = self._attend_groups(packed_NE, context)
+            gather_index, scatter_index = context["gather_index"], context["scatter_index"]
+            groups = context["group_sizes"]
+            rows = (take(packed_NE, gather_index, scatter_index), context["is_token"], context["group_keys"])
+            lengths = [num_sequences * length for num_sequences, length, _ in groups]
+            mixed = [packed_NE.new_empty(0, self.num_heads * self.head_size)]
+            parts = zip(*(torch.split(tensor, lengths) for tensor in rows), groups, strict=True)
+            mixed += [self._attend(packed, is_token, keys, size) for packed, is_token, keys, size in parts]
+            y_NC = take(torch.cat(mixed), scatter_index, gather_index)
         else:
             y_NC = self._attend(packed_NE, None, context["keys"].flatten(), context["group_sizes"][0])
         return y_NC.view(*packed_BTE.shape[:2], -1)
@@ -315,16 +322,6 @@ class EncoderSelfAttention(SelfAttention):
     def angles(self, context: Context) -> tuple[Tensor, ...]:
         """Return the cosines and sines ``[N, K/2]`` by which queries and keys are rotated; empty: they are not."""
         return ()
-
-    def _attend_groups(self, packed_NE: Tensor, context: Context) -> Tensor:
-        gather_index, scatter_index = context["gather_index"], context["scatter_index"]
-        groups = context["group_sizes"]
-        rows = (take(packed_NE, gather_index, scatter_index), context["is_token"], context["group_keys"])
-        lengths = [num_sequences * length for num_sequences, length, _ in groups]
-        mixed = [packed_NE.new_empty(0, self.num_heads * self.head_size)]
-        parts = zip(*(torch.split(tensor, lengths) for tensor in rows), groups, strict=True)
-        mixed += [self._attend(packed, is_token, keys, size) for packed, is_token, keys, size in parts]
-        return take(torch.cat(mixed), scatter_index, gather_index)
 
     def _attend(self, packed_RE: Tensor, is_token_R: Tensor | None, keys_R: Tensor, size: GroupSize) -> Tensor:
         """Return ``[G·t, H·K]`` for the rows of one group."""

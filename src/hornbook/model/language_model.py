@@ -202,14 +202,12 @@ def build_gpt(config: GPTConfig, compute_dtype: torch.dtype) -> LanguageModel:
     blocks = [PreNormBlock(config, index) for index in range(config.num_layers)]
     head: OutputHead = CausalHead(config.hidden_size, config.vocab_size, epsilon=config.layer_norm_epsilon)
     if config.head == "classification":
-        head = _classifier(config, config.vocab_size)
+        assert config.num_labels is not None, "the run counts the classes before it builds the model"
+        size, norm = config.hidden_size, LayerNorm(config.hidden_size, epsilon=config.layer_norm_epsilon)
+        head = LastTokenClassifier(
+            size, config.vocab_size, num_labels=config.num_labels, std=config.initializer_std, norm=norm
+        )
     return LanguageModel(embedding, blocks, head, max_positions=config.max_positions)
-
-
-def _classifier(config: GPTConfig, vocab_size: int) -> LastTokenClassifier:
-    assert config.num_labels is not None, "the run counts the classes before it builds the model"
-    size, norm = config.hidden_size, LayerNorm(config.hidden_size, epsilon=config.layer_norm_epsilon)
-    return LastTokenClassifier(size, vocab_size, num_labels=config.num_labels, std=config.initializer_std, norm=norm)
 
 
 Result = TypeVar("Result")

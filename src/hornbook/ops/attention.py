@@ -121,7 +121,11 @@ def attention(
     """
     num_heads, num_tokens = q_BHTK.shape[0] * q_BHTK.shape[1], q_BHTK.shape[2]
     if reach is not None and reach < num_tokens - 1:
-        mask = _near(num_tokens, reach, is_token_BT, q_BHTK.device)
+        positions = torch.arange(num_tokens, device=q_BHTK.device)
+        distances = (positions.unsqueeze(1) - positions).abs()
+        near = (distances <= reach).view(1, 1, num_tokens, num_tokens)
+        # padding attends to itself, lest a row be empty
+        mask = near if is_token_BT is None else near & is_token_BT[:, None, None] | (distances == 0)
         if dropout is not None:
             return _explicit_attention(q_BHTK, k_BHTK, v_BHTK, mask, dropout)
         return functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask)
@@ -132,14 +136,6 @@ def attention(
     if dropout is not None:
         return _explicit_attention(q_BHTK, k_BHTK, v_BHTK, is_token_B11T, dropout)
     return functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=is_token_B11T)
-
-
-def _near(num_tokens: int, reach: int, is_token_BT: Tensor | None, device: torch.device) -> Tensor:
-    """Return ``[B or 1, 1, T, T]`` bool: at most ``reach`` apart; padding attends to itself, lest a row be empty."""
-    positions = torch.arange(num_tokens, device=device)
-    distances = (positions.unsqueeze(1) - positions).abs()
-    near = (distances <= reach).view(1, 1, num_tokens, num_tokens)
-    return near if is_token_BT is None else near & is_token_BT[:, None, None] | (distances == 0)
 
 
 def cached_attention(
@@ -283,7 +279,9 @@ class _Attention(torch.autograd.Function):
                 scores.masked_fill_(hidden_ZT[heads].unsqueeze(1), -math.inf)
             kept = weights = torch.softmax(scores, -1).to(q_ZTK.dtype)
             if dropout is not None:
-                weights = _with_signs(weights, dropout.keys.flatten(0, 1)[heads, queries], dropout)
+                keys_ZQ, columns = dropout.keys.flatten(0, 1)[heads, queries], weights.shape[2]
+                kept = keep_mask(keys_ZQ, dropout.site, columns, dropout.probability)
+                weights = torch.where(kept, weights, -weights)  # a minus sign marks dropped weights
                 kept = _kept(weights, dropout)
             y_ZTK[heads, queries] = kept @ v_ZTK[heads, keys]
             saved.append(weights)
@@ -333,11 +331,6 @@ def blocked_attention(
     hidden_ZT = None if is_token_BT is None else (~is_token_BT).repeat_interleave(q_BHTK.shape[1], 0)
     y_ZTK: Tensor = _Attention.apply(*flat, is_causal, hidden_ZT, dropout, block_size)  # type: ignore[no-untyped-call]
     return y_ZTK.view_as(q_BHTK)
-
-
-def _with_signs(weights: Tensor, keys_ZQ: Tensor, dropout: WeightDropout) -> Tensor:
-    """Mark dropped weights by a minus sign, in place."""
-    return torch.where(keep_mask(keys_ZQ, dropout.site, weights.shape[2], dropout.probability), weights, -weights)
 
 
 def _kept(weights: Tensor, dropout: WeightDropout) -> Tensor:
