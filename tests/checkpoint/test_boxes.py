@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from tiny_checkpoints import one_line
 
 from hornbook.checkpoint import Contents, Shard, list_checkpoints, load, save, save_share, temporary_of, verify
-from hornbook.checkpoint.boxes import Box, Layout
 from hornbook.checkpoint.manifest import MANIFEST, Manifest, read_manifest
-from hornbook.checkpoint.tensors import open_file, read_box
+from hornbook.checkpoint.tensors import Box, Layout, open_file, read_box
 from hornbook.errors import CheckpointError
 
 NUMBERS = torch.arange(8 * 6, dtype=torch.float32).reshape(8, 6)

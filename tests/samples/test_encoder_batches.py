@@ -11,8 +11,8 @@ from hornbook.config import MaskedLMConfig, PretrainingConfig
 from hornbook.corpora.store import open_store
 from hornbook.errors import DataError
 from hornbook.samples.batches import evaluation_batches
-from hornbook.samples.encoder_batches import EncoderBatches
 from hornbook.samples.encoder_sources import store_batches
+from hornbook.samples.layout import EncoderBatches
 from hornbook.samples.sequences import TokenSequence
 from hornbook.samples.windows import NOT_SCORED
 

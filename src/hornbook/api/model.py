@@ -21,7 +21,7 @@ from torch.nn import functional
 from hornbook.api import passes
 from hornbook.api.passes import EmbedOptions, One, Several, read_inputs, refuse_below_one
 from hornbook.api.writing import GenerateOptions, write
-from hornbook.checkpoint.boxes import Contents
+from hornbook.checkpoint.tensors import Contents
 from hornbook.config import GenerationConfig, Recipe, recipe_to_dict
 from hornbook.config.sections import Compute
 from hornbook.errors import UserError

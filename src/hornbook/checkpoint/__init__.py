@@ -5,10 +5,10 @@
 Importing this does not import torch; `hornbook.exchange.restore` turns a checkpoint into a model.
 """
 
-from hornbook.checkpoint.boxes import Contents, Shard
 from hornbook.checkpoint.commit import prune, save, save_share, set_aside, temporary_of
 from hornbook.checkpoint.load import Info, list_checkpoints, load, newest_sound, resolve, steps_in
 from hornbook.checkpoint.manifest import folder_of, verify
+from hornbook.checkpoint.tensors import Contents, Shard
 
 __all__ = [
     "Contents",

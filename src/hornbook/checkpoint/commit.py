@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from hornbook import storage
-from hornbook.checkpoint.boxes import Box, Contents, Layout, Shard
 from hornbook.checkpoint.load import committed
 from hornbook.checkpoint.manifest import (
     MANIFEST,
@@ -36,7 +35,7 @@ from hornbook.checkpoint.manifest import (
     read_manifest,
     verify,
 )
-from hornbook.checkpoint.tensors import DTYPES, encode
+from hornbook.checkpoint.tensors import DTYPES, Box, Contents, Layout, Shard, encode
 from hornbook.errors import CheckpointError, HornbookError, StorageError, UserError
 from hornbook.storage.json_files import dump_json
 from hornbook.storage.removal import has_only_files

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hornbook.checkpoint import tensors as stored
-from hornbook.checkpoint.boxes import Box, Contents, Layout, Shard
 from hornbook.checkpoint.manifest import MANIFEST, Kind, Manifest, parse_step, read_manifest, verify
-from hornbook.checkpoint.tensors import open_file
+from hornbook.checkpoint.tensors import Box, Contents, Layout, Shard, open_file
 from hornbook.config.suggest import did_you_mean_path
 from hornbook.errors import CheckpointError, DataError
 from hornbook.storage.json_files import read_bytes, read_json

@@ -21,8 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from hornbook.checkpoint.boxes import Box, Layout
-from hornbook.checkpoint.tensors import DTYPES
+from hornbook.checkpoint.tensors import DTYPES, Box, Layout
 from hornbook.errors import CheckpointError, DataError, HornbookError
 from hornbook.storage.files import sha256_file
 from hornbook.storage.json_files import dump_json, dump_sealed, parse_json, read_bytes

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from hornbook.checkpoint.boxes import Shard
+from hornbook.checkpoint.tensors import Shard
 from hornbook.config.optimizers import Role, role_of
 from hornbook.errors import UserError
 from hornbook.model import LanguageModel

@@ -11,8 +11,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from hornbook.checkpoint.boxes import Box
 from hornbook.checkpoint.load import read_box
+from hornbook.checkpoint.tensors import Box
 from hornbook.engine.home import Home
 from hornbook.errors import CheckpointError
 from hornbook.model import LanguageModel

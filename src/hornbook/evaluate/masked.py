@@ -21,11 +21,10 @@ from hornbook.evaluate.tasks import Row, TaskInput
 from hornbook.evaluate.validation import perplexity, validate
 from hornbook.objective import MaskedLM, build_objective
 from hornbook.samples.batches import spread_evenly
-from hornbook.samples.encoder_batches import EncoderBatches
 from hornbook.samples.encoder_sources import HELD_OUT_SEED, instance_batches, sequence_source, store_batches
 from hornbook.samples.given import MaskedCopies
 from hornbook.samples.instances import holds_instances, open_instances
-from hornbook.samples.layout import Layout, choose_layout
+from hornbook.samples.layout import EncoderBatches, Layout, choose_layout
 from hornbook.samples.sequences import TokenSequence, framed
 from hornbook.text.documents import read_documents
 from hornbook.text.special_tokens import MaskingTokens

@@ -18,8 +18,8 @@ from typing import Final, NamedTuple
 
 from torch import Tensor
 
-from hornbook.checkpoint.boxes import Contents
 from hornbook.checkpoint.load import shapes_of
+from hornbook.checkpoint.tensors import Contents
 from hornbook.config import Recipe, recipe_from_dict
 from hornbook.config.options import TAGS, choices, show
 from hornbook.config.recipe import SCRIPTS

@@ -18,9 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hornbook.checkpoint.boxes import Contents, Shard
 from hornbook.checkpoint.load import StoredTensors, dtypes_of, load, shapes_of
-from hornbook.checkpoint.tensors import DTYPES
+from hornbook.checkpoint.tensors import DTYPES, Contents, Shard
 from hornbook.config import Recipe
 from hornbook.errors import CheckpointError, HornbookError, RecipeError
 from hornbook.exchange.documents import recipe_of, refuse_oversize, refuse_unknown_parts, upgrade

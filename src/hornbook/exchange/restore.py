@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from hornbook.checkpoint.boxes import Contents
 from hornbook.checkpoint.load import load, require_source, resolve
+from hornbook.checkpoint.tensors import Contents
 from hornbook.config import Recipe, UnknownPart
 from hornbook.config.options import show
 from hornbook.errors import CheckpointError

@@ -75,39 +75,27 @@ class FeedForward(nn.Module):
 
 
 class _Block(nn.Module):
-    """The base of blocks.
-
-    Args:
-        config: sizes and options of the model.
-        index: the block's index in the whole model, on every pipeline stage: dropout sites depend on it.
-        attention: factory of the attention, called like ``SelfAttention``.
-        out_std: standard deviation of the initial weights of the two output layers.
-        qkv_bias: whether query, key and value have biases.
-        out_bias: whether the attention's output projection has a bias.
-        make_linear: factory of the linear layers.
-        make_norm: factory of the norms, called with the number of columns; None: layer norms.
-        activation_dropout: share of the feed-forward's activations to drop.
-        feed_forward: factory of the feed-forward, called like ``FeedForward``.
-        norm_placement: whether norms map the inputs of attention and feed-forward, their outputs, or both.
-    """
+    """The base of blocks; arguments as for ``PreNormBlock``."""
 
     def __init__(
         self,
         config: TransformerConfig,
         index: int,
-        attention: Callable[..., SelfAttention],
         *,
-        out_std: float,
-        qkv_bias: bool = True,
-        out_bias: bool = True,
         make_linear: MakeLinear = Linear,
         make_norm: MakeNorm | None = None,
+        attention: Callable[..., SelfAttention] = CausalSelfAttention,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
         activation_dropout: float = 0.0,
+        out_std: float | None = None,
         feed_forward: Callable[..., FeedForward] = FeedForward,
         norm_placement: Literal["before", "after", "both"] = "before",
     ) -> None:
         super().__init__()
         self.index = index
+        if out_std is None:
+            out_std = config.initializer_std / math.sqrt(2 * config.num_layers)
         if make_norm is None:
             make_norm = partial(LayerNorm, epsilon=cast(LayerNormConfig, config).layer_norm_epsilon)
         before, after = norm_placement != "after", norm_placement != "before"
@@ -138,6 +126,7 @@ class _Block(nn.Module):
         )
         self.feed_forward_output_norm = make_norm(config.hidden_size) if after else NoNorm()
         self.feed_forward_dropout = Dropout(config.residual_dropout, site=second_site)
+        self._drops_activations = activation_dropout > 0.0
 
 
 class PreNormBlock(_Block):
@@ -158,36 +147,6 @@ class PreNormBlock(_Block):
         feed_forward: factory of the feed-forward, called like ``FeedForward``.
         norm_placement: whether norms map the inputs of attention and feed-forward, their outputs, or both.
     """
-
-    def __init__(
-        self,
-        config: TransformerConfig,
-        index: int,
-        *,
-        make_linear: MakeLinear = Linear,
-        make_norm: MakeNorm | None = None,
-        attention: Callable[..., SelfAttention] = CausalSelfAttention,
-        qkv_bias: bool = True,
-        out_bias: bool = True,
-        activation_dropout: float = 0.0,
-        out_std: float | None = None,
-        feed_forward: Callable[..., FeedForward] = FeedForward,
-        norm_placement: Literal["before", "after", "both"] = "before",
-    ) -> None:
-        super().__init__(
-            config,
-            index,
-            attention,
-            out_std=config.initializer_std / math.sqrt(2 * config.num_layers) if out_std is None else out_std,
-            qkv_bias=qkv_bias,
-            out_bias=out_bias,
-            make_linear=make_linear,
-            make_norm=make_norm,
-            activation_dropout=activation_dropout,
-            feed_forward=feed_forward,
-            norm_placement=norm_placement,
-        )
-        self._drops_activations = activation_dropout > 0.0
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``."""
@@ -219,7 +178,7 @@ class PostNormBlock(_Block):
         super().__init__(
             config,
             index,
-            EncoderSelfAttention,
+            attention=EncoderSelfAttention,
             out_std=config.initializer_std,
             qkv_bias=config.qkv_bias,
             out_bias=config.projection_bias,

@@ -127,24 +127,13 @@ class CausalHead(OutputHead):
         vocab_size: size of the vocabulary, without padding.
         epsilon: of the final layer norm.
         norm: another final norm instead, which maps each token separately.
-        is_tied: see ``OutputHead``.
-        std: standard deviation of an untied table's initial weights.
-        cap: soft limit of the logits, if any.
+        options: see ``OutputHead``.
     """
 
     def __init__(
-        self,
-        hidden_size: int,
-        vocab_size: int,
-        *,
-        epsilon: float = 1e-5,
-        norm: nn.Module | None = None,
-        is_tied: bool = True,
-        std: float = 0.02,
-        cap: float | None = None,
+        self, hidden_size: int, vocab_size: int, *, epsilon: float = 1e-5, norm: nn.Module | None = None, **options: Any
     ) -> None:
-        norm = norm or LayerNorm(hidden_size, epsilon=epsilon)
-        super().__init__(hidden_size, vocab_size, norm=norm, is_tied=is_tied, std=std, cap=cap)
+        super().__init__(hidden_size, vocab_size, norm=norm or LayerNorm(hidden_size, epsilon=epsilon), **options)
 
     def cross_entropy(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Return the summed cross-entropy, an fp32 scalar in nats; targets of -100 are ignored."""

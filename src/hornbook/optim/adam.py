@@ -108,5 +108,5 @@ def adam_directions(slots: Sequence[Slot], config: MomentsConfig, count: int) ->
     zeros = [
         replace(slot, parameter=torch.zeros_like(slot.parameter), is_exempt=True, rate_scale=1.0) for slot in slots
     ]
-    adam(zeros, config, learning_rate=1.0, count=count)
+    adamw(zeros, config, learning_rate=1.0, count=count, decoupled=False)
     return [slot.parameter for slot in zeros]

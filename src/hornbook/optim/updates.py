@@ -85,7 +85,13 @@ def lamb(slots: Sequence[Slot], config: LambConfig, *, learning_rate: float, cou
     if not slots:
         return
     updates = adam_directions(slots, config, count)
-    _add_decay(slots, updates, config)
+    decayed = [
+        (update, slot.parameter)
+        for slot, update in zip(slots, updates, strict=True)
+        if slot.decay or not (config.exempt_vectors or slot.is_exempt)
+    ]
+    if decayed and config.weight_decay > 0.0:
+        torch._foreach_add_([u for u, _ in decayed], [w for _, w in decayed], alpha=-config.weight_decay)
     scaled, plain = _split_moves(slots, updates, config)
     if plain:
         moves = [move.direction if move.rate_scale == 1.0 else move.direction * move.rate_scale for move in plain]
@@ -115,17 +121,6 @@ def trust_ratios(
         weight_norms = weight_norms.clamp(max=cap)
     both = (weight_norms > 0.0) & (direction_norms > 0.0)
     return torch.where(both, weight_norms / direction_norms, 1.0)
-
-
-def _add_decay(slots: Sequence[Slot], directions: list[Tensor], config: LambConfig) -> None:
-    """Add the weight decay to the directions."""
-    decayed = [
-        (direction, slot.parameter)
-        for slot, direction in zip(slots, directions, strict=True)
-        if slot.decay or not (config.exempt_vectors or slot.is_exempt)
-    ]
-    if decayed and config.weight_decay > 0.0:
-        torch._foreach_add_([u for u, _ in decayed], [w for _, w in decayed], alpha=-config.weight_decay)
 
 
 def _split_moves(

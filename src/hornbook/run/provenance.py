@@ -26,8 +26,8 @@ from hornbook.errors import DataError, UserError
 from hornbook.exchange.documents import refuse_unknown_parts, stored_recipe
 from hornbook.run.run_folder import read_identity
 from hornbook.samples.batches import WindowBatches
-from hornbook.samples.encoder_batches import EncoderBatches
 from hornbook.samples.instances import InstanceSource
+from hornbook.samples.layout import EncoderBatches
 from hornbook.samples.mixture import Provenance
 from hornbook.samples.sequences import NO_PAIR, StoredSequences, TokenSequence
 from hornbook.samples.sources import Sources, open_mixture, open_sources

@@ -12,7 +12,7 @@ Every rank must be able to read the whole store.
 A batch is a dict of batch-first int64 tensors. A batch of windows holds ``tokens``, ``targets`` (-100: not scored),
 ``positions`` and ``keys`` (32 random bits per token, from which dropout is drawn), each [B, T], and ``documents`` if
 attention is restricted to documents. Positions run from 0 to T - 1 across document boundaries, as in GPT-2: documents
-mask attention, nothing else. `hornbook.samples.encoder_batches` describes the batches of encoders.
+mask attention, nothing else. `hornbook.samples.layout` describes the batches of encoders.
 """
 
 from collections import deque

@@ -10,10 +10,9 @@ from hornbook.config import MaskingConfig, Recipe
 from hornbook.corpora.store import TokenStore
 from hornbook.errors import UserError
 from hornbook.samples.batches import Samples
-from hornbook.samples.encoder_batches import EncoderBatches
 from hornbook.samples.encoder_sources import HELD_OUT_SEED, instance_batches, masked_batches, store_batches
 from hornbook.samples.instances import InstanceSource
-from hornbook.samples.layout import choose_layout
+from hornbook.samples.layout import EncoderBatches, choose_layout
 from hornbook.samples.sources import Sources
 from hornbook.samples.synthetic import SyntheticSequences
 from hornbook.text.tokenizer import Tokenizer

@@ -6,7 +6,7 @@
     mlm, sequences "lines"        LineSequences        each sentence by itself
 
 Several stores are blended by their weights, as windows are (`hornbook.samples.mixture`). The sequences are then masked
-as the objective says (`hornbook.samples.encoder_batches`).
+as the objective says (`hornbook.samples.layout`).
 """
 
 import hashlib
@@ -17,8 +17,8 @@ import numpy as np
 from hornbook.arrays import Int64s
 from hornbook.config import MaskedLMConfig, MaskingConfig, PretrainingConfig
 from hornbook.corpora.store import TokenStore
-from hornbook.samples.encoder_batches import EncoderBatches
 from hornbook.samples.instances import InstanceSource
+from hornbook.samples.layout import EncoderBatches
 from hornbook.samples.masking import MaskRules, word_beginnings
 from hornbook.samples.mixture import Blend, Provenance, seed_of_source, whole_shares
 from hornbook.samples.pairs import PairRules

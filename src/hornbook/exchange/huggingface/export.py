@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from hornbook import storage
-from hornbook.checkpoint.boxes import Contents
-from hornbook.checkpoint.tensors import encode
+from hornbook.checkpoint.tensors import Contents, encode
 from hornbook.config import ClassificationConfig, EncoderConfig, GPTConfig, Recipe, RobertaConfig, TransformerConfig
 from hornbook.errors import CheckpointError, StorageError, UserError
 from hornbook.exchange.documents import has_start_token, recipe_of, tokenizer_of

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from hornbook.checkpoint.boxes import Contents
+from hornbook.checkpoint.tensors import Contents
 from hornbook.config import EncoderConfig, LabelledConfig, Recipe, recipe_to_toml
 from hornbook.config.options import describe, split_entry
 from hornbook.config.recipe import SECTIONS

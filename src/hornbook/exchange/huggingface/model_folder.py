@@ -17,8 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
-from hornbook.checkpoint.boxes import Contents
 from hornbook.checkpoint.manifest import MANIFEST
+from hornbook.checkpoint.tensors import Contents
 from hornbook.config import Recipe, recipe_from_dict, recipe_to_dict
 from hornbook.errors import CheckpointError, DataError, RecipeError
 from hornbook.exchange.documents import START
