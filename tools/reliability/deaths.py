@@ -170,6 +170,7 @@ def _contents(path: Path) -> dict[str, str]:
         str(file.relative_to(path)): hashlib.sha256(file.read_bytes()).hexdigest()
         for file in files
         if file.name != "README.md"  # the card of an export, which has its date
+        and not file.name.startswith(".")  # a temporary file, which the next write removes
     }
 
 
