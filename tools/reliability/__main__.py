@@ -22,11 +22,13 @@ import torch.distributed.tensor  # noqa: F401 - here, so that no forked trial ha
 from crash_points import CRASH_POINTS
 from damage import DAMAGE
 from deaths import DEATHS
+from inputs import INPUTS
 from power_loss import POWER_LOSS
+from resumes import RESUMES
 from table import write_table
 from trials import Part, failures, read_outcomes, run_part
 
-PARTS: tuple[Part, ...] = (DEATHS, CRASH_POINTS, POWER_LOSS, DAMAGE)
+PARTS: tuple[Part, ...] = (DEATHS, CRASH_POINTS, POWER_LOSS, DAMAGE, INPUTS, RESUMES)
 _ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -122,11 +122,19 @@ def _start_and_kill(trial: Trial, kind: str, run: Path, seconds: float, *, in_sa
         if in_save:
             for _ in range(trial.draws.randint(1, STEPS // SAVED_EVERY)):
                 saves.read(1)
-            time.sleep(trial.draws.uniform(0, 0.012))
+            _wait_for_half_written(run)
+            time.sleep(trial.draws.uniform(0, 0.006))
         else:
             time.sleep(trial.draws.uniform(0.05, 0.8) * seconds)
         os.kill(child, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def _wait_for_half_written(run: Path) -> None:
+    """Wait until a temporary folder of a checkpoint appears, or a moment if the process has ended."""
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until and not any(".tmp-" in path.name for path in (run / "checkpoints").glob("*")):
+        pass
 
 
 def _report_saves(pipe: int) -> None:
