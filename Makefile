@@ -1,6 +1,7 @@
 # make demo       the whole way on this machine: text, tokenizer, corpus, a trained and evaluated model, a report
 # make test       all tests but the slow ones (make test-slow) and those for a GPU (make test-gpu)
 # make test-portable   tests of numbers and operators as on other processors: older instructions, no operators, one core
+# make reliability   kills, power failures and damage, thousands of them, with a table: an hour; run it again to go on
 # make check      lint, format and types, then the tests
 # make format     mend what lint and format can mend by themselves
 # make venv       set up .venv and nothing more; TORCH=cuda takes PyTorch's build for NVIDIA GPUs, from TORCH_CUDA_INDEX
@@ -31,7 +32,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet
 FAIL = { echo "hornbook: $(1)" >&2; exit 1; }
 
-.PHONY: help demo test test-slow test-gpu test-portable check lint format docs venv lock clean
+.PHONY: help demo test test-slow test-gpu test-portable reliability check lint format docs venv lock clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -52,6 +53,9 @@ test-gpu: .venv/ready-dev
 
 test-portable: .venv/ready-dev
 	$(BIN)/python tools/portable_tests.py
+
+reliability: .venv/ready-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tools/reliability
 
 check: lint test
 

@@ -88,7 +88,12 @@ class Progress:
         for name, value in values.items():
             if not _fits(value, hints[name]):
                 raise CheckpointError(f"{path}: {name} is {value!r:.40}; use another checkpoint")
-        return cls(**values)
+        progress = cls(**values)
+        if progress.num_updates > progress.step:
+            raise CheckpointError(
+                f"{path} has {progress.num_updates} updates after {progress.step} steps; use another checkpoint"
+            )
+        return progress
 
 
 def _fits(value: object, hint: Any) -> bool:

@@ -303,6 +303,7 @@ def lock_working_folder(folder: Path) -> Iterator[Callable[[], None]]:
                 "another target"
             )
     with lock_folder(folder) as require:
+        fsync_directory(folder)  # after a power failure, what is written next must not be there without the lock file
         yield require
 
 
@@ -349,7 +350,7 @@ def _lock(folder: Path) -> int:
         try:
             make_directory(folder)
             with storage_errors("open", folder / LOCK):
-                descriptor = open_own(folder / LOCK)
+                descriptor = perform("open", folder / LOCK, lambda: open_own(folder / LOCK))
         except PathError as error:
             is_race = isinstance(error.__cause__, FileNotFoundError | FileExistsError)  # another process removed it
             if is_race and attempt + 1 < _ATTEMPTS:

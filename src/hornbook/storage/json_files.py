@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hornbook.errors import DataError, StorageError
-from hornbook.storage.system import format_bytes, open_regular, storage_errors
+from hornbook.storage.system import format_bytes, open_regular, read_at_most, storage_errors
 
 MAX_JSON_BYTES: Final = 64 << 20
 
@@ -23,7 +23,7 @@ def read_bytes(path: Path, what: str, *, limit: int = MAX_JSON_BYTES, follow: bo
     """
     try:
         with storage_errors("read", path), open_regular(path, follow=follow) as file:
-            data = file.read(limit + 1)
+            data = read_at_most(file, limit + 1)
     except StorageError as error:
         if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
             raise DataError(f"{path}: {what} is missing; check the path") from error

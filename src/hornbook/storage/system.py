@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Final, TypeVar
+from typing import BinaryIO, Final, TypeVar
 
 from hornbook.errors import DataError, PathError, StorageError
 
@@ -105,6 +105,15 @@ def open_regular(path: Path, *, follow: bool = True, buffering: int = io.DEFAULT
         return io.BufferedReader(io.FileIO(descriptor), buffering)
     os.close(descriptor)
     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) if stat.S_ISDIR(mode) else _irregular(path)
+
+
+def read_at_most(stream: BinaryIO, limit: int) -> bytes:
+    """Return the rest of a stream, at most ``limit`` bytes, without the buffer of that size that ``read`` allocates."""
+    pieces, left = [], limit
+    while left and (piece := stream.read(min(left, 1 << 20))):
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces)
 
 
 def _irregular(path: Path) -> DataError:

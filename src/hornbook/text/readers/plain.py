@@ -24,7 +24,7 @@ from typing import BinaryIO, Final
 from hornbook.errors import DataError
 from hornbook.formats.foreign import SUFFIXES, name_content
 from hornbook.formats.warc import MAGIC
-from hornbook.storage.system import format_bytes
+from hornbook.storage.system import format_bytes, read_at_most
 from hornbook.text.reading import (
     BYTE_ORDER_MARK,
     Document,
@@ -100,7 +100,7 @@ def read_whole(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterat
             archive.
     """
     limit = options.max_document_bytes
-    data = stream.read(limit + 1)
+    data = read_at_most(stream, limit + 1)
     if options.format == "auto":
         suffix = PurePath(source.name).suffix
         if suffix in SUFFIXES and (foreign := name_content(data, suffix)):

@@ -1,0 +1,70 @@
+"""Try the promises of hornbook: deaths, damage, bad inputs, equality; a table of what was tried and what failed.
+
+::
+
+    python tools/reliability                          the whole suite, hours; run it again to go on
+    python tools/reliability --short                  some minutes
+    python tools/reliability deaths --trials 40 --seed 7
+    python tools/reliability --table                  only the table of the results so far
+
+Results go to ``build/reliability``: a row a trial in ``PART.jsonl``, and ``table.md`` and ``table.json``. The exit
+code is 1 if a promise was broken; the folder of such a trial is kept in ``build/reliability/work``.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import torch.distributed.fsdp
+import torch.distributed.pipelining
+import torch.distributed.tensor  # noqa: F401 - here, so that no forked trial has to import them
+from crash_points import CRASH_POINTS
+from damage import DAMAGE
+from deaths import DEATHS
+from inputs import INPUTS
+from power_loss import POWER_LOSS
+from resumes import RESUMES
+from table import write_table
+from trials import Part, failures, read_outcomes, run_part
+
+PARTS: tuple[Part, ...] = (DEATHS, CRASH_POINTS, POWER_LOSS, DAMAGE, INPUTS, RESUMES)
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def main() -> int:
+    """Run the parts and print the table."""
+    parser = argparse.ArgumentParser(prog="reliability", description=__doc__.split("\n\n")[0])
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"{', '.join(part.name for part in PARTS)} (default: all)"
+    )
+    parser.add_argument("--trials", type=int, help="trials of each part (default: those of the suite)")
+    parser.add_argument("--seed", type=int, default=1, help="(default: 1)")
+    parser.add_argument("--short", action="store_true", help="fewer trials: minutes instead of hours")
+    parser.add_argument("--table", action="store_true", help="run nothing, only write the table")
+    parser.add_argument("--output", type=Path, default=_ROOT / "build" / "reliability", help="folder of the results")
+    given = parser.parse_args()
+    if unknown := set(given.parts) - {part.name for part in PARTS}:
+        parser.error(f"no part {sorted(unknown)[0]}; expected {', '.join(part.name for part in PARTS)}")
+    if given.trials is not None and given.trials < 1:
+        parser.error("--trials must be at least 1")
+    parts = [part for part in PARTS if not given.parts or part.name in given.parts]
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=_ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    given.output.mkdir(parents=True, exist_ok=True)
+    if given.table:
+        found = {part: read_outcomes(given.output / f"{part.name}.jsonl") for part in parts}
+    else:
+        found = {
+            part: run_part(
+                part, given.output, seed=given.seed, commit=commit, trials=given.trials, is_short=given.short
+            )
+            for part in parts
+        }
+    print(write_table(found, given.output))
+    return 1 if any(failures(outcomes) for outcomes in found.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

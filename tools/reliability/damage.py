@@ -1,0 +1,269 @@
+"""Damage to files: bits, bytes, truncations, swaps, and contents that were forged and hashed anew.
+
+In turn, a trial damages a checkpoint, damages a corpus, or forges a checkpoint from which a run then resumes. Three of
+nine trials damage nothing: what is intact must be taken without a warning.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from actions import assert_whole, contents
+from small_runs import STEPS, train_small
+from trials import Part, Trial, in_child
+
+import hornbook
+from hornbook.checkpoint import load, newest_sound, save, verify
+from hornbook.corpora.store import open_store, splits_of
+from hornbook.corpora.verify import verify_hashes, verify_store
+from hornbook.errors import HornbookError
+
+Damage = Callable[[Path, Random], None]
+KIND = "sparse, rewired"
+"""Of the run whose checkpoints are forged, which has positions of blocks, too."""
+
+
+def _flip(path: Path, draws: Random) -> None:
+    data = bytearray(path.read_bytes())
+    for _ in range(draws.choice((1, 1, 1, 8))):
+        data[draws.randrange(len(data))] ^= 1 << draws.randrange(8)
+    path.write_bytes(data)
+
+
+def _truncate(path: Path, draws: Random) -> None:
+    os.truncate(path, draws.randrange(path.stat().st_size))
+
+
+def _zero(path: Path, draws: Random) -> None:
+    data = path.read_bytes()
+    at = draws.randrange(len(data))
+    path.write_bytes(data[:at] + bytes(min(len(data) - at, draws.choice((16, 512, 4096)))) + data[at + 4096 :])
+
+
+def _extend(path: Path, draws: Random) -> None:
+    path.write_bytes(path.read_bytes() + draws.randbytes(draws.choice((1, 8, 4096))))
+
+
+def _repeat(path: Path, draws: Random) -> None:
+    data = path.read_bytes()
+    at, size = draws.randrange(len(data)), draws.choice((1, 8, 64))
+    path.write_bytes(data[:at] + data[at : at + size] + data[at:])
+
+
+def _swap(path: Path, draws: Random) -> None:
+    others = [file for file in sorted(path.parent.iterdir()) if file.is_file() and file != path]
+    if not others:
+        _remove(path, draws)
+        return
+    other = draws.choice(others)
+    first, second = path.read_bytes(), other.read_bytes()
+    path.write_bytes(second)
+    other.write_bytes(first)
+
+
+def _remove(path: Path, draws: Random) -> None:
+    path.unlink()
+
+
+DAMAGES: dict[str, Damage] = {
+    "bits": _flip,
+    "truncated": _truncate,
+    "zeroed": _zero,
+    "extended": _extend,
+    "repeated": _repeat,
+    "swapped": _swap,
+    "removed": _remove,
+}
+
+
+def _prepare(shared: Path) -> None:
+    for step in (5, 10):
+        save(shared / "checkpoints", contents(step))
+    texts = shared / "texts"
+    texts.mkdir()
+    for number in range(40):
+        (texts / f"{number:02d}.txt").write_text(f"story {number}: " + "the cat sat on the mat, " * (number % 9))
+    tokenizer = hornbook.train_tokenizer(texts, vocab_size=300, output=shared / "tokenizer")
+    hornbook.build_corpus(texts, tokenizer, output=shared / "corpus", validation=0.2)
+    (shared / "corpus.sha256").write_text(_tokens(shared / "corpus"))
+    _, problem = in_child(lambda: train_small(KIND, shared / KIND / "run"), shared / "log")
+    assert problem is None, problem
+
+
+def _run(trial: Trial) -> str:
+    what = ("checkpoint", "corpus", "resumed")[trial.number % 3]
+    is_intact = trial.number % 9 < 3
+    damage = None if is_intact else trial.draws.choice(sorted(DAMAGES))
+    match what:
+        case "checkpoint":
+            _damage_checkpoint(trial, damage)
+        case "corpus":
+            _damage_corpus(trial, damage)
+        case _:
+            damage = _forge(trial, is_intact=is_intact)
+    return f"{what}: {damage or 'intact'}"
+
+
+def _damage_checkpoint(trial: Trial, damage: str | None) -> None:
+    folder = trial.folder / "checkpoints"
+    shutil.copytree(trial.shared / "checkpoints", folder)
+    bad = folder / "step-00000010"
+    if damage is None:
+        assert_whole(folder, [(5, 10)])
+        return
+    file = trial.draws.choice(sorted(bad.iterdir()))
+    before = _bytes_of(bad)
+    DAMAGES[damage](file, trial.draws)
+    if _bytes_of(bad) == before:  # zeros where there were zeros
+        return
+    warnings: list[str] = []
+    assert verify(bad), f"{file.name} {damage}: verify found nothing"
+    assert _refused(lambda: load(bad)), f"{file.name} {damage}: it was loaded"
+    assert newest_sound(folder, warnings.append) == folder / "step-00000005", "the checkpoint before was not taken"
+    assert len(warnings) == 1, warnings
+
+
+def _damage_corpus(trial: Trial, damage: str | None) -> None:
+    corpus = trial.folder / "corpus"
+    shutil.copytree(trial.shared / "corpus", corpus)
+    expected = (trial.shared / "corpus.sha256").read_text()
+    if damage is None:
+        _verify_corpus(corpus)
+        assert _tokens(corpus) == expected
+        return
+    file = trial.draws.choice(sorted(file for file in corpus.rglob("*") if file.is_file()))
+    DAMAGES[damage](file, trial.draws)
+    if not _refused(lambda: _verify_corpus(corpus)):
+        assert _tokens(corpus) == expected, f"{file.name} {damage}: nothing was found, but the tokens are others"
+
+
+def _verify_corpus(corpus: Path) -> None:
+    assert splits_of(corpus) == ("train", "validation")
+    for split in ("train", "validation"):
+        verify_hashes(corpus, split)
+        verify_store(corpus, split)
+
+
+def _tokens(corpus: Path) -> str:
+    """Return the hash of all documents' tokens and texts."""
+    digest = hashlib.sha256()
+    for split in ("train", "validation"):
+        store = open_store(corpus, split)
+        for number in range(store.num_documents):
+            tokens = np.asarray(store.document(number), dtype=np.int64)
+            digest.update(tokens.tobytes() + b"|" + str(store.source(number)).partition("/texts")[2].encode())
+    return digest.hexdigest()
+
+
+@dataclass
+class Forged:
+    """Contents of a checkpoint that can be changed."""
+
+    state: dict[str, Any]
+    tensors: dict[str, dict[str, torch.Tensor]]
+
+
+Forgery = Callable[[Forged, Random], None]
+
+
+def _forge_state(made: Forged, draws: Random) -> None:
+    """Put something else in place of a number of the state that decides what a resumed run does."""
+    name = draws.choice(("step", "num_updates", "samples", "tokens"))
+    impossible = [-1, 10**30, 2.5, "20", None, [20]] + [STEPS + 1] * (name in ("step", "num_updates"))
+    made.state[name] = draws.choice(impossible)
+
+
+def _forge_shape(made: Forged, draws: Random) -> None:
+    group, name = _tensor(made, draws)
+    tensor = made.tensors[group][name]
+    made.tensors[group][name] = draws.choice((tensor.flatten()[:-1], tensor[None], tensor.new_zeros(0)))
+
+
+def _forge_dtype(made: Forged, draws: Random) -> None:
+    group, name = _tensor(made, draws)
+    tensor = made.tensors[group][name]
+    made.tensors[group][name] = tensor.to(torch.int64 if tensor.dtype.is_floating_point else torch.float32)
+
+
+def _forge_names(made: Forged, draws: Random) -> None:
+    group, name = _tensor(made, draws)
+    tensor = made.tensors[group][name]
+    if draws.random() < 0.5:
+        del made.tensors[group][name]
+    else:
+        made.tensors[group][f"{name}.more"] = tensor
+
+
+def _forge_positions(made: Forged, draws: Random) -> None:
+    """Move a block outside of its matrix, or onto another one."""
+    name = draws.choice([name for name in made.tensors["model"] if name.endswith((".rows", ".columns"))])
+    positions = made.tensors["model"][name].clone()
+    positions.view(-1)[draws.randrange(positions.numel())] = draws.choice((-1, 10**6, 2**31 - 1, -(2**31)))
+    made.tensors["model"][name] = positions
+
+
+def _tensor(made: Forged, draws: Random) -> tuple[str, str]:
+    group = draws.choice(sorted(made.tensors))
+    return group, draws.choice(sorted(made.tensors[group]))
+
+
+FORGERIES: dict[str, Forgery] = {
+    "state": _forge_state,
+    "shape": _forge_shape,
+    "dtype": _forge_dtype,
+    "names": _forge_names,
+    "positions": _forge_positions,
+}
+
+
+def _forge(trial: Trial, *, is_intact: bool) -> str | None:
+    """Save other contents with hashes that match, and resume: refused in one line, before anything is trained."""
+    run = trial.folder / "run"
+    shutil.copytree(trial.shared / KIND / "run", run)
+    path = run / "checkpoints" / f"step-{STEPS:08d}"
+    loaded = load(path)
+    state = dict(loaded.documents["state"])
+    made = Forged(state=state, tensors={group: dict(tensors.items()) for group, tensors in loaded.tensors.items()})
+    forgery = None if is_intact else trial.draws.choice(sorted(FORGERIES))
+    if forgery:
+        FORGERIES[forgery](made, trial.draws)
+    shutil.rmtree(run / "checkpoints")
+    documents = {**loaded.documents, "state": made.state}
+    save(run / "checkpoints", replace(loaded, tensors=made.tensors, documents=documents))
+    was_refused = _refused(lambda: train_small(KIND, run))
+    assert was_refused == (forgery is not None), (
+        f"a forged checkpoint ({forgery}) was {'refused' if was_refused else 'taken'}"
+    )
+    return forgery
+
+
+def _refused(action: Callable[[], object]) -> bool:
+    """Return whether the action raised an error of one line."""
+    try:
+        action()
+    except HornbookError as error:
+        assert "\n" not in str(error), f"an error of several lines: {error}"
+        return True
+    return False
+
+
+def _bytes_of(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+DAMAGE = Part(
+    name="damage",
+    promise="damaged files of checkpoints and corpora, and forged checkpoints, are refused in one line or harmless; "
+    "intact ones are taken",
+    run=_run,
+    prepare=_prepare,
+    trials=3000,
+    short=90,
+)

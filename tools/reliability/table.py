@@ -1,0 +1,54 @@
+"""The table of the suite: per part how many trials, of which kinds, how many failed, and how long they took."""
+
+import json
+import os
+import platform
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from trials import Outcome, Part, failures
+
+from hornbook.storage.system import cpu_facts
+
+
+def write_table(found: Mapping[Part, Sequence[Outcome]], folder: Path) -> str:
+    """Write ``table.md`` and ``table.json`` and return the former."""
+    machine = {
+        "processor": cpu_facts().get("model name", platform.processor()),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    rows = []
+    for part, outcomes in found.items():
+        kinds = Counter(outcome.kind.partition(",")[0] for outcome in outcomes if outcome.error is None)
+        rows.append(
+            {
+                "part": part.name,
+                "promise": part.promise,
+                "trials": len(outcomes),
+                "kept": sum(kinds.values()),
+                "kinds": dict(kinds),
+                "failures": [f"{outcome.number}: {outcome.error}" for outcome in failures(outcomes)],
+                "minutes": round(sum(outcome.seconds for outcome in outcomes) / 60, 1),
+                "seeds": sorted({outcome.seed for outcome in outcomes}),
+                "commits": sorted({outcome.commit for outcome in outcomes}),
+            }
+        )
+    (folder / "table.json").write_text(json.dumps({"machine": machine, "parts": rows}, indent=1) + "\n")
+    lines = ["| part | promise | kept | minutes |", "|---|---|---|---|"]
+    lines += [
+        f"| {row['part']} | {row['promise']} | {row['kept']} of {row['trials']} | {row['minutes']} |" for row in rows
+    ]
+    commits = sorted({commit for outcomes in found.values() for commit in (each.commit for each in outcomes)})
+    seeds = sorted({each.seed for outcomes in found.values() for each in outcomes})
+    lines += [
+        "",
+        f"Seeds {', '.join(map(str, seeds))}; commits {', '.join(commits)}; {machine['processor']}, {machine['cores']} "
+        f"cores; Python {machine['python']}, PyTorch {machine['torch']}.",
+    ]
+    text = "\n".join(lines) + "\n"
+    (folder / "table.md").write_text(text)
+    return text
