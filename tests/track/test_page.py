@@ -105,7 +105,7 @@ def test_the_page_runs_its_own_script_alone_and_fetches_nothing() -> None:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src &#x27;sha256-{digest}&#x27;;" in page
     assert not re.search(r"</script|<!--", script), "no script ends early"
-    assert "connect-src &#x27;self&#x27;" in document(Parts(title="board"), live=True)
+    assert "connect-src &#x27;self&#x27;" in document(Parts(title="board"), live=Html())
 
 
 @pytest.mark.parametrize("palette", palettes(), ids=["light", "dark"])
