@@ -85,7 +85,7 @@ def _summaries(comparison: Comparison, runs: Sequence[Labelled]) -> Html:
         rows.append(
             {
                 "": _key(style, label),
-                "Run": join([summary.folder, notes_of(summary.tags, summary.note)]),
+                "Run": tag("div", summary.folder, notes_of(summary.tags, summary.note)),
                 "State": summary.state,
                 "Objective": summary.objective or units.MISSING,
                 "Parameters": units.short(summary.num_parameters),
@@ -100,7 +100,8 @@ def _summaries(comparison: Comparison, runs: Sequence[Labelled]) -> Html:
     hidden |= {"Objective"} if len({row["Objective"] for row in rows}) == 1 else set()
     head = [name for name in rows[0] if name not in hidden]
     numeric = frozenset(at for at, name in enumerate(head) if name not in ("", "Run", "State", "Objective"))
-    return tag("div", table(head, [[row[name] for name in head] for row in rows], numeric), class_="compared")
+    found = table(head, [[row[name] for name in head] for row in rows], numeric, is_stacked=True)
+    return tag("div", found, class_="compared")
 
 
 def _losses(summary: RunSummary) -> Iterator[Html | str]:
@@ -114,7 +115,8 @@ def _losses(summary: RunSummary) -> Iterator[Html | str]:
             continue
         shown = units.bits(value) if name == "bits_per_byte" else units.loss(value)
         said = [f"step {units.count(step)}"] if step is not None else []
-        said += summary.validation_scored.split(", ") if name == "validation_loss" and summary.validation_scored else []
+        if name == "validation_loss" and summary.validation_scored:
+            said += summary.validation_scored.replace(" of the text", "").replace(", ±", "\n±").split("\n")
         yield tag("span", shown, *(tag("small", one) for one in said), class_="measured old" if is_old else "measured")
 
 

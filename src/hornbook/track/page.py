@@ -76,11 +76,24 @@ def notes_of(tags: Iterable[str], note: str) -> Html:
     return join([listed, tag("span", note, class_="remark") if note else ""])
 
 
-def table(head: Iterable[str], rows: Iterable[Iterable[object]], numeric: frozenset[int] = frozenset()) -> Html:
-    """Return a table that scrolls by itself on narrow pages; ``numeric`` columns are right-aligned."""
+def table(
+    head: Sequence[str],
+    rows: Iterable[Iterable[object]],
+    numeric: frozenset[int] = frozenset(),
+    *,
+    is_stacked: bool = False,
+) -> Html:
+    """Return a table that scrolls by itself on narrow pages or, if it is ``stacked``, has a line for each cell there.
+
+    ``numeric`` columns are right-aligned.
+    """
 
     def cells(name: str, row: Iterable[object]) -> Html:
-        return join(tag(name, cell, class_="num" if at in numeric else None) for at, cell in enumerate(row))
+        titles = head if is_stacked and name == "td" else [None] * len(head)
+        return join(
+            tag(name, cell, class_="num" if at in numeric else None, data_title=title or None)
+            for at, (cell, title) in enumerate(zip(row, titles, strict=True))
+        )
 
     body = [tag("tr", cells("td", row)) for row in rows]
     if not body:
@@ -88,7 +101,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]], numeric: frozen
     return tag(
         "div",
         tag("table", tag("thead", tag("tr", cells("th", head))), tag("tbody", *body)),
-        class_="scroll",
+        class_="scroll stacked" if is_stacked else "scroll",
         tabindex="0",
     )
 
