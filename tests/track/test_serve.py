@@ -198,7 +198,7 @@ def test_runs_and_what_is_seen_of_them_are_in_the_url(tmp_path: Path) -> None:
     assert re.search('aria-label="Loss, training over tokens. A one: [^"]*; D two: ', page), "in one chart"
     assert "tokens, logarithmic" in page
     assert page.count('<path d="M') >= 10 and 'class="run0 faint"' not in page
-    assert '<li class="run0">A one</li>' in page and '<li class="run3">D two</li>' in page
+    assert '<li class="run0">A one</li>' in page and '<li class="run1">D two</li>' in page
     assert "unreadable" in page
     assert not re.search("undefined|NaN", re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL))
 
