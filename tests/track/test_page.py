@@ -24,7 +24,7 @@ TRITAN_SIDES = (
     ((1.01277, 0.13548, -0.14826), (-0.01243, 0.86812, 0.14431), (0.07589, 0.80500, 0.11911)),
     ((0.93678, 0.18979, -0.12657), (0.06154, 0.81526, 0.12320), (-0.37562, 1.12767, 0.24796)),
 )
-"""Tritanopia of Brettel, Viénot and Mollon (1997), for which the above is inexact: the projection of linear RGB onto two
+"""Tritanopia of Brettel, Viénot and Mollon (1997), for which the above is inexact: projections of linear RGB onto two
 half-planes. The first is that of colors on the positive side of the plane with the normal below."""
 TRITAN_NORMAL = (0.03901, -0.02788, -0.01113)
 TO_CONES = ((0.4122, 0.5363, 0.0514), (0.2119, 0.6807, 0.1074), (0.0883, 0.2817, 0.6300))
