@@ -37,17 +37,18 @@ def read_notes(folder: Path) -> Notes:
     if not path.exists():
         return Notes()
     content = read_json(path, "the notes", follow=False)
-    tags, note = (content.get("tags", []), content.get("note", "")) if isinstance(content, dict) else (None, None)
-    is_valid = isinstance(tags, list) and all(isinstance(tag, str) for tag in tags) and isinstance(note, str)
+    found = content if isinstance(content, dict) else {"tags": None}
+    tags, note = found.get("tags", []), found.get("note", "")
     if (
-        not is_valid
-        or len(tags) > MOST_TAGS
-        or len(note) > LONGEST_NOTE
-        or max(map(len, tags), default=0) > LONGEST_TAG
+        isinstance(tags, list)
+        and len(tags) <= MOST_TAGS
+        and all(isinstance(tag, str) and len(tag) <= LONGEST_TAG for tag in tags)
+        and isinstance(note, str)
+        and len(note) <= LONGEST_NOTE
     ):
-        expected = f'{{"tags": [...], "note": "..."}} with at most {MOST_TAGS} tags and {LONGEST_NOTE:,} characters'
-        raise DataError(f"{path}: expected {expected}; correct or remove the file")
-    return Notes(tags=tuple(tags), note=note)
+        return Notes(tags=tuple(tags), note=note)
+    expected = f'{{"tags": [...], "note": "..."}} with at most {MOST_TAGS} tags and {LONGEST_NOTE:,} characters'
+    raise DataError(f"{path}: expected {expected}; correct or remove the file")
 
 
 def write_notes(folder: Path, notes: Notes) -> None:
