@@ -178,5 +178,6 @@ def _loss(summary: RunSummary) -> Html:
     title = "training loss" if kind == "loss" else "validation loss"
     at = "" if step is None else f" at step {units.count(step)}"
     scored = f" ({summary.validation_scored})" if summary.validation_scored and kind != "loss" else ""
+    scored = scored.replace("± ", "±\N{NO-BREAK SPACE}")
     number = tag("b", units.loss(value), class_="old" if is_old else None)
     return tag("span", f"{title} ", number, escape(f"{at}{scored}"))

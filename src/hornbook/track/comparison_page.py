@@ -116,7 +116,7 @@ def _losses(summary: RunSummary) -> Iterator[Html | str]:
         shown = units.bits(value) if name == "bits_per_byte" else units.loss(value)
         said = [f"step {units.count(step)}"] if step is not None else []
         if name == "validation_loss" and summary.validation_scored:
-            said += summary.validation_scored.replace(" of the text", "").replace(", ±", "\n±").split("\n")
+            said += summary.validation_scored.replace(" of the text", "").split(", ", 1)
         yield tag("span", shown, *(tag("small", one) for one in said), class_="measured old" if is_old else "measured")
 
 
