@@ -38,6 +38,13 @@ def test_the_list_is_in_the_order_that_was_chosen(board: Board) -> None:
     assert cards(board, sort="progress") == ["B  b-10", "C  b-9", "A  a"]
 
 
+def test_groups_of_numbers_are_in_their_order(tmp_path: Path) -> None:
+    for at, rate in enumerate((1e-3, 1e-5, 0.02, 1e-4)):
+        make_run(tmp_path / f"{at}", recipe=f"{RECIPE}\n[optimizer]\nlearning_rate = {rate}\n")
+    headings = cards(Board([tmp_path]), group="optimizer.learning_rate")[::2]
+    assert [heading.rpartition(" ")[2] for heading in headings] == ["1e-05", "0.0001", "0.001", "0.02"]
+
+
 def test_words_find_names_tags_states_and_notes(board: Board) -> None:
     assert cards(board, find="PAPER") == cards(board, find="slow b-") == ["B  b-10"]
     assert cards(board, find="b-") == ["B  b-10", "C  b-9"]

@@ -8,6 +8,7 @@ The server filters and sorts, since it has the recipes, so the page sends the re
 price: the list follows the keyboard only after an answer.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -30,6 +31,7 @@ SORTS = {
 GROUPS = {"": "nothing", "state": "state", "tag": "tag"}
 """Groups of the list besides values of the recipe."""
 _LONGEST_VALUE = 60
+_WORD = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?|[^\W0-9]+")
 
 
 class Choice(NamedTuple):
@@ -131,9 +133,9 @@ def _sorted(runs: Sequence[Listed], by: str) -> list[Listed]:
 
 
 def _natural(text: str) -> list[tuple[bool, float, str]]:
-    """Return a key that sorts numbers in names by their value: ``run-9`` before ``run-10``."""
-    words = "".join(c if c.isalnum() or c == "." else " " for c in text.casefold()).split()
-    return [(False, float(word), "") if word.isdecimal() and len(word) < 16 else (True, 0.0, word) for word in words]
+    """Return a key that sorts numbers in names by their value: ``run-9`` before ``run-10``, ``1e-05`` before ``0.001``."""
+    words = _WORD.findall(text.casefold())
+    return [(False, float(word), "") if word[0].isdigit() else (True, 0.0, word) for word in words]
 
 
 def _groups_of(run: Listed, by: str) -> list[str]:
