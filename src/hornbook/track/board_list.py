@@ -133,7 +133,7 @@ def _sorted(runs: Sequence[Listed], by: str) -> list[Listed]:
 
 
 def _natural(text: str) -> list[tuple[bool, float, str]]:
-    """Return a key that sorts numbers in names by their value: ``run-9`` before ``run-10``, ``1e-05`` before ``0.001``."""
+    """Return a key that sorts numbers in texts by value: ``run-9`` before ``run-10``, ``1e-05`` before ``0.001``."""
     words = _WORD.findall(text.casefold())
     return [(False, float(word), "") if word[0].isdigit() else (True, 0.0, word) for word in words]
 
