@@ -50,7 +50,7 @@ def test_commands_and_subcommands(complete) -> None:
     assert complete("hornbook ") == sorted(COMMANDS)
     assert complete("hornbook co") == ["completion", "corpus"]
     assert complete("hornbook corpus b") == ["build"]
-    assert complete("hornbook --json runs ") == ["compare", "list", "report", "serve"]
+    assert complete("hornbook --json runs ") == ["compare", "list", "note", "report", "serve", "tag"]
     assert complete("hornbook completion ") == ["bash", "fish", "zsh"]
 
 

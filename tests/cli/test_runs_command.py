@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -123,12 +124,19 @@ def test_a_narrow_terminal_gets_fewer_columns(tmp_path, monkeypatch, capsys):
     make_run(tmp_path / "one")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     heads = []
     for width in (60, 80, 200):
         monkeypatch.setenv("COLUMNS", str(width))
         assert main(["runs", "list", "."]) == 0
-        lines = capsys.readouterr().out.splitlines()
+        out = capsys.readouterr().out
+        assert ("\x1b[2m2.5000 @30\x1b[22m" in out) == (width > 60), "older than the last step: dim"
+        lines = re.sub(r"\x1b\[\d+m", "", out).splitlines()
         assert max(map(len, lines)) <= width
         heads.append(lines[0].split())
     narrow, usual, wide = map(set, heads)
     assert narrow < usual < wide and {"run", "step", "valid"} <= narrow and "objective" not in usual
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main(["runs", "list", "."]) == 0
+    assert "\x1b" not in capsys.readouterr().out

@@ -82,16 +82,33 @@ def test_twelve_runs_have_twelve_styles_and_the_list_is_in_order(tmp_path: Path)
     runs = [make_run(tmp_path / f"run-{at:02d}") for at in range(12)]
     board = Board([tmp_path])
     d_and_l = board.answer({"run": [str(runs[3]), str(runs[11])]})
-    assert [(run["label"], run["number"]) for run in d_and_l["curves"]] == [("D", 3), ("L", 0)]
-    assert '<span class="key run3">D</span>' in d_and_l["parts"]["before"]
+    assert [(run["label"], run["number"]) for run in d_and_l["curves"]] == [("D", 0), ("L", 1)]
+    assert '<span class="key run1">L</span>' in d_and_l["parts"]["before"]
     everything = board.answer({"run": [str(run) for run in runs]})
     assert len({run["number"] for run in everything["curves"]}) == 12
     assert '<span class="key run0 dash1">I</span>' in everything["parts"]["before"]
-    assert re.findall(r"<strong>(\w)  demo", everything["parts"]["runs"]) == list("ABCDEFGHIJKL")
-    assert "training loss 2.1500 · validation loss 2.6000" in everything["parts"]["runs"]
+    assert re.findall(r"<strong>(\w)  run-", everything["parts"]["runs"]) == list("ABCDEFGHIJKL")
 
 
-def test_runs_appear_and_disappear_and_keep_their_color(tmp_path: Path) -> None:
+def test_runs_keep_their_color_while_others_come_and_go(tmp_path: Path) -> None:
+    a, b, c = (str(make_run(tmp_path / name)) for name in ("a", "b", "c"))
+    board = Board([tmp_path])
+
+    def colors(shown: list[str], styles: list[str]) -> dict[str, int]:
+        found = board.answer({"run": shown, "style": styles})
+        assert found["selected"] == shown
+        assert [run["label"] for run in found["curves"]] == sorted(run["label"] for run in found["curves"])
+        return {run["label"]: run["number"] for run in found["curves"]}
+
+    assert colors([c], [""]) == {"C": 0}
+    assert colors([c, a], ["0", ""]) == {"A": 1, "C": 0}
+    assert colors([a], ["1"]) == {"A": 1}
+    assert colors([a, b, c], ["1", "", ""]) == {"A": 1, "B": 0, "C": 2}
+    assert colors([a, b], ["1", "1"]) == {"A": 1, "B": 0}, "one each"
+    assert colors([a, b], ["999", "-1"]) == {"A": 0, "B": 1}, "what is no style counts for nothing"
+
+
+def test_runs_appear_and_disappear_and_keep_their_labels(tmp_path: Path) -> None:
     clock = Clock()
     board = Board([tmp_path, tmp_path / "later"], clock)
     assert "hornbook train" in board.answer({})["parts"]["head"]
@@ -102,7 +119,7 @@ def test_runs_appear_and_disappear_and_keep_their_color(tmp_path: Path) -> None:
     a = make_run(tmp_path / "later" / "a", recipe=RECIPE.replace("seed = 1234", "seed = 5"))
     clock.now += SEARCH_SECONDS
     both = board.answer({"run": [str(a), str(b), "nonsense", "/etc"]})
-    assert [(run["label"], run["number"]) for run in both["curves"]] == [("B", 1), ("A", 0)]
+    assert [(run["label"], run["number"]) for run in both["curves"]] == [("A", 1), ("B", 0)]
     assert "<h1>2 runs</h1>" in both["parts"]["head"] and "training.seed" in both["parts"]["after"]
     assert both["parts"]["runs"].count('type="checkbox"') == 2
 

@@ -5,6 +5,7 @@ from browser import data_of
 from fake_run import RECIPE, default_rows, make_run
 
 from hornbook.track.comparison_page import render_comparison, write_comparison
+from hornbook.track.notes import Notes, write_notes
 from hornbook.track.runs import compare
 
 
@@ -55,6 +56,16 @@ def test_the_table_has_speed_and_size_and_no_column_without_values(tmp_path: Pat
     bare = [make_run(tmp_path / name, rows=rows, recipe="name = 'x'\n") for name in ("three", "four")]
     head = re.findall(r"<th[^>]*>(.*?)</th>", render_comparison(compare(bare), "steps"))
     assert {"Tokens/s", "Validation", "Tokens"}.isdisjoint(head) and "Loss" in head
+
+
+def test_a_validation_loss_says_what_it_was_measured_on_and_notes_are_shown(tmp_path: Path) -> None:
+    row = {"kind": "validation", "step": 2, "loss": 3.0, "tokens": 800, "share": 0.25, "standard_error": 0.01}
+    one, two = (make_run(tmp_path / name, rows=[row]) for name in ("one", "two"))
+    write_notes(two, Notes(tags=("<b>",), note="<i>"))
+    source = render_comparison(compare([one, two]), "steps")
+    assert "3.0000<small>step 2</small><small>800 tokens</small><small>25%, ± 0.010</small>" in source
+    assert '<td class="num" data-title="Validation">' in source
+    assert '<span class="tag">&lt;b&gt;</span>' in source and '<span class="remark">&lt;i&gt;</span>' in source
 
 
 def test_losses_over_different_windows_are_marked(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 from fake_run import make_run, train_row
 
 from hornbook.track.charts import MAX_POINTS
-from hornbook.track.figures import NUM_MEANS, curves_of, figures_of, series_of
+from hornbook.track.figures import NUM_COLORS, NUM_MEANS, curves_of, figures_of, line_styles, series_of
 from hornbook.track.runs import read_run
 
 
@@ -47,3 +47,10 @@ def test_later_rows_alone_are_sent_as_they_are(tmp_path: Path) -> None:
     points = later["series"]["train/loss"]["points"]
     assert len(points) == 3990 and points[0] == (11, pytest.approx(2 + 6 / 11))
     assert all(math.isfinite(value) for _, value in points) and "means" not in later["series"]["train/loss"]
+
+
+def test_a_style_stays_and_dashes_are_left_for_colors_that_are_free() -> None:
+    assert line_styles([None] * 10) == list(range(10)), "from NUM_COLORS on with dashes"
+    assert line_styles([2, None, 0, None]) == [2, 1, 0, 3]
+    assert line_styles([9, 3]) == [0, 3], "a solid line is free"
+    assert line_styles([*range(NUM_COLORS), 9, 8])[NUM_COLORS:] == [9, 8]

@@ -3,7 +3,7 @@
 import pytest
 from fake_run import train_row
 
-from hornbook.track.live import live_lines, seconds_left
+from hornbook.track.live import live_lines
 
 ROW = train_row(12_728, mfu=0.4132, memory=2.1 * 2**30, skipped_steps=2)
 NUMBERS = ["loss 2.0005", "lr 1.00e-03", "grad 0.900", "2k tokens/s", "MFU 41.3%", "2.1 GiB memory", "2 skipped"]
@@ -54,10 +54,3 @@ def test_ascii_terminals_get_an_ascii_bar() -> None:
     lines = shown(width=80, ascii_only=True)
     assert all(line.isascii() for line in lines)
     assert "#-" in lines[0]
-
-
-def test_seconds_left() -> None:
-    assert seconds_left({"step": 10, "tokens": 1000, "tokens_per_second": 50.0}, 30) == 40.0
-    assert seconds_left({"step": 30, "tokens": 3000, "tokens_per_second": 50.0}, 30) == 0.0
-    assert seconds_left({"step": 0, "tokens": 0, "tokens_per_second": 50.0}, 30) is None
-    assert seconds_left({"step": 1, "tokens": 5, "tokens_per_second": 0.0}, 30) is None

@@ -278,9 +278,10 @@ def test_an_encoder_has_its_terms_and_no_bits_per_byte(tmp_path: Path, with_pair
     assert titles["MLM accuracy"] == ["training", "held out"]
     assert ("Padding" in titles) is not with_pairs, "none is no curve"
     assert "Bits per byte" not in titles and "nats per token" not in text
-    assert re.search(r"MLM accuracy\n+2\.1%\n+held out" + (", NSP accuracy 75.0%" if with_pairs else "\n"), text)
+    also = ", NSP accuracy 75.0%" if with_pairs else "\n"
+    assert re.search(rf"MLM accuracy\n+2\.1%\n+held out at step 10{also}", text)
 
 
 def test_shares_of_a_run_without_validation_are_of_the_training(tmp_path: Path) -> None:
     rows = [row for row in encoder_rows(with_pairs=True) if row["kind"] == "train"]
-    assert "in training, NSP accuracy 75.0%" in page_of(make_run(tmp_path / "run", rows=rows)).text
+    assert "in training at step 10, NSP accuracy 75.0%" in page_of(make_run(tmp_path / "run", rows=rows)).text

@@ -7,7 +7,7 @@ import pytest
 from fake_run import default_rows, make_checkpoint, make_run, train_row
 
 from hornbook.track.environment import record_end
-from hornbook.track.run_state import state_of
+from hornbook.track.run_state import seconds_left, state_of
 from hornbook.track.runs import find_runs, read_run, run_of, summarize
 
 HOLDER = """
@@ -88,3 +88,10 @@ def test_the_last_step_is_the_one_that_was_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ended", ["", "running", 5, None])
 def test_what_a_session_cannot_say_is_passed_over(tmp_path: Path, ended: object) -> None:
     assert state_of(tmp_path, [{"ended": ended}], None) == "stopped"
+
+
+def test_seconds_left() -> None:
+    assert seconds_left({"step": 10, "tokens": 1000, "tokens_per_second": 50.0}, 30) == 40.0
+    assert seconds_left({"step": 30, "tokens": 3000, "tokens_per_second": 50.0}, 30) == 0.0
+    assert seconds_left({"step": 0, "tokens": 0, "tokens_per_second": 50.0}, 30) is None
+    assert seconds_left({"step": 1, "tokens": 5, "tokens_per_second": 0.0}, 30) is None

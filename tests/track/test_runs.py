@@ -99,6 +99,7 @@ def test_a_number_older_than_a_newer_measurement_is_marked(tmp_path: Path, capsy
     assert "1.790 @40" in capsys.readouterr().out
     page = write_report(run).read_text()
     assert '<dd class="old">1.790</dd><p>at step 40; ' in page
+    assert '<dd class="own num old">1.790</dd>' in page and "There is a newer validation loss" in page
     both = render_comparison(compare([run, run]), "steps")
     assert '<span class="measured old">1.790<small>step 40</small></span>' in both
     assert '<span class="measured">2.4000<small>step 50</small></span>' in both

@@ -25,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from hornbook.cli.table import has_styles
 from hornbook.errors import UserError
 from hornbook.generate import TextWriter, Timing
 from hornbook.generate.fill_mask import Filled, GapFiller, Gapped
@@ -41,8 +42,7 @@ class Screen:
 
     def __init__(self) -> None:
         self.is_terminal = sys.stdout.isatty()
-        has_styles = self.is_terminal and os.environ.get("TERM") not in (None, "dumb") and "NO_COLOR" not in os.environ
-        self._bold, self._plain = ("\x1b[1m", "\x1b[0m") if has_styles else ("", "")
+        self._bold, self._plain = ("\x1b[1m", "\x1b[0m") if has_styles(sys.stdout) else ("", "")
         self._held = ""
 
     def write(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""``hornbook runs``: list, compare and report runs, or serve them as a page.
+"""``hornbook runs``: list, compare, tag and report runs, or serve them as a page.
 
 hornbook runs compare runs/demo runs/demo-wide
 """
@@ -11,19 +11,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hornbook.cli import runs_compare, runs_serve
+from hornbook.cli import runs_compare, runs_notes, runs_serve
 from hornbook.cli.table import column_lines, print_columns, say
 
 if TYPE_CHECKING:
     from hornbook.track.runs import RunSummary
 
 _MARK, _PART = "*", "~"
-_LESS_IMPORTANT = ("objective", "best", "tokens", "tok/s", "loss", "state")
+_LESS_IMPORTANT = ("objective", "best", "tokens", "tok/s", "tags", "loss", "state")
 """Columns that a terminal which is too narrow does not get, the first ones first."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare ``list``, ``compare``, ``serve`` and ``report``."""
+    """Declare the commands."""
     commands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
     found = commands.add_parser("list", help="list runs", description="List all runs below a folder.")
     found.add_argument(
@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     found.set_defaults(handler=list_command)
     runs_compare.add_arguments(commands)
     runs_serve.add_arguments(commands)
+    runs_notes.add_arguments(commands)
     written = commands.add_parser("report", help="write the report page", description="Write RUN/report.html.")
     written.add_argument("run", metavar="RUN", help="run folder")
     written.set_defaults(handler=report_command)
@@ -96,6 +97,7 @@ def _print_table(summaries: "Sequence[RunSummary]") -> None:
         "tok/s",
         "time",
         "skipped",
+        "tags",
     ]
     rows = [
         [
@@ -108,10 +110,11 @@ def _print_table(summaries: "Sequence[RunSummary]") -> None:
             units.short(summary.tokens_per_second),
             units.duration(summary.seconds),
             units.count(summary.skipped_steps),
+            " ".join(summary.tags),
         ]
         for summary in summaries
     ]
-    hidden = set() if any(summary.skipped_steps for summary in summaries) else {"skipped"}
+    hidden = {name for name in ("skipped", "tags") if all(row[head.index(name)] in ("0", "") for row in rows)}
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for name in (None, *_LESS_IMPORTANT):
         hidden |= {name} if name else set()
@@ -122,7 +125,9 @@ def _print_table(summaries: "Sequence[RunSummary]") -> None:
     print_columns(lines, right=[at for at, place in enumerate(shown) if place >= 3])
     if any(summary.bits_per_byte_by == "validation" for summary in summaries):
         say(f"{_MARK} with the validation loss, without overlapping windows; `hornbook evaluate` is more exact")
-    if any(cell.endswith(_PART) for row in rows for cell in row):
-        say(f"{_PART} over a part of the validation text; `hornbook evaluate` measures all of it")
+    scored = (summary.validation_scored.partition(", ±")[0] for summary in summaries)
+    if parts := {part for part in scored if "of the text" in part}:
+        part = f", {parts.pop()}" if len(parts) == 1 else ""
+        say(f"{_PART} over a part of the validation text{part}; `hornbook evaluate` measures all of it")
     if any("@" in cell for row in rows for cell in row[5:9]):
         say("@ the step at which a number was measured, where that is not the run's last step")

@@ -116,6 +116,8 @@ def _facts(summary: "RunSummary") -> dict[str, str]:
         "tokens/s": units.short(summary.tokens_per_second),
         "time": units.duration(summary.seconds),
         "skipped": units.count(summary.skipped_steps),
+        "tags": " ".join(summary.tags) or units.MISSING,
+        "note": summary.note or units.MISSING,
     }
 
 

@@ -14,6 +14,7 @@ Progress is a live bar on a terminal, otherwise an occasional line. The number o
 the input is unknown, to keep lines within 80 columns.
 """
 
+import os
 import re
 import shutil
 import sys
@@ -24,12 +25,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import zip_longest
+from typing import TextIO
 
 _GAP = "  "
 _LEAST_ROOM = 24
 _INDENT = 4
 _WIDEST_CELL = 24
 _BEFORE_TEXT = re.compile(r"\s*(?:\S+\s{2,})*")
+_OLDER = re.compile(r"(?<!\S)\d[\d.]* @[\d,]+[*~]?(?!\S)")
+"""A number that was not measured at the last step; see `units.at_step`."""
 _SECONDS_BETWEEN_LINES = 30.0
 _SECONDS_BEFORE_FORECAST = 2.0
 _BAR_WIDTH = 60
@@ -56,7 +60,7 @@ def say(*lines: str, error: bool = False) -> None:
 
 
 def print_columns(rows: Sequence[Sequence[str]], *, right: Collection[int] = (), indent: str = "") -> None:
-    """Print rows of equal length as a table.
+    """Print rows of equal length as a table; on a terminal, numbers that are not of the last step are dim.
 
     Args:
         rows: of texts; control characters are escaped.
@@ -65,7 +69,7 @@ def print_columns(rows: Sequence[Sequence[str]], *, right: Collection[int] = (),
     """
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in column_lines(rows, right=right, indent=indent, width=width):
-        print(line)
+        print(_dimmed(line))
 
 
 def column_lines(
@@ -99,7 +103,16 @@ def print_side_by_side(rows: Sequence[Sequence[str]], width: int | None, *, righ
     for block in _side_by_side(rows, width):
         columns = range(1, len(block[0])) if right else ()
         for line in column_lines(block, right=columns):
-            print(line)
+            print(_dimmed(line))
+
+
+def has_styles(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that shows styles, and its user wants them."""
+    return stream.isatty() and os.environ.get("TERM") not in (None, "dumb") and "NO_COLOR" not in os.environ
+
+
+def _dimmed(line: str) -> str:
+    return _OLDER.sub("\x1b[2m\\g<0>\x1b[22m", line) if has_styles(sys.stdout) else line
 
 
 def _side_by_side(rows: Sequence[Sequence[str]], width: int | None) -> Iterator[Sequence[Sequence[str]]]:

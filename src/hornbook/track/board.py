@@ -4,7 +4,7 @@
 
     page()                              the page, without runs
     answer({"run": [...], "seen": [...], "have": [...]})
-        -> {"signature", "selected", "parts": {"head", "runs", "before", "after"}, "curves": [...]}
+        -> {"signature", "selected", "parts": {"head", "runs", "group", "before", "after"}, "curves": [...]}
         -> only {"signature"} if nothing has changed since the answer with that signature
 
 A run is read again when one of its files changes, but only the new lines of its log, in a thread of its own; see
@@ -22,29 +22,37 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from hornbook.track import comparison_page, report, units
+from hornbook.track.board_list import SORTS, Choice, Listed, group_options, list_of, options
 from hornbook.track.curves import run_labels
-from hornbook.track.figures import curves_of, line_styles, style_class
-from hornbook.track.page import Html, Parts, document, join, tag
+from hornbook.track.figures import curves_of, line_styles
+from hornbook.track.page import Parts, document, join, tag
 from hornbook.track.runs import compare_read, find_runs
 from hornbook.track.watched import Background, Reading, WatchedRun
 from hornbook.version import __version__
+from hornbook.wording import one_line
 
 SEARCH_SECONDS = 5.0
 """Seconds for which a list of the runs below the folders is cached."""
 MOST_SHOWN = 26
 PATIENCE_SECONDS = 5.0
 """Seconds for which an answer waits for the files of a run; without an answer of its disk, the run is shown as such."""
-_NUM_ROWS = re.compile(r"[0-9]{1,15}")
+_NUM_ROWS, _STYLE = re.compile(r"[0-9]{1,15}"), re.compile(r"[0-9]{1,3}")
 
 Query: TypeAlias = Mapping[str, Sequence[str]]
 
 
 class Shown(NamedTuple):
-    """A run that is shown, as last read, and the seconds for which its disk has not answered, None if it has."""
+    """A run that is shown, as last read.
+
+    Attributes:
+        waiting: seconds for which its disk has not answered, None if it has.
+        style: style of its curves; see `line_styles`.
+    """
 
     run: WatchedRun
     now: Reading
     waiting: float | None
+    style: int
 
 
 class Board:
@@ -71,14 +79,20 @@ class Board:
     def page(self) -> str:
         """Return the page, which fetches its content."""
         foot = f"hornbook {__version__} serves {', '.join(map(str, self._roots))}"
-        return document(Parts(title="hornbook", foot=foot), live=True)
+        controls = [
+            tag("label", "Find ", tag("input", type="search", id="find", placeholder="name, tag, state, note")),
+            tag("label", "Order by ", tag("select", options(SORTS), id="sort")),
+            tag("label", "Group by ", tag("select", id="group")),
+        ]
+        return document(Parts(title="hornbook", foot=foot), live=tag("form", *controls, class_="find"))
 
     def answer(self, query: Query) -> dict[str, Any]:
         """Return the content of the page, or only its signature if nothing has changed.
 
         Args:
-            query: ``run``, the runs to show; ``seen``, for each of them, "token.rows" of its log on the page; ``have``,
-                the signature of the last answer. Unknown values are ignored.
+            query: ``run``, the runs to show; for each of them ``seen``, "token.rows" of its log on the page, and
+                ``style``, that of its curves there; ``find``, ``sort`` and ``group``, see `Choice`; ``have``, the
+                signature of the last answer. Unknown values are ignored.
         """
         if self._clock() - self._searched >= SEARCH_SECONDS:
             self._search.start(self._find)
@@ -89,24 +103,32 @@ class Board:
         if not asked:
             self._by_default = sorted(runs.values(), key=lambda run: run.now.recency)[-1:]
             self._refresh(self._by_default, self._by_default)
-        shown = [Shown(run, run.now, self._overdue(run)) for run in asked or self._by_default]
-        signature = self._signature(runs.values(), shown)
+        selected = asked or self._by_default
+        styles = dict(zip(query.get("run", ()), query.get("style", ()), strict=False))
+        kept = [int(style) if _STYLE.fullmatch(style := styles.get(run.id, "")) else None for run in selected]
+        shown = sorted(
+            (
+                Shown(run, run.now, self._overdue(run), style)
+                for run, style in zip(selected, line_styles(kept), strict=True)
+            ),
+            key=lambda one: one.run.number,
+        )
+        choice = Choice(*((list(query.get(name, ())) or [""])[0] for name in Choice._fields))
+        signature = self._signature(runs.values(), shown, choice)
         if [signature] == list(query.get("have", ())):
             return {"signature": signature}
         seen = dict(zip(query.get("run", ()), query.get("seen", ()), strict=False))
-        parts = self._parts(shown)
+        parts, listed = self._parts(shown), self._listed(runs.values(), shown)
         return {
             "signature": signature,
-            "selected": [run.id for run, _, _ in shown],
+            "selected": [run.id for run in selected],
             "title": parts.title,
             "parts": {
-                "head": parts.head, "runs": self._list(runs.values(), shown),
+                "head": parts.head, "runs": list_of(listed, choice), "group": group_options(listed),
                 "before": parts.before, "after": parts.after,
             },
             "curves": [
-                _curves(run, now, style, seen.get(run.id, ""))
-                for (run, now, waiting), style in zip(shown, _styles_of(shown), strict=True)
-                if now.files and waiting is None
+                _curves(one, seen.get(one.run.id, "")) for one in shown if one.now.files and one.waiting is None
             ],
         }  # fmt: skip
 
@@ -128,20 +150,22 @@ class Board:
         """Return the seconds for which a disk has not answered, None if it has, or may still in time."""
         return seconds if (seconds := task.waiting) is not None and seconds >= self._patience else None
 
-    def _signature(self, runs: Iterable[WatchedRun], shown: Sequence[Shown]) -> str:
+    def _signature(self, runs: Iterable[WatchedRun], shown: Sequence[Shown], choice: Choice) -> str:
         listed = [[run.id, run.now.stamp, self._overdue(run) is None] for run in runs]
-        seen = [[run.number, now.token, now.files is None, waiting is None] for run, now, waiting in shown]
-        return hashlib.sha256(json.dumps([listed, seen]).encode()).hexdigest()
+        seen = [
+            [run.number, now.token, now.files is None, waiting is None, style] for run, now, waiting, style in shown
+        ]
+        return hashlib.sha256(json.dumps([listed, seen, choice]).encode()).hexdigest()
 
     def _parts(self, shown: Sequence[Shown]) -> Parts:
-        problems = [(run, _problem(now, waiting)) for run, now, waiting in shown]
+        problems = [(run, _problem(now, waiting)) for run, now, waiting, _ in shown]
         notes = [f"{run.folder}: {problem}" for run, problem in problems if problem]
         if (waiting := self._overdue(self._search)) is not None:
             notes.append(f"The disk has not answered the search for runs for {units.duration(waiting)}.")
         said = join(tag("p", note, class_="note") for note in notes)
         read = [
             (run, now.files, list(now.samples), style)
-            for (run, now, waiting), style in zip(shown, _styles_of(shown), strict=True)
+            for run, now, waiting, style in shown
             if now.files and not _problem(now, waiting)
         ]
         if not read:
@@ -158,12 +182,22 @@ class Board:
             )
         return Parts(title=parts.title, head=join([parts.head, said]), before=parts.before, after=parts.after)
 
-    def _list(self, runs: Iterable[WatchedRun], shown: Sequence[Shown]) -> Html:
-        """Return the list of runs in the order of their labels, those that are shown in the colors of their curves."""
-        styles = {run.id: style for (run, _, _), style in zip(shown, _styles_of(shown), strict=True)}
-        ordered = sorted(runs, key=lambda run: run.number)
-        entries = [tag("li", _entry(run, self._overdue(run), styles.get(run.id))) for run in ordered]
-        return tag("ul", *entries, class_="runs") if entries else Html()
+    def _listed(self, runs: Iterable[WatchedRun], shown: Sequence[Shown]) -> list[Listed]:
+        """Return the runs in the order of their labels, those that are shown with the styles of their curves."""
+        styles = {run.run.id: run.style for run in shown}
+        return [
+            Listed(
+                id=run.id,
+                label=_label(run),
+                title=one_line(run.folder.resolve().name),
+                summary=run.now.summary,
+                recipe=run.now.recipe,
+                recency=run.now.recency,
+                problem=_state_and_problem(run.now, self._overdue(run)),
+                style=styles.get(run.id),
+            )
+            for run in sorted(runs, key=lambda run: run.number)
+        ]
 
 
 def _problem(now: Reading, waiting: float | None) -> str | None:
@@ -173,44 +207,20 @@ def _problem(now: Reading, waiting: float | None) -> str | None:
     return now.problem
 
 
+def _state_and_problem(now: Reading, waiting: float | None) -> tuple[str, str] | None:
+    problem = _problem(now, waiting)
+    return None if problem is None else ("unreadable" if waiting is None else "no answer", problem)
+
+
 def _label(run: WatchedRun) -> str:
     return run_labels(run.number + 1)[run.number]
 
 
-def _styles_of(shown: Sequence[Shown]) -> list[int]:
-    return line_styles([run.number for run, _, _ in shown])
-
-
-def _curves(run: WatchedRun, now: Reading, style: int, seen: str) -> dict[str, Any]:
+def _curves(shown: Shown, seen: str) -> dict[str, Any]:
+    run, now, _, style = shown
     assert now.files is not None
     token, _, count = seen.rpartition(".")
     is_continued = token == now.token and _NUM_ROWS.fullmatch(count) and int(count) <= len(now.files.rows)
     return curves_of(
         now.files, label=_label(run), number=style, since=int(count) if is_continued else 0, token=now.token
     )
-
-
-def _entry(run: WatchedRun, waiting: float | None, style: int | None) -> Html:
-    """Return a run as a checkbox: label, name, state, progress, losses."""
-    now = run.now
-    summary, problem = now.summary, _problem(now, waiting)
-    if summary is None or problem:
-        detail, share = problem or "", 0.0
-        state = "unreadable" if waiting is None else "no answer"
-    else:
-        said = [
-            f"step {units.progress(summary.step, summary.total_steps)}",
-            f"training loss {units.loss(summary.loss)}",
-        ]
-        if summary.validation_loss is not None:
-            loss = units.at_step(units.loss(summary.validation_loss), summary.validation_step, summary.step)
-            scored = f" ({summary.validation_scored})" if summary.validation_scored else ""
-            said.append(f"validation loss {loss}{scored}")
-        detail, state = " · ".join([*said, summary.folder]), summary.state
-        share = min(1.0, summary.step / summary.total_steps) if summary.total_steps else 0.0
-    box = tag("input", type="checkbox", value=run.id, aria_label=f"show {run.id}")
-    name = tag("strong", f"{_label(run)}  {summary.name if summary else run.folder.name}")
-    state_of_run = tag("span", state, class_=f"state {state}")
-    note = tag("span", detail, class_="note", title=detail)
-    bar = tag("span", tag("i", style=f"width:{100 * share:.1f}%"), class_="bar", aria_hidden="true")
-    return tag("label", box, name, state_of_run, note, bar, class_=None if style is None else style_class(style))

@@ -11,7 +11,7 @@ from hornbook.storage.files import replace_file
 from hornbook.track import metrics, units
 from hornbook.track.curves import Over, run_labels
 from hornbook.track.figures import curves_of, line_styles, style_class
-from hornbook.track.page import Html, Parts, document, join, section, table, tag
+from hornbook.track.page import Html, Parts, document, join, notes_of, section, table, tag
 from hornbook.track.patterns import pattern_table
 from hornbook.track.report import sample_list
 from hornbook.track.runs import Comparison, Row, RunFiles, RunSummary, plain_value
@@ -39,7 +39,7 @@ def write_comparison(path: Path, comparison: Comparison, over: Over) -> None:
 def render_comparison(comparison: Comparison, over: Over) -> str:
     """Return the page."""
     labels = run_labels(len(comparison.runs))
-    labelled = list(zip(labels, line_styles(range(len(labels))), strict=True))
+    labelled = list(zip(labels, line_styles([None] * len(labels)), strict=True))
     curves = [
         curves_of(run, label=label, number=style)
         for run, (label, style) in zip(comparison.files, labelled, strict=True)
@@ -85,7 +85,7 @@ def _summaries(comparison: Comparison, runs: Sequence[Labelled]) -> Html:
         rows.append(
             {
                 "": _key(style, label),
-                "Run": summary.folder,
+                "Run": tag("div", summary.folder, notes_of(summary.tags, summary.note)),
                 "State": summary.state,
                 "Objective": summary.objective or units.MISSING,
                 "Parameters": units.short(summary.num_parameters),
@@ -100,18 +100,24 @@ def _summaries(comparison: Comparison, runs: Sequence[Labelled]) -> Html:
     hidden |= {"Objective"} if len({row["Objective"] for row in rows}) == 1 else set()
     head = [name for name in rows[0] if name not in hidden]
     numeric = frozenset(at for at, name in enumerate(head) if name not in ("", "Run", "State", "Objective"))
-    return tag("div", table(head, [[row[name] for name in head] for row in rows], numeric), class_="compared")
+    found = table(head, [[row[name] for name in head] for row in rows], numeric, is_stacked=True)
+    return tag("div", found, class_="compared")
 
 
 def _losses(summary: RunSummary) -> Iterator[Html | str]:
-    """Yield the losses and bits per byte, each with its step, gray if a newer measurement exists."""
+    """Yield the losses and bits per byte, each with its step, gray if a newer measurement exists.
+
+    The validation loss has the number of tokens, too, and their share of the text.
+    """
     for name, (value, step, is_old) in summary.measured.items():
         if value is None:
             yield units.MISSING
             continue
         shown = units.bits(value) if name == "bits_per_byte" else units.loss(value)
-        at = tag("small", f"step {units.count(step)}") if step is not None else ""
-        yield tag("span", shown, at, class_="measured old" if is_old else "measured")
+        said = [f"step {units.count(step)}"] if step is not None else []
+        if name == "validation_loss" and summary.validation_scored:
+            said += summary.validation_scored.replace(" of the text", "").split(", ", 1)
+        yield tag("span", shown, *(tag("small", one) for one in said), class_="measured old" if is_old else "measured")
 
 
 def _key(style: int, label: str) -> Html:

@@ -37,7 +37,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from hornbook.track import metrics, units
-from hornbook.track.live import accuracies_of, live_lines, numbers_of, seconds_left
+from hornbook.track.live import accuracies_of, live_lines, numbers_of
+from hornbook.track.run_state import seconds_left
 from hornbook.wording import one_line, spelled, visible
 
 _SECONDS_BETWEEN_DRAWINGS = 0.1

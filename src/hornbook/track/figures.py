@@ -151,16 +151,15 @@ def series_of(rows: Sequence[Row], figures: Iterable[Figure], *, whole: bool = T
     return series
 
 
-def line_styles(numbers: Sequence[int]) -> list[int]:
-    """Return the style of each run that is shown, by its number; see `style_class`.
+def line_styles(kept: Sequence[int | None]) -> list[int]:
+    """Return the style of each run that is shown: the one that it has already, or the first that is free.
 
-    It has the color of its number or, if another one has that, the first style that is free.
+    A style beyond the colors is not kept if colors are free. See `style_class`.
     """
-    styles: list[int] = []
-    for preferred in numbers:
-        wanted = itertools.chain([preferred % NUM_COLORS], itertools.count())
-        styles.append(next(style for style in wanted if style not in styles))
-    return styles
+    most = max(NUM_COLORS, len(kept))
+    known = [style if style is not None and 0 <= style < most else None for style in kept]
+    free = (style for style in itertools.count() if style not in known)
+    return [next(free) if style is None or style in known[:at] else style for at, style in enumerate(known)]
 
 
 def style_class(style: int) -> str:

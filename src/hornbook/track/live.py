@@ -18,19 +18,12 @@ from typing import Any
 from rich.text import Text
 
 from hornbook.track import units
+from hornbook.track.run_state import seconds_left
 
 _GAP = "  "
 _SHORTEST_BAR = 8
 _LONGEST_LINE = 100
 """Most columns with a bar: longer lines say no more, and leave remains when the window becomes narrower."""
-
-
-def seconds_left(row: Mapping[str, Any], total_steps: int) -> float | None:
-    """Return the time left at the row's speed: (total - step) · (tokens / step) / tokens per second."""
-    step, tokens, speed = (units.number(row, key) for key in ("step", "tokens", "tokens_per_second"))
-    if not step or not tokens or not speed or speed < 0:
-        return None
-    return max(0.0, total_steps - step) * tokens / step / speed
 
 
 def numbers_of(row: Mapping[str, Any], *, more: bool = False, mfu_too: bool = False) -> list[str]:

@@ -10,10 +10,11 @@ const given = JSON.parse(document.getElementById("data").textContent);
 const AXES = { steps: null, tokens: "train/tokens", time: "train/seconds" };
 const TIMES = [[7200, 3600, "hours"], [120, 60, "minutes"], [0, 1, "seconds"]];
 const SCALES = { auto: "automatic", linear: "linear", log: "logarithmic" };
-const POLL_MS = 1000, SMOOTHING = 5, NUM_COLORS = 8, NUM_DASHES = 3, MOST_MARKED = 60; // colors and dashes as in figures.py
+const POLL_MS = 1000, TYPING_MS = 150, SMOOTHING = 5, NUM_COLORS = 8, NUM_DASHES = 3, MOST_MARKED = 60; // colors and dashes as in figures.py
 const by = (id) => document.getElementById(id);
 
-const choice = { runs: [], over: given.over, smooth: SMOOTHING, scale: "auto", logX: false };
+const choice = { runs: [], over: given.over, smooth: SMOOTHING, scale: "auto", logX: false, find: "", sort: "", group: "" };
+const LISTED = ["find", "sort", "group"]; // of the board's list of runs
 const figures = new Map();
 let runs = given.curves;
 
@@ -27,6 +28,7 @@ function readChoice() {
   choice.logX = found.get("logx") === "1";
   const smoothing = Number(found.get("smooth") ?? SMOOTHING);
   if (smoothing >= 0 && smoothing <= 50) choice.smooth = smoothing;
+  for (const name of LISTED) choice[name] = found.get(name) ?? "";
 }
 
 function keepChoice() {
@@ -35,6 +37,7 @@ function keepChoice() {
   if (choice.scale !== "auto") kept.set("scale", choice.scale);
   if (choice.logX) kept.set("logx", "1");
   if (choice.smooth !== SMOOTHING) kept.set("smooth", choice.smooth);
+  for (const name of LISTED) if (choice[name]) kept.set(name, choice[name]);
   history.replaceState(null, "", `#${kept}`);
 }
 
@@ -114,10 +117,10 @@ function styleOf(run) {
   return `run${run.number % NUM_COLORS}${dashes ? ` dash${dashes}` : ""}`;
 }
 
-// Label and name; of runs with the same recipe, that of the folder.
+// Label and folder; of folders with the same name, their paths.
 function nameOf(run) {
-  const isRepeated = runs.some((other) => other !== run && other.name === run.name);
-  return `${run.label} ${isRepeated ? run.folder : run.name}`;
+  const isRepeated = runs.some((other) => other !== run && other.folder === run.folder);
+  return `${run.label} ${isRepeated ? run.id : run.folder}`;
 }
 
 // What was logged, faint, below its smoothed curve; the line alone where there is little to smooth.
@@ -125,7 +128,7 @@ function linesOf(run, line, label, style, over) {
   const { points, means } = run.series[line.key] ?? { points: [] };
   const logged = placed(run, points, over);
   if (!line.noisy || !choice.smooth || points.length < SMOOTHED_FROM) {
-    const marked = !line.key.startsWith("train/") && points.length <= MOST_MARKED; // each of these was a measurement
+    const marked = /^(?!train\/)|loss/.test(line.key) && points.length <= MOST_MARKED; // each of these was a measurement
     return [{ label, style, points: logged, marked }];
   }
   const fitted = { label, style, fitted: true, points: smooth(placed(run, means ?? points, over), choice.smooth / 100) };
@@ -210,7 +213,7 @@ function replacePart(id, source) {
   sources.set(id, source);
   part.innerHTML = source; // made by hornbook/track/page.py, which escapes every text
   part.querySelectorAll("details").forEach((node, at) => { node.open = open[at] ?? node.open; });
-  if (scrolled) part.firstElementChild.scrollTop = scrolled;
+  if (scrolled && part.firstElementChild) part.firstElementChild.scrollTop = scrolled;
   if (focused) [...part.querySelectorAll("input")].find((box) => box.value === focused)?.focus();
 }
 
@@ -218,7 +221,8 @@ function show(fresh) {
   signature = fresh.signature;
   choice.runs = fresh.selected;
   document.title = fresh.title;
-  for (const part of ["head", "runs", "before", "after"]) replacePart(part, fresh.parts[part]);
+  for (const part of ["head", "runs", "group", "before", "after"]) replacePart(part, fresh.parts[part]);
+  by("group").value = choice.group;
   for (const box of by("runs").querySelectorAll("input")) box.checked = choice.runs.includes(box.value);
   merge(fresh.curves);
   draw();
@@ -227,15 +231,21 @@ function show(fresh) {
 async function poll() {
   clearTimeout(waiting);
   const began = performance.now();
-  const asked = new URLSearchParams([["have", signature]]), wanted = choice.runs.join("\n");
-  const known = new Map(runs.map((run) => [run.id, `${run.token}.${run.at}`]));
-  for (const id of choice.runs) { asked.append("run", id); asked.append("seen", known.get(id) ?? ""); }
+  const asked = new URLSearchParams([["have", signature], ...LISTED.map((name) => [name, choice[name]])]);
+  const wants = () => JSON.stringify([choice.runs, ...LISTED.map((name) => choice[name])]), wanted = wants();
+  const known = new Map(runs.map((run) => [run.id, run]));
+  for (const id of choice.runs) {
+    const run = known.get(id);
+    asked.append("run", id);
+    asked.append("seen", run ? `${run.token}.${run.at}` : "");
+    asked.append("style", run?.number ?? "");
+  }
   try {
     const response = await fetch(`data?${asked}`, { cache: "no-store" });
     if (response.status === 403) return lost("this server wants its token: open the address that it printed");
     if (!response.ok) throw new Error(response.status);
     const fresh = await response.json();
-    const isStale = choice.runs.join("\n") !== wanted; // the reader has chosen others meanwhile
+    const isStale = wants() !== wanted; // the reader has chosen others meanwhile
     if (fresh.signature !== signature && !isStale) show(fresh);
     by("status").className = "live";
     by("status").textContent = "live";
@@ -259,7 +269,16 @@ function startBoard() {
     keepChoice();
     poll();
   });
-  window.addEventListener("hashchange", () => { readChoice(); signature = ""; makeControls(); poll(); });
+  const showChoice = () => { for (const name of LISTED) by(name).value = choice[name]; };
+  for (const name of LISTED) by(name).addEventListener("input", () => {
+    choice[name] = by(name).value;
+    keepChoice();
+    clearTimeout(waiting);
+    waiting = setTimeout(poll, name === "find" ? TYPING_MS : 0);
+  });
+  by("find").form.addEventListener("submit", (event) => event.preventDefault());
+  showChoice();
+  window.addEventListener("hashchange", () => { readChoice(); signature = ""; showChoice(); makeControls(); poll(); });
   document.addEventListener("visibilitychange", () => { if (document.visibilityState === "visible") poll(); });
   poll();
 }

@@ -69,11 +69,31 @@ def card(label: str, value: str, detail: str = "", *, is_old: bool = False) -> H
     return tag("div", tag("dt", label), number, tag("p", detail) if detail else "", class_="card")
 
 
-def table(head: Iterable[str], rows: Iterable[Iterable[object]], numeric: frozenset[int] = frozenset()) -> Html:
-    """Return a table that scrolls by itself on narrow pages; ``numeric`` columns are right-aligned."""
+def notes_of(tags: Iterable[str], note: str) -> Html:
+    """Return the tags and the note of a run; nothing if it has none."""
+    chips = [tag("span", name, class_="tag") for name in tags]
+    listed = tag("span", join(join([" ", chip]) for chip in chips), class_="tags") if chips else ""
+    return join([listed, tag("span", note, class_="remark") if note else ""])
+
+
+def table(
+    head: Sequence[str],
+    rows: Iterable[Iterable[object]],
+    numeric: frozenset[int] = frozenset(),
+    *,
+    is_stacked: bool = False,
+) -> Html:
+    """Return a table that scrolls by itself on narrow pages or, if it is ``stacked``, has a line for each cell there.
+
+    ``numeric`` columns are right-aligned.
+    """
 
     def cells(name: str, row: Iterable[object]) -> Html:
-        return join(tag(name, cell, class_="num" if at in numeric else None) for at, cell in enumerate(row))
+        titles = head if is_stacked and name == "td" else [None] * len(head)
+        return join(
+            tag(name, cell, class_="num" if at in numeric else None, data_title=title or None)
+            for at, (cell, title) in enumerate(zip(row, titles, strict=True))
+        )
 
     body = [tag("tr", cells("td", row)) for row in rows]
     if not body:
@@ -81,7 +101,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]], numeric: frozen
     return tag(
         "div",
         tag("table", tag("thead", tag("tr", cells("th", head))), tag("tbody", *body)),
-        class_="scroll",
+        class_="scroll stacked" if is_stacked else "scroll",
         tabindex="0",
     )
 
@@ -111,16 +131,19 @@ class Parts:
     foot: str = ""
 
 
-def document(parts: Parts, curves: Sequence[Mapping[str, Any]] = (), *, over: str = "steps", live: bool = False) -> str:
+def document(
+    parts: Parts, curves: Sequence[Mapping[str, Any]] = (), *, over: str = "steps", live: Html | None = None
+) -> str:
     """Return the whole page: one file that fetches nothing except, if it is live, ``data`` from its server.
 
     Args:
         parts: the parts around the curves.
         curves: curves of each run; see ``figures.curves_of``.
         over: the initial horizontal axis.
-        live: whether it is the live board.
+        live: controls of the list of runs, if it is the live board.
     """
-    has_curves = live or any(run["figures"] for run in curves)
+    is_live = live is not None
+    has_curves = is_live or any(run["figures"] for run in curves)
     noscript = tag("noscript", tag("p", "The curves need JavaScript, which is in this file.", class_="note"))
     controls = tag("form", id="controls", class_="controls", aria_label="What the curves show")
     charts = tag(
@@ -129,7 +152,9 @@ def document(parts: Parts, curves: Sequence[Mapping[str, Any]] = (), *, over: st
         tag("p", "The logs of these runs do not have this axis.", id="nothing", class_="note", hidden=""), id="curves",
     )  # fmt: skip
     status, runs = (
-        (tag("p", id="status", role="status"), tag("nav", id="runs", aria_label="Runs")) if live else ("", "")
+        (tag("p", id="status", role="status"), join([live, tag("nav", id="runs", aria_label="Runs")]))
+        if live is not None
+        else ("", "")
     )
     body = tag(
         "body",
@@ -141,11 +166,11 @@ def document(parts: Parts, curves: Sequence[Mapping[str, Any]] = (), *, over: st
             tag("div", parts.after, id="after"),
         ),
         tag("footer", parts.foot),
-        tag("script", _as_json({"live": live, "over": over, "curves": curves}), id="data", type="application/json"),
+        tag("script", _as_json({"live": is_live, "over": over, "curves": curves}), id="data", type="application/json"),
         tag("script", Html(_script())),
     )
     digest = base64.b64encode(hashlib.sha256(_script().encode("utf-8")).digest()).decode()
-    policy = f"script-src 'sha256-{digest}'; connect-src '{'self' if live else 'none'}'; "
+    policy = f"script-src 'sha256-{digest}'; connect-src '{'self' if is_live else 'none'}'; "
     return f"<!doctype html>\n{tag('html', _head(parts.title, policy), body, lang='en')}\n"
 
 

@@ -21,7 +21,7 @@ from hornbook.storage.files import replace_file
 from hornbook.track import metrics, units
 from hornbook.track.evaluations import options_of, own_bits_per_byte, text_of, value_of
 from hornbook.track.figures import TERMS, curves_of
-from hornbook.track.page import Html, Parts, card, document, facts, join, section, table, tag
+from hornbook.track.page import Html, Parts, card, document, facts, join, notes_of, section, table, tag
 from hornbook.track.patterns import pattern_table
 from hornbook.track.runs import Row, RunFiles, RunSummary, last, read_run, summary_of
 from hornbook.track.stages import stage_table
@@ -60,7 +60,7 @@ def parts_of(run: RunFiles, samples: Sequence[Row]) -> Parts:
     summary = summary_of(run)
     return Parts(
         title=f"{' · '.join(dict.fromkeys([run.title, summary.name]))} · hornbook",
-        head=join([_title(run), _lead(summary, run), _shape(run, summary.num_parameters)]),
+        head=join([_title(run), _lead(summary, run), _shape(run, summary.num_parameters), _notes(summary)]),
         before=join([_cards(summary, run), _race(run)]),
         after=join(_parts(run, samples, run.of_kind("train"))),
         foot=f"Written by hornbook {__version__} from {run.folder.resolve()}",
@@ -96,6 +96,11 @@ def _shape(run: RunFiles, num_parameters: int | None) -> Html:
     return tag("p", " · ".join(said), class_="lead")
 
 
+def _notes(summary: RunSummary) -> Html:
+    written = notes_of(summary.tags, summary.note)
+    return tag("p", written, class_="lead") if written else written
+
+
 def _lead(summary: RunSummary, run: RunFiles) -> Html:
     """Return the run's state, progress, start and machine."""
     total = f" of {units.count(summary.total_steps)}" if summary.total_steps else ""
@@ -104,6 +109,8 @@ def _lead(summary: RunSummary, run: RunFiles) -> Html:
     parts: list[Html | str] = [tag("strong", state) if done else state]
     if summary.state != "imported":
         parts.append(counted(summary.step, "step") if done else f"step {units.count(summary.step)}{total}")
+    if summary.seconds_left is not None:
+        parts.append(f"{units.duration(summary.seconds_left)} left")
     if summary.objective:
         parts.append(summary.objective)
     if summary.started:
@@ -127,6 +134,7 @@ def _machine(session: Mapping[str, Any]) -> str:
 def _cards(summary: RunSummary, run: RunFiles) -> Html:
     steps = (summary.best_step, summary.validation_step, summary.bits_per_byte_step)
     best, held_out, bits = map(_at, steps)
+    accuracy, accuracy_step = _accuracy(run)
     training = f"training {units.loss(summary.loss)}{_at(summary.loss_step, ' at step')}"
     resumed = f"in {summary.num_sessions} sessions" if summary.num_sessions > 1 else ""
     skipped = f"{counted(summary.skipped_steps, 'step')} skipped" if summary.skipped_steps else ""
@@ -144,13 +152,14 @@ def _cards(summary: RunSummary, run: RunFiles) -> Html:
             _at(summary.loss_step),
         ),
         ("Bits per byte", units.bits(summary.bits_per_byte), "; ".join(filter(None, [bits, run.held_out]))),
-        _right(run),
+        accuracy,
         ("Tokens", units.short(summary.tokens), skipped or "seen in training"),
         ("Training time", units.duration(summary.seconds), resumed),
         ("Speed", units.short(summary.tokens_per_second), f"tokens per second, median{mfu}"),
     ]
-    old = {"bits_per_byte": "Bits per byte", "validation_loss": "Last validation loss"}
-    stale = {title for name, title in old.items() if summary.measured[name][2]}
+    names = {"bits_per_byte": "Bits per byte", "validation_loss": "Last validation loss", "loss": "Last training loss"}
+    stale = {title for name, title in names.items() if summary.measured[name][2]}
+    stale |= {accuracy[0]} if accuracy_step < max(steps[1] or 0, steps[2] or 0) else set()
     cards = [card(*item, is_old=item[0] in stale) for item in shown if item[1] != units.MISSING]
     return tag("dl", *cards, class_="cards") if cards else Html()
 
@@ -159,15 +168,16 @@ def _at(step: int | None, before: str = "at step") -> str:
     return "" if step is None else f"{before} {units.count(step)}"
 
 
-def _right(run: RunFiles) -> tuple[str, str, str]:
-    """Return an encoder's accuracies, held-out or else in training: title, value and the others as a detail."""
+def _accuracy(run: RunFiles) -> tuple[tuple[str, str, str], int]:
+    """Return an encoder's accuracies, held-out or else in training (title, value, the others) and their step."""
     for kind, where in (("validation", "held out"), ("train", "in training")):
-        rows = run.of_kind(kind)
+        rows = [row for row in run.of_kind(kind) if any(number(row, term) is not None for term in _RIGHT)]
         shares = [(TERMS[term][0], f"{share:.1%}") for term in _RIGHT if (share := last(rows, term)) is not None]
         if shares:
             (title, value), *others = shares
-            return title, value, ", ".join([where, *(f"{other} {also}" for other, also in others)])
-    return "", units.MISSING, ""
+            step = int(rows[-1]["step"])
+            return (title, value, ", ".join([f"{where}{_at(step, ' at step')}", *map(" ".join, others)])), step
+    return ("", units.MISSING, ""), 0
 
 
 def _race(run: RunFiles) -> Html:
@@ -180,12 +190,15 @@ def _race(run: RunFiles) -> Html:
     others = [(metric, value) for metric, value in rows if value is not None and _COMPRESSORS.match(metric)]
     if not others:
         return Html()
-    step = units.count(number(own, "step"))
-    note = f"Bits per byte of held-out text ({text_of(own)}), after step {step}; lower is better."
-    return section("Compared with compressors", _bars([("this model", bits), *others]), tag("p", note, class_="note"))
+    step = number(own, "step") or 0
+    is_old = step < max((int(row["step"]) for row in run.of_kind("validation")), default=0)
+    note = f"Bits per byte of held-out text ({text_of(own)}), after step {units.count(step)}; lower is better."
+    note += " There is a newer validation loss: `hornbook evaluate` measures them again." if is_old else ""
+    bars = _bars([("this model", bits), *others], is_old=is_old)
+    return section("Compared with compressors", bars, tag("p", note, class_="note"))
 
 
-def _bars(values: Sequence[tuple[str, float]]) -> Html:
+def _bars(values: Sequence[tuple[str, float]], *, is_old: bool) -> Html:
     longest = max(value for _, value in values) or 1.0
     rows = []
     for at, (label, value) in enumerate(values):
@@ -194,7 +207,7 @@ def _bars(values: Sequence[tuple[str, float]]) -> Html:
         rows += [
             tag("dt", label, class_=own or None),
             tag("dd", bar, class_=f"{own} bar".strip(), aria_hidden="true"),
-            tag("dd", units.bits(value), class_=f"{own} num".strip()),
+            tag("dd", units.bits(value), class_=f"{own} num {'old' if own and is_old else ''}".strip()),
         ]
     return tag("dl", *rows, class_="race")
 

@@ -14,6 +14,7 @@ from hornbook.checkpoint.manifest import MANIFEST, parse_step
 from hornbook.errors import HornbookError
 from hornbook.storage.json_files import read_json
 from hornbook.storage.system import is_locked
+from hornbook.track.units import number
 
 State: TypeAlias = Literal["running", "finished", "stopped", "diverged", "imported"]
 
@@ -70,3 +71,11 @@ def state_of(folder: Path, sessions: Sequence[Mapping[str, Any]], total_steps: i
     set_aside = (path.name.removesuffix(".diverged") for path in (folder / "checkpoints").glob("step-*.diverged"))
     diverged = any((parse_step(name) or 0) > saved for name in set_aside)  # from older versions
     return "diverged" if diverged else "stopped"
+
+
+def seconds_left(row: Mapping[str, Any], total_steps: int) -> float | None:
+    """Return the time left at the row's speed: (total - step) · (tokens / step) / tokens per second."""
+    step, tokens, speed = (number(row, key) for key in ("step", "tokens", "tokens_per_second"))
+    if not step or not tokens or not speed or speed < 0:
+        return None
+    return max(0.0, total_steps - step) * tokens / step / speed

@@ -22,7 +22,8 @@ from hornbook.errors import DataError, RecipeError, UserError
 from hornbook.storage.json_files import read_bytes, read_json
 from hornbook.track import environment, metrics, units
 from hornbook.track.evaluations import Evaluation, own_bits_per_byte, read_evaluations, value_of
-from hornbook.track.run_state import State, document_of, is_imported, newest_checkpoint, state_of
+from hornbook.track.notes import Notes, read_notes
+from hornbook.track.run_state import State, document_of, is_imported, newest_checkpoint, seconds_left, state_of
 from hornbook.track.units import number
 from hornbook.wording import one_line, redacted
 
@@ -42,6 +43,7 @@ class RunFiles:
     tasks: list[Evaluation]
     validation_fingerprint: str | None
     """Fingerprint of the run's validation data, from ``run.json``."""
+    notes: Notes
 
     @property
     def name(self) -> str:
@@ -107,9 +109,13 @@ class RunSummary:
     mfu: float | None
     """Median share of the machine's peak."""
     seconds: float | None
+    seconds_left: float | None
+    """Time to the last step at the speed last logged; None if the run is not running."""
     skipped_steps: int
     num_sessions: int
     started: str | None
+    tags: tuple[str, ...]
+    note: str
 
     @property
     def measured(self) -> dict[str, tuple[float | None, int | None, bool]]:
@@ -119,7 +125,7 @@ class RunSummary:
         """
         newest = max(self.validation_step or 0, self.bits_per_byte_step or 0)
         return {
-            "loss": (self.loss, self.loss_step, False),
+            "loss": (self.loss, self.loss_step, (self.loss_step or 0) < newest),
             "validation_loss": (self.validation_loss, self.validation_step, (self.validation_step or 0) < newest),
             "best_validation_loss": (self.best_validation_loss, self.best_step, False),
             "bits_per_byte": (self.bits_per_byte, self.bits_per_byte_step, (self.bits_per_byte_step or 0) < newest),
@@ -221,6 +227,7 @@ def read_run(folder: Path, rows: list[Row] | None = None) -> RunFiles:
         sessions=environment.sessions(folder / "environment.json"),
         tasks=read_evaluations(folder / "evaluation.json"),
         validation_fingerprint=_validation_fingerprint(folder / "run.json"),
+        notes=read_notes(folder),
     )
 
 
@@ -242,10 +249,12 @@ def summary_of(run: RunFiles) -> RunSummary:
     total_steps = _total_steps(run)
     bits, bits_step, bits_by = _bits_per_byte(run)
     loss_step = next((int(row["step"]) for row in reversed(train) if number(row, "loss") is not None), None)
+    state = state_of(run.folder, run.sessions, total_steps)
+    newest = train[-1] if train and state == "running" else {}
     return RunSummary(
         name=run.name,
         folder=str(run.folder),
-        state=state_of(run.folder, run.sessions, total_steps),
+        state=state,
         objective=run.objective,
         num_parameters=_num_parameters(run),
         step=max(logged, saved_step),
@@ -264,9 +273,12 @@ def summary_of(run: RunFiles) -> RunSummary:
         tokens_per_second=_middle(number(row, "tokens_per_second") for row in train),
         mfu=_middle(number(row, "mfu") for row in train),
         seconds=training_seconds(counters),
+        seconds_left=seconds_left(newest, total_steps) if total_steps else None,
         skipped_steps=int(skipped or 0),
         num_sessions=environment.num_sessions(run.sessions),
         started=started if isinstance(started, str) else None,
+        tags=run.notes.tags,
+        note=run.notes.note,
     )
 
 

@@ -13,16 +13,24 @@
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hornbook.errors import HornbookError
 from hornbook.storage.system import is_locked
 from hornbook.track import metrics
-from hornbook.track.runs import Row, RunFiles, RunSummary, read_run, run_id, summary_of
+from hornbook.track.runs import Row, RunFiles, RunSummary, flatten, plain_value, read_run, run_id, summary_of
 
-_WATCHED = ("metrics.jsonl", "samples.jsonl", "evaluation.json", "environment.json", "recipe.toml", "checkpoints")
+_WATCHED = (
+    "metrics.jsonl",
+    "samples.jsonl",
+    "evaluation.json",
+    "environment.json",
+    "recipe.toml",
+    "notes.json",
+    "checkpoints",
+)
 
 
 class Background:
@@ -61,6 +69,7 @@ class Reading:
     Attributes:
         token: identifies the log of these rows on a page; it changes when the log is replaced.
         files: the files, None if they were not read or are no longer held.
+        recipe: values of the recipe by dotted key, as texts.
         recency: whether the run is running, and when its log was written; the greatest is the newest.
     """
 
@@ -69,6 +78,7 @@ class Reading:
     files: RunFiles | None = None
     samples: tuple[Row, ...] = ()
     summary: RunSummary | None = None
+    recipe: Mapping[str, str] = field(default_factory=dict)
     problem: str | None = None
     recency: tuple[bool, float] = (False, 0.0)
 
@@ -114,7 +124,8 @@ class WatchedRun(Background):
             files = read_run(self.folder, [*earlier, *new])
             samples = tuple(metrics.read(self.folder / "samples.jsonl"))
             token = secrets.token_hex(4) if is_another else now.token
-            return replace(now, token=token, files=files, samples=samples, summary=summary_of(files), problem=None)
+            summary, recipe = summary_of(files), {key: str(plain_value(v)) for key, v in flatten(files.recipe).items()}
+            return replace(now, token=token, files=files, samples=samples, summary=summary, recipe=recipe, problem=None)
         except HornbookError as error:
             self._tail = metrics.Tail(self.folder / "metrics.jsonl")
             return replace(now, files=None, problem=str(error))
