@@ -13,7 +13,7 @@ underflow.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -101,7 +101,7 @@ class NarrowHome(InMemory):
     @contextmanager
     def slots(self, part: str, count: int) -> Iterator[list[Slot]]:
         """See ``Home``; leaving the ``with`` block rounds and stores the fp32 tensors."""
-        with super().slots(part, count) as stored:
+        with self._stored(part, count) as stored:
             slots = [self._opened_slot(slot) for slot in stored]
             yield slots
             for target, slot in zip(stored, slots, strict=True):
@@ -110,6 +110,10 @@ class NarrowHome(InMemory):
                     values = slot.state[key].sqrt_() if self._is_root(key) else slot.state[key]
                     self._store(tensor, values, slot.name, f"{count}/{key}")
             slots.clear()  # the caller's list, to free its fp32 tensors before those of the next part are made
+
+    def _stored(self, part: str, count: int) -> AbstractContextManager[list[Slot]]:
+        """Yield slots with weights and states in their storage dtypes and gradients in fp32."""
+        return super().slots(part, count)
 
     def _opened_slot(self, stored: Slot) -> Slot:
         device = stored.parameter.device
