@@ -58,11 +58,7 @@ class NarrowHome(InMemory):
     def __init__(self, model: LanguageModel, update: Update, recipe: Recipe, world: World) -> None:
         self._precision, self._seed, self._divisor = recipe.precision, recipe.training.seed, 1.0
         is_offloaded = recipe.memory.offload_optimizer and not next(model.parameters()).is_meta
-        options: dict[str, Any] = {"device": "meta"} if is_offloaded else {}
-        moments = {
-            name: zeros(name, parameter, update, lambda key: DTYPES[self._precision.dtype_of_state(key)], **options)
-            for name, parameter in model.own_parameters()
-        }
+        moments = self._zeros(model, update, {"device": "meta"} if is_offloaded else {})
         super().__init__(model, pinned_zeros_like(moments) if is_offloaded else moments, world)
         self._gradient_dtype = DTYPES[recipe.precision.gradients]
         for parameter in model.parameters():
@@ -73,6 +69,12 @@ class NarrowHome(InMemory):
             names = self._parts.setdefault(part_of(name), {})
             names[name] = len(names)
         self.parts = tuple(self._parts)
+
+    def _zeros(self, model: LanguageModel, update: Update, options: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
+        return {
+            name: zeros(name, parameter, update, lambda key: DTYPES[self._precision.dtype_of_state(key)], **options)
+            for name, parameter in model.own_parameters()
+        }
 
     @property
     def dtypes(self) -> Mapping[str, torch.dtype]:
