@@ -27,7 +27,7 @@ STEP = "--between hornbook.engine.step:train_step"
         (f"{STEP} {TRAIN} {NATIVE}", 34, 151),
         (f"{STEP} {TRAIN} --precision.kernels=torch", 30, 107),
         (f"{STEP} {BERT} {NATIVE}", 36, 163),
-        (f"--until hornbook.optim.adam:adamw {TRAIN} {NATIVE}", 83, 646),
+        (f"--until hornbook.optim.adam:adamw {TRAIN} {NATIVE}", 83, 645),
         ("generate run --prompt a --output-length 8", 66, 397),
         (BUILD, 33, 247),
     ],
