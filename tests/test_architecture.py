@@ -289,11 +289,29 @@ def test_no_error_is_swallowed_whole() -> None:
     assert broad == []
 
 
+def inherited(cls: ast.ClassDef) -> Iterator[ast.ClassDef]:
+    """The classes of the house from which one is derived, directly or not, by their names."""
+    for base in map(dotted, cls.bases):
+        for other in classes().get(base.rpartition(".")[2], ()):
+            if other is not cls:
+                yield from (other, *inherited(other))
+
+
+@cache
+def classes() -> dict[str, list[ast.ClassDef]]:
+    found: dict[str, list[ast.ClassDef]] = {}
+    for path in source_files():
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(node)
+    return found
+
+
 def signature(node: Function) -> tuple[str, str]:
     return node.name, ast.unparse(node.args)
 
 
-def test_everything_public_has_a_docstring_its_own_or_that_of_its_protocol() -> None:
+def test_everything_public_has_a_docstring_its_own_or_that_of_its_protocol_or_base() -> None:
     described = {
         signature(method)
         for path in source_files()
@@ -302,13 +320,22 @@ def test_everything_public_has_a_docstring_its_own_or_that_of_its_protocol() -> 
         for method in cls.body
         if isinstance(method, Function) and ast.get_docstring(method) is not None
     }
+    overriding = {
+        method
+        for cls in (cls for found in classes().values() for cls in found)
+        for base in inherited(cls)
+        for documented in base.body
+        for method in cls.body
+        if isinstance(documented, Function) and ast.get_docstring(documented) is not None
+        if isinstance(method, Function) and signature(method) == signature(documented)
+    }
     bare = [shown(path) for path in source_files() if ast.get_docstring(tree_of(path)) is None]
     bare += [
         f"{shown(path, node)} {name}"
         for path in source_files()
         for name, node in public_definitions(tree_of(path).body)
         if ast.get_docstring(node) is None
-        and not ("." in name and isinstance(node, Function) and signature(node) in described)
+        and not ("." in name and isinstance(node, Function) and (signature(node) in described or node in overriding))
     ]
     assert bare == []
 

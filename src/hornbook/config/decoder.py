@@ -136,7 +136,6 @@ class DecoderConfig(TransformerConfig):
         return self.window if self.window_pattern[index % len(self.window_pattern)] == "L" else None
 
     def description(self, vocab_size: int | None = None) -> Description:
-        """Return the description of the model; see ``Described``."""
         table = self._tokens(vocab_size, self.hidden_size)
         positions = (Table("embedding.positions", (self.max_positions, self.hidden_size)),)
         norms = (self._norm("embedding.norm"),)
@@ -216,7 +215,6 @@ class DecoderConfig(TransformerConfig):
         )
 
     def problems(self) -> list[Problem]:
-        """List conflicting options."""
         return [*super().problems(), *self._undivided(), *self._rotary(), *self._without_effect()]
 
     def _undivided(self) -> Iterator[Problem]:

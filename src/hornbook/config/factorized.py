@@ -55,7 +55,6 @@ class FactorizedGPTConfig(LayerNormConfig):
     )
 
     def description(self, vocab_size: int | None = None) -> Description:
-        """Return the description of the model; see ``Described``."""
         hidden, narrow = self.hidden_size, self.embedding_size
         attention = self._attention(is_causal=True, qkv_bias=self.qkv_bias, out_bias=self.projection_bias)
         positions = (Table("embedding.positions", (self.max_positions, narrow)),) * (self.positions == "learned")
@@ -78,7 +77,6 @@ class FactorizedGPTConfig(LayerNormConfig):
         )
 
     def problems(self) -> list[Problem]:
-        """List conflicting options."""
         problems = super().problems()
         for key, size in (("hidden_size", self.hidden_size), ("embedding_size", self.embedding_size)):
             if size % self.norm_groups:

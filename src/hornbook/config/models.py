@@ -58,7 +58,6 @@ class TransformerConfig(Described):
         return self.feed_forward_size or 4 * self.hidden_size
 
     def problems(self) -> list[Problem]:
-        """List conflicting options."""
         if self.head_size is None and self.hidden_size % self.num_heads:
             message = "hidden_size must be divisible by num_heads; change one of them or set head_size"
             return [Problem(("hidden_size", "num_heads"), message)]
@@ -117,7 +116,6 @@ class GPTConfig(TunableConfig):
     family: str = "gpt"
 
     def description(self, vocab_size: int | None = None) -> Description:
-        """Return the description of the model; see ``Described``."""
         hidden = self.hidden_size
         head: tuple[Layer, ...] = (Norm("head.norm", hidden),)
         if self.head == "classification":
@@ -162,7 +160,6 @@ class EncoderConfig(TunableConfig):
         return self.activation
 
     def description(self, vocab_size: int | None = None) -> Description:
-        """Return the description of the model; see ``Described``."""
         hidden = self.hidden_size
         return Description(
             embedding=(
@@ -278,7 +275,6 @@ class GroupBertConfig(EncoderConfig):
         yield from super()._head_layers(num_tokens)
 
     def problems(self) -> list[Problem]:
-        """List conflicting options."""
         problems = super().problems()
         if self.convolution_kernel % 2 == 0:
             problems.append(Problem(("convolution_kernel",), "must be odd"))

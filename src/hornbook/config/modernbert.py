@@ -46,7 +46,6 @@ class ModernBertConfig(EncoderConfig):
         return index % self.global_every == 0
 
     def description(self, vocab_size: int | None = None) -> Description:
-        """Return the description of the model; see ``Described``."""
         return replace(
             super().description(vocab_size),
             embedding=(self._tokens(vocab_size, self.hidden_size), self._norm("embedding.norm")),
@@ -85,7 +84,6 @@ class ModernBertConfig(EncoderConfig):
             yield Linear("head.spans", hidden, 2, is_scored=False)
 
     def problems(self) -> list[Problem]:
-        """List conflicting options."""
         problems = super().problems()
         if self.effective_head_size % 2:
             message = f"rotary positions need an even size of a head, not {self.effective_head_size}"

@@ -36,7 +36,6 @@ class CausalLMConfig:
     """Share of the tokens for which logits over the vocabulary are computed."""
 
     def problems(self) -> list[Problem]:
-        """List conflicting options."""
         if self.z_loss and self.recurrence_weights:
             message = "z_loss does not support recurrence_weights; remove one of them"
             return [Problem(("z_loss", "recurrence_weights"), message)]

@@ -131,7 +131,6 @@ class OptimizerConfig:
         return {}
 
     def problems(self) -> list[Problem]:
-        """Return mistakes in the entries of lists."""
         try:
             read_scales(self.learning_rate_scale)
         except Mistake as mistake:
@@ -152,11 +151,9 @@ class MomentsConfig(OptimizerConfig):
     )
 
     def states(self, name: str, shape: Shape) -> Mapping[str, Shape]:
-        """Return the two moments; see ``OptimizerConfig``."""
         return {"exp_avg": shape, "exp_avg_sq": shape}
 
     def problems(self) -> list[Problem]:
-        """Return conflicting options and mistakes in the entries of lists."""
         problems = super().problems()
         if self.epsilon_before_correction and not self.bias_correction:
             message = "epsilon_before_correction requires bias_correction; remove it or set bias_correction = true"
@@ -220,7 +217,6 @@ class MomentumConfig(SGDConfig):
     nesterov: bool = option(False, help="use Nesterov momentum")
 
     def states(self, name: str, shape: Shape) -> Mapping[str, Shape]:
-        """Return the momentum; see ``OptimizerConfig``."""
         return {"momentum": shape}
 
 
@@ -289,7 +285,6 @@ class MuonConfig(MomentsConfig):
         return "head" if place == "head" else "table"
 
     def states(self, name: str, shape: Shape) -> Mapping[str, Shape]:
-        """Return the states of Muon or AdamW; see ``OptimizerConfig``."""
         if self.kind_of(name, shape) != "hidden":
             return super().states(name, shape)
         return {"momentum": shape} | ({"row_square": (*shape[:-1], 1)} if self.row_moments else {})
@@ -327,7 +322,6 @@ class DecayConfig(ScheduleConfig):
     )
 
     def problems(self) -> list[Problem]:
-        """List conflicting options."""
         if self.decay_end is not None and self.warmup_steps >= self.decay_end:
             message = "the decay must end after the warm-up; raise decay_end or lower warmup_steps"
             return [Problem(("warmup_steps", "decay_end"), message)]

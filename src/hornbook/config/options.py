@@ -25,7 +25,18 @@ import types
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    runtime_checkable,
+)
 
 from hornbook.errors import UserError
 
@@ -57,6 +68,14 @@ class Problem(NamedTuple):
 
     keys: tuple[str, ...]
     message: str
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """A section whose options depend on each other."""
+
+    def problems(self) -> list[Problem]:
+        """Return conflicting options, options without effect, and mistakes in the entries of lists."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

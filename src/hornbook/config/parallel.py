@@ -172,7 +172,6 @@ class ParallelConfig:
         return len(self.layers_per_stage) or self.pipeline_parallel * (1 + has_two)
 
     def problems(self) -> list[Problem]:
-        """List conflicting options."""
         problems = []
         if (self.data_parallel == "hybrid") != (self.shard_size is not None):
             message = 'shard_size and data_parallel = "hybrid" go together; set both, or remove shard_size'

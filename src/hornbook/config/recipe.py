@@ -34,7 +34,7 @@ from hornbook.config.optimizers import (
     Shape,
     states_of,
 )
-from hornbook.config.options import TAGS, Problem, Spec, UnknownPart, choices, describe, option, script_of
+from hornbook.config.options import TAGS, Checked, Problem, Spec, UnknownPart, choices, describe, option, script_of
 from hornbook.config.parallel import SPLITS_NO_BACKWARD, ParallelConfig
 from hornbook.config.sections import (
     DTYPE_BYTES,
@@ -144,7 +144,8 @@ class Recipe:
         own = [
             Problem(tuple(f"{section}.{key}" for key in problem.keys), problem.message)
             for section in SECTIONS
-            for problem in getattr(getattr(self, section), "problems", tuple)()
+            if isinstance(options := getattr(self, section), Checked)
+            for problem in options.problems()
         ]
         is_sparse, layout = self.sparsity != SparsityConfig(), self.parallel.conflicts(self.model)
         blocks = self.sparsity.conflicts(self.model, self.parallel) if is_sparse else ()

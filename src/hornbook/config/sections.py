@@ -74,7 +74,6 @@ class DataConfig:
     )
 
     def problems(self) -> list[Problem]:
-        """List conflicting options."""
         if self.weights and len(self.weights) != len(self.train):
             return [Problem(("train", "weights"), "weights needs one value for each store; set as many or remove it")]
         if len(self.weights) == 1:
@@ -97,7 +96,6 @@ class TrainingConfig:
     )
 
     def problems(self) -> list[Problem]:
-        """List conflicting options."""
         problems, lengths = [], ("steps", "epochs", "tokens")
         if all(getattr(self, name) is None for name in lengths):
             problems.append(Problem(lengths, "the run has no length; set exactly one of the three"))
@@ -250,7 +248,6 @@ class MemoryConfig:
     )
 
     def problems(self) -> list[Problem]:
-        """List conflicting options."""
         problems = []
         if self.execution == "phased":
             for key in ("recompute", "offload_activations", "offload_optimizer"):
@@ -324,7 +321,6 @@ class EvaluationConfig:
     early_stopping_min_delta: float = option(0.0, help="smallest change that counts as an improvement", minimum=0)
 
     def problems(self) -> list[Problem]:
-        """List conflicting options."""
         problems = []
         named = [name for name, _ in map(split_entry, self.task_data) if name is not None]
         if strays := [name for name in named if name not in self.tasks]:
@@ -355,7 +351,6 @@ class TrackingConfig:
     )
 
     def problems(self) -> list[Problem]:
-        """List conflicting options."""
         if self.histogram_every_steps is not None and not self.trackers:
             message = "histogram_every_steps has no effect without trackers; set them, or remove it"
             return [Problem(("histogram_every_steps", "trackers"), message)]

@@ -13,7 +13,7 @@ underflow.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -58,11 +58,7 @@ class NarrowHome(InMemory):
     def __init__(self, model: LanguageModel, update: Update, recipe: Recipe, world: World) -> None:
         self._precision, self._seed, self._divisor = recipe.precision, recipe.training.seed, 1.0
         is_offloaded = recipe.memory.offload_optimizer and not next(model.parameters()).is_meta
-        options: dict[str, Any] = {"device": "meta"} if is_offloaded else {}
-        moments = {
-            name: zeros(name, parameter, update, lambda key: DTYPES[self._precision.dtype_of_state(key)], **options)
-            for name, parameter in model.own_parameters()
-        }
+        moments = self._zeros(model, update, {"device": "meta"} if is_offloaded else {})
         super().__init__(model, pinned_zeros_like(moments) if is_offloaded else moments, world)
         self._gradient_dtype = DTYPES[recipe.precision.gradients]
         for parameter in model.parameters():
@@ -73,6 +69,12 @@ class NarrowHome(InMemory):
             names = self._parts.setdefault(part_of(name), {})
             names[name] = len(names)
         self.parts = tuple(self._parts)
+
+    def _zeros(self, model: LanguageModel, update: Update, options: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
+        return {
+            name: zeros(name, parameter, update, lambda key: DTYPES[self._precision.dtype_of_state(key)], **options)
+            for name, parameter in model.own_parameters()
+        }
 
     @property
     def dtypes(self) -> Mapping[str, torch.dtype]:
@@ -101,7 +103,7 @@ class NarrowHome(InMemory):
     @contextmanager
     def slots(self, part: str, count: int) -> Iterator[list[Slot]]:
         """See ``Home``; leaving the ``with`` block rounds and stores the fp32 tensors."""
-        with super().slots(part, count) as stored:
+        with self._stored(part, count) as stored:
             slots = [self._opened_slot(slot) for slot in stored]
             yield slots
             for target, slot in zip(stored, slots, strict=True):
@@ -110,6 +112,10 @@ class NarrowHome(InMemory):
                     values = slot.state[key].sqrt_() if self._is_root(key) else slot.state[key]
                     self._store(tensor, values, slot.name, f"{count}/{key}")
             slots.clear()  # the caller's list, to free its fp32 tensors before those of the next part are made
+
+    def _stored(self, part: str, count: int) -> AbstractContextManager[list[Slot]]:
+        """Yield slots with weights and states in their storage dtypes and gradients in fp32."""
+        return super().slots(part, count)
 
     def _opened_slot(self, stored: Slot) -> Slot:
         device = stored.parameter.device

@@ -78,24 +78,17 @@ def model_of(recipe: Recipe, compute_dtype: torch.dtype) -> LanguageModel:
     """
     model = build_model(recipe.model, compute_dtype)
     model.description = description_of(recipe.model)
-    _refuse_other_layers(model, recipe.model)
+    there = {name: model.logical_shape(name, parameter) for name, parameter in model.own_parameters()}
+    described = there if model.description is None else dict(model.description.shapes())
+    if described != there:
+        name = next(name for name in (*there, *described) if there.get(name) != described.get(name))
+        here, said = (list(found[name]) if name in found else "absent" for found in (there, described))
+        raise UserError(
+            f"{name} is {here} in the model and {said} in the description of {type(recipe.model).__name__}: override "
+            "description"
+        )
     if recipe.sparsity.linears:
         sparsify(model, recipe.sparsity, recipe.model)
     if recipe.sparsity.embedding_block_size is not None:
         sparsify_table(model, recipe.sparsity)
     return model
-
-
-def _refuse_other_layers(model: LanguageModel, config: object) -> None:
-    """Raise UserError unless the model's parameters are those of its description."""
-    if model.description is None:
-        return
-    described = dict(model.description.shapes())
-    there = {name: model.logical_shape(name, parameter) for name, parameter in model.own_parameters()}
-    if described == there:
-        return
-    name = next(name for name in (*there, *described) if there.get(name) != described.get(name))
-    here, said = (list(found[name]) if name in found else "absent" for found in (there, described))
-    raise UserError(
-        f"{name} is {here} in the model and {said} in the description of {type(config).__name__}: override description"
-    )

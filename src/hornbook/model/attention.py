@@ -246,7 +246,6 @@ class CausalSelfAttention(SelfAttention):
     is_incremental = True
 
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
-        """Return the attention to earlier tokens; see ``SelfAttention``."""
         if (form := self.native_form(packed_BTE, context)) is not None:
             return self.attend_windows(form, packed_BTE, context)
         dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None
@@ -269,7 +268,6 @@ class BlockedCausalSelfAttention(CausalSelfAttention):
         self.block_size = block_size
 
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
-        """Return the attention to earlier tokens; see ``SelfAttention``."""
         if "cache" in context:
             return super().mix(packed_BTE, context)
         dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None

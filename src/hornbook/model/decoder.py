@@ -45,7 +45,6 @@ class ValueEmbedding(nn.Module):
         self.gate = nn.Parameter(torch.empty(num_heads, config.gate_columns))
 
     def draw(self, draw: Draw) -> None:
-        """Initialize the parameters."""
         draw.normal(self.table, "table", self.std)
         draw.constant(self.gate, 0.0)
 

@@ -87,7 +87,6 @@ class GroupedLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(num_out))
 
     def draw(self, draw: Draw) -> None:
-        """Initialize the parameters."""
         draw.normal(self.weight, "weight", self.std)
         draw.constant(self.bias, 0.0)
 

@@ -16,6 +16,7 @@ with a cut of 2.
 
 import hashlib
 import math
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +79,14 @@ def generator(seed: int, name: str) -> torch.Generator:
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little", signed=True))
 
 
+@runtime_checkable
+class Drawn(Protocol):
+    """A module with parameters or buffers of its own."""
+
+    def draw(self, draw: Draw) -> None:
+        """Initialize the parameters and buffers."""
+
+
 def initialize(model: nn.Module, seed: int) -> None:
     """Initialize all parameters and buffers of ``model`` in place, by the ``draw`` methods of its modules.
 
@@ -123,6 +132,5 @@ def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _draw(model: nn.Module, name: str, module: nn.Module, seed: int) -> None:
-    draw = getattr(module, "draw", None)
-    if draw is not None:
-        draw(Draw(seed, name, getattr(model, "initial_cut", None)))
+    if isinstance(module, Drawn):
+        module.draw(Draw(seed, name, getattr(model, "initial_cut", None)))

@@ -70,7 +70,6 @@ class FirstTokenClassifier(ClassificationHead):
         self.labels = Linear(hidden_size, num_labels, std=std)
 
     def label_logits(self, x_BTD: Tensor, batch: Batch) -> Tensor:
-        """Return ``[S, C]`` fp32 for the sequences of a batch."""
         pooled_SD = torch.tanh(self.pooler(self.first_tokens(x_BTD, batch["firsts"])))
         logits: Tensor = self.labels(self.dropout(pooled_SD, tokens_at(batch["keys"], batch["firsts"]))).float()
         return logits
@@ -109,7 +108,6 @@ class TransformClassifier(ClassificationHead):
         self.labels = Linear(hidden_size, num_labels, std=std)
 
     def label_logits(self, x_BTD: Tensor, batch: Batch) -> Tensor:
-        """Return ``[S, C]`` fp32 for the sequences of a batch."""
         pooled_SD = self._means(x_BTD, batch) if self.takes_mean else self.first_tokens(x_BTD, batch["firsts"])
         keys_S = tokens_at(batch["keys"], batch["firsts"])
         logits: Tensor = self.labels(self.dropout(self.transform(pooled_SD), keys_S)).float()
@@ -138,7 +136,6 @@ class LastTokenClassifier(ClassificationHead):
         self.labels = Linear(hidden_size, num_labels, std=std, bias=False)
 
     def label_logits(self, x_BTD: Tensor, batch: Batch) -> Tensor:
-        """Return ``[S, C]`` fp32 for the sequences of a batch."""
         logits: Tensor = self.labels(self.last_tokens(x_BTD, batch)).float()
         return logits
 

@@ -80,7 +80,6 @@ class Linear(nn.Linear):
         """Do nothing: ``draw`` initializes the parameters from the run's seed."""
 
     def draw(self, draw: Draw) -> None:
-        """Initialize the parameters."""
         draw.normal(self.weight, "weight", self.std, is_uniform=self.is_uniform)
         draw.constant(self.bias, 0.0)
 
@@ -158,7 +157,6 @@ class LayerNorm(nn.Module):
             self.register_buffer("bias", torch.empty(size), persistent=False)
 
     def draw(self, draw: Draw) -> None:
-        """Initialize the parameters."""
         draw.constant(self.weight, self.gain)
         draw.constant(self.bias, 0.0)
 
