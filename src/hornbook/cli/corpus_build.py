@@ -153,7 +153,7 @@ def quality_options(arguments: argparse.Namespace) -> QualityOptions:
 
 
 def _lines(report: "BuildReport", seconds: float, format_name: str) -> Iterator[str]:
-    from hornbook.corpora.building.token_pipeline import example_lines
+    from hornbook.corpora.building.report import example_lines
 
     done = "is already built from the same inputs and options" if report.already_built else f"built in {seconds:.1f} s"
     yield f"{report.output} {done}"

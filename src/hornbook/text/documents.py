@@ -41,7 +41,9 @@ from hornbook.text.reading import (
     Reader,
     ReadOptions,
     Skipped,
+    Slice,
     Source,
+    Span,
     StreamReader,
     Tally,
     after,
@@ -211,6 +213,7 @@ def read_sources(
     skip: Position | None = None,
     find_fault: Callable[[str], str | None] = lambda text: None,
     meter: InputMeter | None = None,
+    within: Slice | None = None,
 ) -> Iterator[Document]:
     """Read the documents of the sources from ``list_sources``, in order. Raises the errors of ``read_documents``.
 
@@ -223,11 +226,13 @@ def read_sources(
             some document, and its position.
         find_fault: returns why a text is unusable, or None; an unusable text counts as an unreadable document.
         meter: counts the bytes read, for readers that support it.
+        within: the part of the sources to read, by default all; ``skip`` is a position in it.
     """
-    first = skip or Position()
-    for number, name in enumerate(sources[first.source :], first.source):
+    within = within or Slice(0, len(sources))
+    first = skip or Position(within.first)
+    for number, name in enumerate(sources[first.source : within.last], first.source):
         count = first.documents if number == first.source else 0
-        for outcome in _outcomes(name, options, count, meter):
+        for outcome in _outcomes(name, options, count, meter, within.span):
             if isinstance(outcome, Skipped):
                 tally.add_skipped(outcome)
                 continue
@@ -250,7 +255,7 @@ def read_sources(
                 yield outcome
             else:
                 tally.empty += 1
-    tally.position = Position(len(sources), 0)
+    tally.position = Position(within.last)
 
 
 def recorded_format(source: str, format_name: str | None = None) -> str | None:
@@ -268,14 +273,16 @@ def format_of(source: str, options: ReadOptions) -> str:
     return _BY_SUFFIX.get(content_suffix(source), "text") if options.format == "auto" else options.format
 
 
-def _outcomes(name: str, options: ReadOptions, start: int, meter: InputMeter | None) -> Iterator[Outcome]:
+def _outcomes(
+    name: str, options: ReadOptions, start: int, meter: InputMeter | None, span: Span | None
+) -> Iterator[Outcome]:
     """Read a source from its document ``start`` on; an error that ends the source is yielded last."""
     kind = format_of(name, options)
     try:
         path = None if name == STANDARD_INPUT else Path(name)
         if name.startswith(HUB_SCHEME) and hub.is_file_name(name):
             path = hub.fetch(name)
-        source = Source(name, path, meter)
+        source = Source(name, path, meter, span)
         reader, stream_reader = _readers_of(kind)
         if reader:
             yield from reader(source, options, start)

@@ -1,0 +1,120 @@
+"""Who builds the slices of a build: this process, several of this machine, or the nodes of a Ray cluster.
+
+    run_slices(job, numbers, poll)      each calls build_slice(number) for every slice, in any order
+
+Slices are found again in the working folder, which all processes share, so an engine returns nothing, and one that is
+lost costs the parts that its workers had not finished. The first error stops the build: slices that run are finished,
+others do not start.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from hornbook.corpora.building.request import BuildJob, load_job
+from hornbook.corpora.building.slice_build import Workshop
+from hornbook.errors import HornbookError
+from hornbook.extras import require
+from hornbook.text.processes import worker_pool
+
+_POLL_SECONDS: Final = 0.5
+_QUEUED: Final = 2
+"""Slices submitted per worker, so that none waits for work, and few are started after an error."""
+_RETRIES: Final = 3
+
+Poll = Callable[[Sequence[int]], None]
+"""Called twice a second with the numbers of the slices that may have progressed."""
+
+
+def run_in_processes(job: BuildJob, numbers: Sequence[int], poll: Poll) -> None:
+    """Build slices in ``job.options.workers`` processes of this machine.
+
+    Raises:
+        HornbookError: a process was killed, or the error of a slice.
+    """
+    workers = min(job.options.workers, len(numbers))
+    threads = max(1, job.options.threads // workers)
+    waiting, running = list(reversed(numbers)), dict[Future[None], int]()
+    with worker_pool(workers, {"RAYON_NUM_THREADS": str(threads)}) as executor:
+        try:
+            while waiting or running:
+                while waiting and len(running) < _QUEUED * workers:
+                    number = waiting.pop()
+                    running[executor.submit(_build_slice, str(job.work), number, threads)] = number
+                done, _ = wait(running, _POLL_SECONDS, FIRST_COMPLETED)
+                poll(list(running.values()))
+                for future in done:
+                    del running[future]
+                    future.result()
+        except BrokenProcessPool as error:
+            raise HornbookError(
+                "a worker was killed, probably since memory ran out; use fewer `workers`, and run the same command to "
+                'resume; in your own script, call hornbook below `if __name__ == "__main__":`'
+            ) from error
+
+
+def run_on_ray(job: BuildJob, numbers: Sequence[int], poll: Poll) -> None:
+    """Build slices as tasks of the Ray cluster at ``job.options.ray``, whose nodes share the working folder.
+
+    A task whose worker or node is lost is started again, up to three times.
+
+    Raises:
+        HornbookError: the cluster is unreachable, a task was lost too often, or the error of a slice.
+    """
+    ray = require("ray", extra="ray", purpose="building on a Ray cluster")
+    address = job.options.ray
+    try:
+        ray.init(address=None if address == "local" else address, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise HornbookError(f"cannot reach the Ray cluster at {address}: {reason}; check `ray`, or start it") from error
+    try:
+        task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_build_slice)
+        waiting, running = list(reversed(numbers)), dict[Any, int]()
+        while waiting or running:
+            cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
+            while waiting and len(running) < _QUEUED * cores:
+                number = waiting.pop()
+                running[task.remote(str(job.work), number, 1)] = number
+            done, _ = ray.wait(list(running), timeout=_POLL_SECONDS)
+            poll(list(running.values()))
+            for reference in done:
+                number = running.pop(reference)
+                _get(ray, reference, number)
+    finally:
+        with suppress(Exception):
+            ray.shutdown()
+
+
+def _get(ray: Any, reference: Any, number: int) -> None:
+    """Raise the error of a task, if any."""
+    try:
+        ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, HornbookError):
+            raise error.cause from None
+        raise
+    except ray.exceptions.RayError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise HornbookError(
+            f"slice {number} was lost {_RETRIES + 1} times, with its worker or node ({reason}); give the workers more "
+            "memory, and run the same command to resume"
+        ) from error
+
+
+def _build_slice(work: str, number: int, threads: int) -> None:
+    """Build a slice in a worker; the plan is read once."""
+    os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
+    _workshop(work, threads).build_slice(number)
+
+
+@cache
+def _workshop(work: str, threads: int) -> Workshop:
+    job = load_job(Path(work))
+    os.chdir(job.folder)  # relative sources
+    return Workshop(job, threads)
