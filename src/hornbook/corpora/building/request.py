@@ -17,7 +17,6 @@ from typing import Any, Final, Literal
 
 import tokenizers
 
-from hornbook.corpora.building.batches import BATCH_BYTES, BATCH_BYTES_READ, BATCH_DOCUMENTS
 from hornbook.corpora.store_manifest import splits_of_share
 from hornbook.errors import DataError, UserError
 from hornbook.storage import replace_file
@@ -26,7 +25,7 @@ from hornbook.text.documents import list_sources
 from hornbook.text.hub_datasets import is_file_name
 from hornbook.text.quality.policy import QualityOptions, Tolerance
 from hornbook.text.reading import HUB_SCHEME, STANDARD_INPUT, CleanOptions, ReadOptions, Slice, Span
-from hornbook.text.slices import SLICE_BYTES, cut_sources
+from hornbook.text.slices import cut_sources
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.version import __version__
 from hornbook.wording import as_text
@@ -36,7 +35,6 @@ _LAYOUT: Final = {
     "format": "parts of a hornbook corpus",
     "hornbook": __version__,
     "tokenizers": tokenizers.__version__,
-    "layout": [SLICE_BYTES, BATCH_BYTES, BATCH_BYTES_READ, BATCH_DOCUMENTS],
 }
 """The properties that must be equal in parts to be joined."""
 
@@ -132,8 +130,9 @@ class BuildJob:
             found = read_json(self.work / PLAN, "the plan of a build")
         except DataError:
             return False
-        same = {name: found.get(name) for name in (*_LAYOUT, "request")}
-        return bool(same == parse_json(dump_json(_LAYOUT | {"request": self.request}), "the plan"))
+        same = {name: found.get(name) for name in (*_LAYOUT, "request", "slices")}
+        own = _LAYOUT | {"request": self.request, "slices": self.slices}
+        return bool(same == parse_json(dump_json(own), "the plan"))
 
 
 def load_job(work: Path) -> BuildJob:

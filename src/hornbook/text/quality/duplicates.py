@@ -4,7 +4,8 @@ Exact duplicates are equal except for white space: a run of it equals a blank, a
 
     "Call me\r\nIshmael. "   ->  "Call me Ishmael. "  ->  hash of 127 bits  ->  seen before?
 
-The probability that two of a billion different texts have the same hash is 1e-20. Near duplicates are found by MinHash and locality-sensitive hashing:
+The probability that two of a billion different texts have the same hash is 1e-20. Near duplicates are found by MinHash
+and locality-sensitive hashing:
 
     "the cat sat on the mat today"  ->  5-word sequences {a, b, c}  ->  128 hash functions, the minimum of each
                                     ->  [17, 203, 5, ...]           ->  the share of equal bytes estimates |A∩B| / |A∪B|
