@@ -11,7 +11,7 @@ from tiny_sentences import sentence_starts
 from tiny_text import READ_TEXTS, SHARED, TEXTS, tiny_tokenizer, write_texts
 
 from hornbook.__main__ import main
-from hornbook.cli.corpus_build import _lines
+from hornbook.cli.corpus_build import report_lines as _lines
 from hornbook.cli.table import Point, progress_line, token_progress
 from hornbook.corpora.building import parts
 from hornbook.corpora.building import token_pipeline as pipeline

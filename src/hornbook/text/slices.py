@@ -1,7 +1,7 @@
 r"""Cutting a list of sources into slices, which several processes read independently.
 
     a.txt  b.txt  c.jsonl (200 MB)  d.gz (200 MB)
-    ----------->  ---> ---> --->    ------------>      the slices: 64 MiB, or several small files, or a file
+    ----------->  ---> ---> --->    ------------>      the slices: 32 MiB, or several small files, or a file
 
 Lines of uncompressed files can be read from any line on; every other file is read from its beginning, so it is in one
 slice. The slices are a function of the sources, not of the number of processes, so another number of processes resumes
@@ -16,7 +16,7 @@ from hornbook.storage.decompress import is_plain, open_source
 from hornbook.text.documents import format_of
 from hornbook.text.reading import ReadOptions, Slice, Span
 
-SLICE_BYTES: Final = 64 << 20
+SLICE_BYTES: Final = 32 << 20
 _BY_LINES: Final = ("lines", "jsonl")
 _BLOCK: Final = 1 << 20
 
@@ -53,7 +53,7 @@ def cut_sources(sources: Sequence[str], sizes: Sequence[int | None], options: Re
 
 
 def _spans(path: Path, size: int) -> Iterator[Span]:
-    """Cut a file at the first ends of lines after each 64 MiB."""
+    """Cut a file at the first ends of lines after each 32 MiB."""
     start = 0
     with open_source(path) as file:
         while start < size:

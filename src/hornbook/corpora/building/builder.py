@@ -27,7 +27,7 @@ from os.path import lexists
 from pathlib import Path
 from typing import Any, Final
 
-from hornbook.corpora.building.engines import run_in_processes, run_on_ray
+from hornbook.corpora.building.engines import run_slices
 from hornbook.corpora.building.joining import Joined, join_parts
 from hornbook.corpora.building.parts import Parts
 from hornbook.corpora.building.progress import OnProgress, Progress, Watch
@@ -40,7 +40,6 @@ from hornbook.corpora.building.request import (
     plan_build,
     printable,
 )
-from hornbook.corpora.building.slice_build import Workshop
 from hornbook.corpora.building.token_pipeline import LONG_TEXT
 from hornbook.corpora.megatron import smallest_dtype
 from hornbook.corpora.store import open_store
@@ -58,7 +57,6 @@ from hornbook.storage.json_files import dump_sealed
 from hornbook.text.documents import format_of, list_sources
 from hornbook.text.quality.policy import Filters, build_filters, find_suspicions
 from hornbook.text.reading import ReadOptions
-from hornbook.text.sentences import sentence_splitter
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.wording import counted, counted_kind
 
@@ -130,10 +128,10 @@ def build_corpus(
         if lexists(job.output):
             _remove(job.work)
             return _recognize(job)
-        return _Build(job, on_progress, on_notice).run()
+        return Build(job, on_progress, on_notice).run()
 
 
-class _Build:
+class Build:
     """A running build in its locked working folder."""
 
     def __init__(self, job: BuildJob, on_progress: OnProgress, on_notice: OnNotice) -> None:
@@ -146,8 +144,8 @@ class _Build:
         try:
             self._prepare()
             filters = build_filters(job.options.quality)
-            self._build_slices()
-            self._is_read = True
+            watch = Watch(job, self._on_progress)
+            run_slices(job, watch.incomplete(), watch, self._on_notice)
             report = self.join(filters)
         except BaseException as error:
             self._clean_up(error)
@@ -157,7 +155,7 @@ class _Build:
 
     def join(self, filters: Filters) -> BuildReport:
         """Join the parts of all slices, check the corpus and commit it."""
-        job = self._job
+        job, self._is_read = self._job, True
         parts = [part for number in range(len(job.slices)) for part in Parts(job.slice_folder(number)).finished]
         joined = join_parts(parts, job.splits, filters, job.sources, job.work)
         self._check_outcome(joined)
@@ -185,22 +183,6 @@ class _Build:
             documents = sum(counts.documents for part in parts for counts in part.splits.values())
             done = f"{counted(len(parts), 'finished part')} of an interrupted build"
             self._on_notice(f"resuming after {done}, with {counted(documents, 'document')}")
-
-    def _build_slices(self) -> None:
-        job, options = self._job, self._job.options
-        watch = Watch(job, self._on_progress)
-        missing = [number for number in range(len(job.slices)) if not watch.is_complete(number)]
-        if not missing:
-            return
-        if options.workers == 1 and options.ray is None:
-            workshop = Workshop(job, options.threads, self._on_notice)
-            for number in missing:
-                watch.start(number)
-                workshop.build_slice(number, watch.after_batch)
-            return
-        if options.sequences == "sentences":
-            sentence_splitter(options.language, self._on_notice)  # its notice, and its errors before any worker's
-        (run_on_ray if options.ray else run_in_processes)(job, missing, watch.poll)
 
     def _check_outcome(self, joined: Joined) -> None:
         """Raise DataError for a suspicious result; the same build with ``--allow`` resumes from here."""
@@ -314,10 +296,10 @@ def _recognize(job: BuildJob) -> BuildReport:
     old, _ = read_record(job.output)
     if changed := [name for name, new in job.request.items() if new is None or old.get(name) != new]:
         raise UserError(f"{job.output} exists already, built with other {' and '.join(changed)}; {remedy}")
-    return _report_of(job.output)
+    return report_of(job.output)
 
 
-def _report_of(corpus: Path) -> BuildReport:
+def report_of(corpus: Path) -> BuildReport:
     """Return the report of a finished corpus."""
     _, read = read_record(corpus)
     splits = {}

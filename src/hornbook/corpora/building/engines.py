@@ -1,6 +1,6 @@
 """Who builds the slices of a build: this process, several of this machine, or the nodes of a Ray cluster.
 
-    run_slices(job, numbers, poll)      each calls build_slice(number) for every slice, in any order
+    run_slices(job, numbers, ...)      each calls build_slice(number) for every slice, in any order
 
 Slices are found again in the working folder, which all processes share, so an engine returns nothing, and one that is
 lost costs the parts that its workers had not finished. The first error stops the build: slices that run are finished,
@@ -11,16 +11,17 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from hornbook.corpora.building.progress import Watch
 from hornbook.corpora.building.request import BuildJob, load_job
 from hornbook.corpora.building.slice_build import Workshop
 from hornbook.errors import HornbookError
 from hornbook.extras import require
 from hornbook.text.processes import worker_pool
+from hornbook.text.sentences import sentence_splitter
 
 _POLL_SECONDS: Final = 0.5
 _QUEUED: Final = 2
@@ -31,12 +32,36 @@ Poll = Callable[[Sequence[int]], None]
 """Called twice a second with the numbers of the slices that may have progressed."""
 
 
-def run_in_processes(job: BuildJob, numbers: Sequence[int], poll: Poll) -> None:
-    """Build slices in ``job.options.workers`` processes of this machine.
+def run_slices(job: BuildJob, numbers: Sequence[int], watch: Watch, on_notice: Callable[[str], None]) -> None:
+    """Build slices by the engine that the options choose.
+
+    Args:
+        job: the build; its plan is in the working folder.
+        numbers: the slices.
+        watch: reports the progress.
+        on_notice: called with a line if a language has no rules for sentences.
 
     Raises:
-        HornbookError: a process was killed, or the error of a slice.
+        HornbookError: a worker was killed or lost, or the error of a slice.
     """
+    options = job.options
+    if not numbers:
+        return
+    if options.workers == 1 and options.ray is None:
+        workshop = Workshop(job, options.threads, on_notice)
+        for number in numbers:
+            watch.start(number)
+            workshop.build_slice(number, watch.after_batch)
+        return
+    if options.sequences == "sentences":
+        sentence_splitter(options.language, on_notice)  # its notice, and its errors before any worker's
+    if options.ray:
+        _run_on_ray(job, numbers, watch.poll)
+    else:
+        _run_in_processes(job, numbers, watch.poll)
+
+
+def _run_in_processes(job: BuildJob, numbers: Sequence[int], poll: Poll) -> None:
     workers = min(job.options.workers, len(numbers))
     threads = max(1, job.options.threads // workers)
     waiting, running = list(reversed(numbers)), dict[Future[None], int]()
@@ -58,14 +83,8 @@ def run_in_processes(job: BuildJob, numbers: Sequence[int], poll: Poll) -> None:
             ) from error
 
 
-def run_on_ray(job: BuildJob, numbers: Sequence[int], poll: Poll) -> None:
-    """Build slices as tasks of the Ray cluster at ``job.options.ray``, whose nodes share the working folder.
-
-    A task whose worker or node is lost is started again, up to three times.
-
-    Raises:
-        HornbookError: the cluster is unreachable, a task was lost too often, or the error of a slice.
-    """
+def _run_on_ray(job: BuildJob, numbers: Sequence[int], poll: Poll) -> None:
+    """Build slices as tasks, which Ray starts again, up to three times, if their worker or node is lost."""
     ray = require("ray", extra="ray", purpose="building on a Ray cluster")
     address = job.options.ray
     try:
@@ -87,8 +106,7 @@ def run_on_ray(job: BuildJob, numbers: Sequence[int], poll: Poll) -> None:
                 number = running.pop(reference)
                 _get(ray, reference, number)
     finally:
-        with suppress(Exception):
-            ray.shutdown()
+        ray.shutdown()
 
 
 def _get(ray: Any, reference: Any, number: int) -> None:

@@ -42,9 +42,9 @@ class Watch:
             self._look_at(number)
         self._report()
 
-    def is_complete(self, number: int) -> bool:
-        """Return whether a slice was finished when it was last looked at."""
-        return number in self._complete
+    def incomplete(self) -> list[int]:
+        """Return the numbers of the slices that were not finished when they were last looked at."""
+        return [number for number in self._counts if number not in self._complete]
 
     def start(self, number: int) -> None:
         """Begin with a slice in this process; its next batches are those of ``after_batch``."""

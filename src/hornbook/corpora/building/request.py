@@ -20,7 +20,7 @@ import tokenizers
 from hornbook.corpora.store_manifest import splits_of_share
 from hornbook.errors import DataError, UserError
 from hornbook.storage import replace_file
-from hornbook.storage.json_files import dump_json, parse_json, read_bytes, read_json
+from hornbook.storage.json_files import dump_json, parse_json, read_bytes
 from hornbook.text.documents import list_sources
 from hornbook.text.hub_datasets import is_file_name
 from hornbook.text.quality.policy import QualityOptions, Tolerance
@@ -31,6 +31,7 @@ from hornbook.version import __version__
 from hornbook.wording import as_text
 
 PLAN: Final = "plan.json"
+_MAX_PLAN_BYTES: Final = 1 << 30
 _LAYOUT: Final = {
     "format": "parts of a hornbook corpus",
     "hornbook": __version__,
@@ -125,9 +126,9 @@ class BuildJob:
         replace_file(self.work / PLAN, dump_json(plan))
 
     def is_written(self) -> bool:
-        """Return whether the working folder has the plan of the same build. Raises UserError for another version."""
+        """Return whether the working folder has the plan of the same build by the same version."""
         try:
-            found = read_json(self.work / PLAN, "the plan of a build")
+            found = _read_plan(self.work)
         except DataError:
             return False
         same = {name: found.get(name) for name in (*_LAYOUT, "request", "slices")}
@@ -137,7 +138,7 @@ class BuildJob:
 
 def load_job(work: Path) -> BuildJob:
     """Return the build that another process planned. Raises DataError if there is none, or of another version."""
-    plan = read_json(work / PLAN, "the plan of a build")
+    plan = _read_plan(work)
     if found := [name for name, value in _LAYOUT.items() if plan.get(name) != value]:
         name = found[0]
         raise DataError(
@@ -166,6 +167,11 @@ def load_job(work: Path) -> BuildJob:
         has_streams=False,
         request=request,
     )
+
+
+def _read_plan(work: Path) -> Any:
+    path = work / PLAN
+    return parse_json(read_bytes(path, "the plan of a build", limit=_MAX_PLAN_BYTES), f"{path}: the plan of a build")
 
 
 def _frozen(values: dict[str, Any]) -> dict[str, Any]:
