@@ -177,7 +177,7 @@ class JoinedPart(NamedTuple):
         assert opened.is_contiguous, "IndexedWriter writes sequences in order"
         return opened
 
-    def index(self) -> tuple[NDArray[np.int32], Int64s]:
+    def lengths(self) -> tuple[NDArray[np.int32], Int64s]:
         """Return the sizes of the sequences to join, int32[n], and the number of sequences of each document."""
         opened = self.open()
         sequences = np.diff(opened.document_index)
@@ -228,19 +228,19 @@ def _merged(pieces: Iterable[Iterator[BytesLike]]) -> Iterator[BytesLike]:
 
 def _joined_index(parts: Callable[[], Iterable[JoinedPart]], dtype: np.dtype[Any]) -> Iterator[BytesLike]:
     """Yield the content of the ``.idx`` of the concatenated parts, one part at a time."""
-    counts = [(len(sizes), len(sequences)) for sizes, sequences in (part.index() for part in parts())]
+    counts = [(len(sizes), len(sequences)) for sizes, sequences in (part.lengths() for part in parts())]
     yield _header(dtype, sum(count for count, _ in counts), sum(count for _, count in counts) + 1)
     for part in parts():
-        yield part.index()[0].astype("<i4").data
+        yield part.lengths()[0].astype("<i4").data
     end = 0
     for part in parts():
-        ends = end + np.cumsum(part.index()[0], dtype=np.int64) * dtype.itemsize
+        ends = end + np.cumsum(part.lengths()[0], dtype=np.int64) * dtype.itemsize
         yield np.concatenate(([end], ends[:-1])).astype("<i8").data if len(ends) else b""
         end = int(ends[-1]) if len(ends) else end
     yield bytes(8)
     last = 0
     for part in parts():
-        ends = last + np.cumsum(part.index()[1], dtype=np.int64)
+        ends = last + np.cumsum(part.lengths()[1], dtype=np.int64)
         yield ends.astype("<i8").data
         last = int(ends[-1]) if len(ends) else last
 

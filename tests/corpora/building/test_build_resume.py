@@ -204,9 +204,9 @@ def test_what_was_left_out_is_counted_once(tmp_path):
     }
     good = build_tiny(tmp_path / "good", **options)
     assert (good.empty, good.faults) == (4, 4) and good.dropped == {"exact duplicates": 21}
-    for batches in range(1, 6):
+    for number in range(1, 6):
         with pytest.raises(KeyboardInterrupt):
-            build_tiny(tmp_path / "corpus", on_progress=stop_after(batches), **options)
+            build_tiny(tmp_path / "corpus", on_progress=stop_after(number), **options)
         report = build_tiny(tmp_path / "corpus", **options)
         assert contents(tmp_path / "corpus") == contents(tmp_path / "good")
         assert (report.empty, report.faults, report.dropped) == (good.empty, good.faults, good.dropped)

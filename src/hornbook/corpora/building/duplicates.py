@@ -27,6 +27,8 @@ from hornbook.text.quality.duplicates import NUM_HASHES, band_keys, band_rows, n
 from hornbook.text.quality.policy import EXACT, NEAR, Filters
 
 _LONGEST_CHAIN: Final = 128
+_MOST_BUCKETS: Final = 256
+"""No more files than a process may open; from 50 million documents on, a bucket is larger than 64 MiB."""
 _BAND_BITS: Final = np.uint64(6)
 """At most 64 bands."""
 
@@ -112,7 +114,7 @@ class _NearDuplicates:
     def _linked(self) -> Iterator[tuple[int, Int64s, Int64s]]:
         """Yield the documents that share a band with an earlier one, in order: number, bands, previous documents."""
         total = self._count * self._num_bands
-        per_bucket = max(1, FILE_BYTES // (16 * self._num_bands))
+        per_bucket = max(1, FILE_BYTES // (16 * self._num_bands), -(-self._count // _MOST_BUCKETS))
         links = Buckets(self._folder, -(-self._count // per_bucket) or 1, 2)
         try:
             for pairs in previous_equal(self._band_keys(), total, 1, self._folder):

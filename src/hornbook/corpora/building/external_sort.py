@@ -41,9 +41,9 @@ class Buckets:
         """Append rows, uint64 [n, width], to the buckets with these numbers, int64[n]; their order is kept."""
         order = np.argsort(buckets, kind="stable")
         numbers, starts = np.unique(buckets[order], return_index=True)
-        for number, some in zip(numbers.tolist(), np.split(rows[order], starts[1:]), strict=True):
+        for number, some in zip(numbers.tolist(), np.split(rows[order], starts[1:]), strict=False):  # even of no rows
             file = self._files[number] = self._files[number] or ScratchFile(self._folder)
-            data = memoryview(np.ascontiguousarray(some)).cast("B")
+            data = np.ascontiguousarray(some).data.cast("B")
             end = self._used[number] + len(data)
             if end > file.size:
                 file.reserve(max(end, min(2 * file.size, file.size + (8 << 20))))
@@ -56,7 +56,7 @@ class Buckets:
         for start in range(0, self._used[number], step):
             assert file is not None, "has rows"
             rows = np.empty((min(step, self._used[number] - start) // (8 * self._width), self._width), dtype=np.uint64)
-            file.read(memoryview(rows).cast("B"), start)
+            file.read(rows.data.cast("B"), start)
             yield rows
 
     def close(self) -> None:
@@ -68,8 +68,8 @@ class Buckets:
 
 def num_buckets(total: int, width: int) -> int:
     """Return the number of files for ``total`` rows of ``width`` integers, a power of two."""
-    wanted = -(-total * width * 8 // FILE_BYTES)
-    return min(_MOST_FILES, 1 << max(0, (wanted - 1).bit_length()))
+    wanted = max(1, -(-total * width * 8 // FILE_BYTES))
+    return min(_MOST_FILES, 1 << (wanted - 1).bit_length())
 
 
 def previous_equal(keys: Iterable[tuple[Hashes, Int64s]], total: int, width: int, folder: Path) -> Iterator[Int64s]:

@@ -55,13 +55,13 @@ class Joined:
         """
 
         def stores() -> Iterator[JoinedPart]:
-            return (JoinedPart(part.store(split), kept) for part, kept in self._selections(split))
+            return (JoinedPart(part.store(split), kept) for part, kept in self.selections(split))
 
         tokens, index = join_indexed(stores, dtype, target / "tokens")
 
         def rows() -> Iterator[BytesLike]:
             yield npy_header((self.splits[split].documents,), DOCUMENT_ROW)
-            for part, kept in self._selections(split):
+            for part, kept in self.selections(split):
                 yield _origins(part.rows(split) if kept is None else part.rows(split)[kept])
 
         documents = write_file(target / "documents.npy", rows())
@@ -76,8 +76,9 @@ class Joined:
             [sources[number] for number in barren if lost[number]],
         )
 
-    def _selections(self, split: str) -> Iterator[tuple[Part, Bools | None]]:
-        yield from _selections(self.parts, split, self.droppers)
+    def selections(self, split: str) -> Iterator[tuple[Part, Bools | None]]:
+        """Yield each part with the documents of the split to keep, bool[num_documents], or None for all of them."""
+        return _selections(self.parts, split, self.droppers)
 
 
 def join_parts(
@@ -98,7 +99,7 @@ def join_parts(
     droppers = find_droppers(parts, filters, scratch) if filters.compare else None
     report = sum((part.report for part in parts), Report())
     if droppers is not None:
-        report += _report_of_candidates(parts, droppers, filters.names, sources)
+        report = _report_of_candidates(parts, droppers, filters.names, sources) + report
     report.dropped = Counter({name: report.dropped[name] for name in filters.names})
     counts, kept_of = dict.fromkeys(splits, SplitCounts()), Counter[int]()
     for split in splits:
@@ -119,7 +120,6 @@ def join_parts(
 def _selections(
     parts: Sequence[Part], split: str, droppers: NDArray[np.uint8] | None
 ) -> Iterator[tuple[Part, Bools | None]]:
-    """Yield each part with the documents of the split to keep, bool[num_documents], or None for all of them."""
     start = 0
     for part in parts:
         kept = None
