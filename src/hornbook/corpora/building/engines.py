@@ -8,6 +8,8 @@ others do not start.
 """
 
 import os
+import socket
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -18,7 +20,7 @@ from typing import Any, Final
 from hornbook.corpora.building.progress import Watch
 from hornbook.corpora.building.request import BuildJob, load_job
 from hornbook.corpora.building.slice_build import Workshop
-from hornbook.errors import HornbookError
+from hornbook.errors import HornbookError, UserError
 from hornbook.extras import require
 from hornbook.text.processes import worker_pool
 from hornbook.text.sentences import sentence_splitter
@@ -27,6 +29,8 @@ _POLL_SECONDS: Final = 0.5
 _QUEUED: Final = 2
 """Slices submitted per worker, so that none waits for work, and few are started after an error."""
 _RETRIES: Final = 3
+_CONNECT_SECONDS: Final = 10
+_LOCK_SECONDS: Final = 60
 
 Poll = Callable[[Sequence[int]], None]
 """Called twice a second with the numbers of the slices that may have progressed."""
@@ -86,10 +90,13 @@ def _run_in_processes(job: BuildJob, numbers: Sequence[int], poll: Poll) -> None
 def _run_on_ray(job: BuildJob, numbers: Sequence[int], poll: Poll) -> None:
     """Build slices as tasks, which Ray starts again, up to three times, if their worker or node is lost."""
     ray = require("ray", extra="ray", purpose="building on a Ray cluster")
-    address = job.options.ray
+    address = str(job.options.ray)
     try:
-        ray.init(address=None if address == "local" else address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
+        host, colon, port = address.rpartition("://")[2].rpartition(":")
+        if colon and port.isdecimal():  # Ray itself waits for minutes
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (OSError, RuntimeError, ValueError, OverflowError, ray.exceptions.RayError) as error:
         reason = " ".join(str(error).split())[:200]
         raise HornbookError(f"cannot reach the Ray cluster at {address}: {reason}; check `ray`, or start it") from error
     try:
@@ -128,7 +135,14 @@ def _get(ray: Any, reference: Any, number: int) -> None:
 def _build_slice(work: str, number: int, threads: int) -> None:
     """Build a slice in a worker; the plan is read once."""
     os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
-    _workshop(work, threads).build_slice(number)
+    for remaining in reversed(range(_LOCK_SECONDS)):
+        try:
+            return _workshop(work, threads).build_slice(number)
+        except UserError as error:  # perhaps a worker holds the lock that lost its node, and will end soon
+            if not isinstance(error.__cause__, BlockingIOError) or not remaining:
+                raise
+            time.sleep(1)
+    return None
 
 
 @cache
