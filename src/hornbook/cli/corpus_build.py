@@ -118,6 +118,11 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         raise UserError(
             "--sentence-language has no effect without --sequences sentences; add it, or remove --sentence-language"
         )
+    tolerance = declared_values(arguments, Tolerance)
+    if arguments.part and tolerance:
+        raise UserError("--allow and --max-dropped have no effect with --part; give them to corpus merge")
+    if arguments.ray and arguments.threads:
+        raise UserError("--threads has no effect with --ray, where each task uses one core; remove it")
     reading = read_options(arguments)
     options = BuildOptions(
         validation=arguments.validation,
@@ -131,7 +136,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         threads=reading.processes,
         reading=reading,
         quality=quality_options(arguments),
-        tolerance=Tolerance(**declared_values(arguments, Tolerance)),
+        tolerance=Tolerance(**tolerance),
     )
     tokenizer = Tokenizer.load(arguments.tokenizer)
     started = time.monotonic()

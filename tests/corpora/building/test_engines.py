@@ -13,7 +13,7 @@ from tiny_documents import some_words
 from tiny_text import TEXTS, build_tiny, one_line, tiny_tokenizer
 
 from hornbook.corpora.building import engines
-from hornbook.errors import DataError, HornbookError, UserError
+from hornbook.errors import DataError, HornbookError, StorageError, UserError
 from hornbook.text import slices
 from hornbook.text.documents import ReadOptions
 from hornbook.text.quality.policy import QualityOptions, Tolerance
@@ -126,6 +126,28 @@ def test_a_stream_has_one_reader(tmp_path):
     assert one_line(caught.value, "an input is a stream", "`workers`")
 
 
+@pytest.mark.parametrize(
+    ("options", "part"), [({"workers": 0}, "`workers=0`"), ({"workers": 2, "ray": "local"}, "remove one of them")]
+)
+def test_numbers_of_workers_that_mean_nothing(tmp_path, texts, options, part):
+    with pytest.raises(UserError) as caught:
+        build_tiny(tmp_path / "corpus", **options)
+    assert one_line(caught.value, part)
+
+
+def test_a_full_disk_of_a_worker_is_one_line_and_the_next_build_resumes(tmp_path, texts, monkeypatch):
+    build_tiny(tmp_path / "good", **QUALITY)
+    notices = []
+    monkeypatch.setenv("HORNBOOK_FAULT", "write:60:enospc")
+    with pytest.raises(StorageError) as caught:
+        build_tiny(tmp_path / "corpus", workers=2, on_notice=notices.append, **QUALITY)
+    assert one_line(caught.value, "cannot write", "No space left on device", "free some space")
+    assert caught.value.exit_code == 1 and "run the same command to resume" in notices[0]
+    monkeypatch.delenv("HORNBOOK_FAULT")
+    build_tiny(tmp_path / "corpus", workers=2, on_notice=notices.append, **QUALITY)
+    assert "resuming after" in notices[1] and contents(tmp_path / "corpus") == contents(tmp_path / "good")
+
+
 def test_a_version_that_differs_is_one_line(tmp_path, texts, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         build_tiny(tmp_path / "corpus", on_progress=_interrupt, **QUALITY)
@@ -135,7 +157,7 @@ def test_a_version_that_differs_is_one_line(tmp_path, texts, monkeypatch):
     engines._workshop.cache_clear()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError) as caught:
-        engines._build_slice(str(path.parent), 0, 1)
+        engines._build_slice(str(path.parent), 0, 1, "auto")
     assert one_line(caught.value, "tokenizers 0.0.1", "use the same version everywhere")
 
 

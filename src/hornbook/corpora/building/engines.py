@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from hornbook.corpora.building.progress import Watch
 from hornbook.corpora.building.request import BuildJob, load_job
@@ -74,7 +75,7 @@ def _run_in_processes(job: BuildJob, numbers: Sequence[int], poll: Poll) -> None
             while waiting or running:
                 while waiting and len(running) < _QUEUED * workers:
                     number = waiting.pop()
-                    running[executor.submit(_build_slice, str(job.work), number, threads)] = number
+                    running[executor.submit(_build_slice, str(job.work), number, threads, job.options.encoder)] = number
                 done, _ = wait(running, _POLL_SECONDS, FIRST_COMPLETED)
                 poll(list(running.values()))
                 for future in done:
@@ -106,7 +107,7 @@ def _run_on_ray(job: BuildJob, numbers: Sequence[int], poll: Poll) -> None:
             cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
             while waiting and len(running) < _QUEUED * cores:
                 number = waiting.pop()
-                running[task.remote(str(job.work), number, 1)] = number
+                running[task.remote(str(job.work), number, 1, job.options.encoder)] = number
             done, _ = ray.wait(list(running), timeout=_POLL_SECONDS)
             poll(list(running.values()))
             for reference in done:
@@ -132,12 +133,12 @@ def _get(ray: Any, reference: Any, number: int) -> None:
         ) from error
 
 
-def _build_slice(work: str, number: int, threads: int) -> None:
-    """Build a slice in a worker; the plan is read once."""
+def _build_slice(work: str, number: int, threads: int, encoder: Literal["auto", "tokenizers"]) -> None:
+    """Build a slice in a worker, with the options that may differ from those of the plan, which is read once."""
     os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
     for remaining in reversed(range(_LOCK_SECONDS)):
         try:
-            return _workshop(work, threads).build_slice(number)
+            return _workshop(work, threads, encoder).build_slice(number)
         except UserError as error:  # perhaps a worker holds the lock that lost its node, and will end soon
             if not isinstance(error.__cause__, BlockingIOError) or not remaining:
                 raise
@@ -146,7 +147,8 @@ def _build_slice(work: str, number: int, threads: int) -> None:
 
 
 @cache
-def _workshop(work: str, threads: int) -> Workshop:
+def _workshop(work: str, threads: int, encoder: Literal["auto", "tokenizers"]) -> Workshop:
     job = load_job(Path(work))
     os.chdir(job.folder)  # relative sources
-    return Workshop(job, threads)
+    reading = replace(job.options.reading, processes=threads)
+    return Workshop(replace(job, options=replace(job.options, reading=reading, encoder=encoder)), threads)

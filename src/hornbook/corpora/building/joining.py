@@ -101,6 +101,7 @@ def join_parts(
     if droppers is not None:
         report = _report_of_candidates(parts, droppers, filters.names, sources) + report
     report.dropped = Counter({name: report.dropped[name] for name in filters.names})
+    report.examples = {name: report.examples[name] for name in filters.names if name in report.examples}
     counts, kept_of = dict.fromkeys(splits, SplitCounts()), Counter[int]()
     for split in splits:
         for part, kept in _selections(parts, split, droppers):

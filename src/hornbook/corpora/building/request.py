@@ -25,6 +25,7 @@ from hornbook.text.documents import list_sources
 from hornbook.text.hub_datasets import is_file_name
 from hornbook.text.quality.policy import QualityOptions, Tolerance
 from hornbook.text.reading import HUB_SCHEME, STANDARD_INPUT, CleanOptions, ReadOptions, Slice, Span
+from hornbook.text.remote import identity, is_remote
 from hornbook.text.slices import cut_sources
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.version import __version__
@@ -191,6 +192,10 @@ def plan_build(sources: list[str], tokenizer: Tokenizer, output: Path, options: 
         raise UserError(f"validation tail is {options.validation_tail:g}; expected a share of a text, from 0 to 0.25")
     if options.validation and options.validation_tail:
         raise UserError("`validation` holds out documents and `validation_tail` ends of documents; choose one of them")
+    if options.workers < 1:
+        raise UserError(f"`workers={options.workers}` is no number of processes; expected 1 or more")
+    if options.workers > 1 and options.ray:
+        raise UserError("the nodes of `ray` build the slices, so `workers` has no effect; remove one of them")
     if not output.name:
         raise UserError(f"the output {output} cannot be a new folder; choose another `output`")
     if STANDARD_INPUT in options.quality.decontaminate:
@@ -200,7 +205,7 @@ def plan_build(sources: list[str], tokenizer: Tokenizer, output: Path, options: 
     if options.end_of_text and tokenizer.end_of_text_id is None:
         raise UserError("the tokenizer has no end-of-text token; remove `end_of_text`")
     end_of_text = options.end_of_text or ("stored" if options.sequences == "documents" else "inserted")
-    paths = [None if _is_on_hub(source) else Path(source) for source in sources]
+    paths = [None if _is_elsewhere(source) else Path(source) for source in sources]
     are_files = [path.is_file() for path in paths if path is not None]
     has_streams = not all(are_files)
     if has_streams and (options.workers > 1 or options.ray):
@@ -238,12 +243,13 @@ def plan_build(sources: list[str], tokenizer: Tokenizer, output: Path, options: 
 def describe_sources(sources: Sequence[str], folder: Path = Path()) -> str:
     """Return a hash of the names, sizes and modification times of sources; on the hub, the name has the commit.
 
-    Raises UserError if a file is missing; relative sources are below ``folder``.
+    Of URLs, it has the names and identities. Relative sources are below ``folder``. Raises UserError if a file is
+    missing.
     """
     digest = hashlib.sha256()
     for source in sources:
-        facts = ""
-        if not _is_on_hub(source):
+        facts = f"\0{identity(source)}" if is_remote(source) else ""
+        if not _is_elsewhere(source):
             try:
                 status = (folder / source).stat()
             except OSError as error:
@@ -254,10 +260,11 @@ def describe_sources(sources: Sequence[str], folder: Path = Path()) -> str:
 
 
 def printable(source: str, folder: Path = Path()) -> str:
-    """Return a source's absolute path, or its name on the hub, with invalid UTF-8 as backslash escapes."""
-    has_path = source != STANDARD_INPUT and not _is_on_hub(source)
+    """Return a source's absolute path, URL or name on the hub, with invalid UTF-8 as backslash escapes."""
+    has_path = source != STANDARD_INPUT and not _is_elsewhere(source)
     return as_text(str((folder / source).absolute()) if has_path else source)
 
 
-def _is_on_hub(source: str) -> bool:
-    return source.startswith(HUB_SCHEME) and is_file_name(source)
+def _is_elsewhere(source: str) -> bool:
+    """Return whether a source is no path: a file of the hub, or a URL."""
+    return (source.startswith(HUB_SCHEME) and is_file_name(source)) or is_remote(source)
