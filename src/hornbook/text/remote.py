@@ -8,6 +8,7 @@ disk for one file per process. A failed copy is tried again. Credentials are tho
 """
 
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,8 @@ from hornbook.text.reading import has_suffix, is_excluded
 _ATTEMPTS: Final = 4
 _FIRST_WAIT: Final = 0.5
 _COPIED_BYTES: Final = 8 << 20
+
+_OWN_ERRORS: Final = (("botocore.exceptions", "BotoCoreError"), ("aiohttp", "ClientError"))
 
 T = TypeVar("T")
 
@@ -115,7 +118,7 @@ def _retried(url: str, action: Callable[[], T]) -> T:
         except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
             reason = " ".join(str(error.strerror or error).split())
             raise UserError(f"cannot read {url}: {reason}; check the address and the credentials") from error
-        except (OSError, TimeoutError) as error:
+        except _errors() as error:
             if attempt + 1 == _ATTEMPTS:
                 reason = " ".join(str(error).split())[:200]
                 raise HornbookError(
@@ -124,3 +127,9 @@ def _retried(url: str, action: Callable[[], T]) -> T:
                 ) from error
             time.sleep(_FIRST_WAIT * 2**attempt)
     raise AssertionError("the last attempt returns or raises")
+
+
+def _errors() -> tuple[type[BaseException], ...]:
+    """Return the classes of errors of a network, also those that libraries do not derive from OSError."""
+    loaded = [(sys.modules.get(module), name) for module, name in _OWN_ERRORS]
+    return (OSError, *(getattr(module, name) for module, name in loaded if module is not None))
