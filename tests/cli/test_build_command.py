@@ -13,8 +13,7 @@ from tiny_text import READ_TEXTS, SHARED, TEXTS, tiny_tokenizer, write_texts
 from hornbook.__main__ import main
 from hornbook.cli.corpus_build import report_lines as _lines
 from hornbook.cli.table import Point, progress_line, token_progress
-from hornbook.corpora.building import parts
-from hornbook.corpora.building import batches
+from hornbook.corpora.building import batches, parts
 from hornbook.corpora.building.builder import BuildReport
 from hornbook.corpora.building.parts import SplitCounts
 from hornbook.corpora.store import open_store
