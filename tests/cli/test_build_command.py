@@ -11,10 +11,9 @@ from tiny_sentences import sentence_starts
 from tiny_text import READ_TEXTS, SHARED, TEXTS, tiny_tokenizer, write_texts
 
 from hornbook.__main__ import main
-from hornbook.cli.corpus_build import _lines
+from hornbook.cli.corpus_build import report_lines as _lines
 from hornbook.cli.table import Point, progress_line, token_progress
-from hornbook.corpora.building import parts
-from hornbook.corpora.building import token_pipeline as pipeline
+from hornbook.corpora.building import batches, parts
 from hornbook.corpora.building.builder import BuildReport
 from hornbook.corpora.building.parts import SplitCounts
 from hornbook.corpora.store import open_store
@@ -53,7 +52,7 @@ def interrupt_at(monkeypatch, number):
 
 
 def test_ctrl_c_says_how_to_resume(texts, capsys, monkeypatch):
-    monkeypatch.setattr(pipeline, "BATCH_BYTES", 500)
+    monkeypatch.setattr(batches, "BATCH_BYTES", 500)
     monkeypatch.setattr(parts, "BATCHES_PER_PART", 2)
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tiny_text import SHARED, one_line
 
+from hornbook.corpora import megatron
 from hornbook.corpora.megatron import (
     DTYPES,
     HEADER,
     IndexedFile,
     IndexedWriter,
+    JoinedPart,
     index_paths,
     join_indexed,
     smallest_dtype,
@@ -156,13 +158,28 @@ def test_smallest_dtype():
 def test_joining(tmp_path):
     documents = [[[[1, 2]], [[3], [4, 5]]], [], [[[6]], []], [[[7, 8, 9]]]]
     parts = [write(tmp_path / f"part{n}", part) for n, part in enumerate(documents)]
-    written = join_indexed(parts, tmp_path / "joined")
+    written = join_indexed(lambda: map(JoinedPart, parts), np.dtype("u2"), tmp_path / "joined")
     write(tmp_path / "whole", [document for part in documents for document in part])
     for joined, whole, file in zip(
         index_paths(tmp_path / "joined"), index_paths(tmp_path / "whole"), written, strict=True
     ):
         assert joined.read_bytes() == whole.read_bytes()
         assert file.size == len(whole.read_bytes())
+
+
+@pytest.mark.parametrize("copied", [1 << 20, 4])
+def test_joining_some_of_the_documents(tmp_path, monkeypatch, copied):
+    monkeypatch.setattr(megatron, "_COPIED_BYTES", copied)
+    documents = [[[[1, 2]], [[3], [4, 5]], [[6, 7, 8]]], [], [[[6]], []], [[[7, 8, 9]]]]
+    kept = [[True, False, True], [], [False, True], None]
+    parts = [
+        JoinedPart(write(tmp_path / f"part{n}", part), chosen if chosen is None else np.array(chosen, dtype=bool))
+        for n, (part, chosen) in enumerate(zip(documents, kept, strict=True))
+    ]
+    join_indexed(lambda: parts, np.dtype("u2"), tmp_path / "joined")
+    write(tmp_path / "whole", [[[1, 2]], [[6, 7, 8]], [], [[7, 8, 9]]])
+    for joined, whole in zip(index_paths(tmp_path / "joined"), index_paths(tmp_path / "whole"), strict=True):
+        assert joined.read_bytes() == whole.read_bytes()
 
 
 GOOD = {"dtype_code": 8, "sizes": [3, 2], "pointers": [0, 6], "document_index": [0, 1, 2]}

@@ -1,15 +1,25 @@
-"""Documents of made-up words, for filters; and which of them a filter keeps."""
+"""Documents of made-up words, for filters; which of them a filter keeps; and the parts of a build with them."""
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from pathlib import Path
 
+import numpy as np
+from tiny_text import tiny_tokenizer
+
+from hornbook.corpora.building.batches import read_batches
+from hornbook.corpora.building.duplicates import find_droppers
+from hornbook.corpora.building.parts import Part, Parts
+from hornbook.corpora.building.token_pipeline import TokenPlan, tokenize_batches
 from hornbook.text.documents import Document
 from hornbook.text.quality.filters import Filter
+from hornbook.text.quality.policy import Filters
+from hornbook.text.reading import Position, Tally
 
 
-def document(text: str) -> Document:
-    return Document(text, "a.txt", 0, len(text.encode()))
+def document(text: str, number: int = 0) -> Document:
+    return Document(text, "a.txt", number, len(text.encode()))
 
 
 def kept(given: Filter, texts: Iterable[str]) -> list[str]:
@@ -22,13 +32,43 @@ def some_words(count: int, seed: int) -> list[str]:
     return [f"w{draws.randrange(10**6)}" for _ in range(count)]
 
 
-def decisions_in_parts(new: Callable[[], Filter], texts: Sequence[str], cuts: Iterable[int]) -> list[bool]:
-    """Decide as a build does that is stopped at every cut: a new filter remembers what all former ones learned."""
-    memories, decisions, edges = [], [], [0, *sorted(cuts), len(texts)]
-    for start, stop in pairwise(edges):
-        fresh = new()
-        for memory in memories:
-            fresh.remember(memory)
-        decisions += [fresh.keeps(document(text)) for text in texts[start:stop]]
-        memories.append(fresh.new_memory())
-    return decisions
+def comparing(*, exact: bool = False, near: float | None = None, after: Sequence[Filter] = ()) -> Filters:
+    return Filters(before=[], exact_duplicates=exact, after=list(after), near_duplicates=near)
+
+
+def parts_of(
+    folder: Path, texts: Sequence[str], filters: Filters, cuts: Iterable[int] = (), validation: float = 0.0
+) -> list[Part]:
+    """Build texts in slices that are cut before the texts of these numbers; a document's offset is its number."""
+    plan = TokenPlan(
+        encode=tiny_tokenizer().encode_batch,
+        dtype=np.dtype("u2"),
+        source_numbers={"a.txt": 0},
+        validation=validation,
+        end_of_text_id=299,
+    )
+    found = []
+    for number, (start, stop) in enumerate(pairwise([0, *sorted(cuts), len(texts)])):
+        tally = Tally()
+
+        def read(tally: Tally = tally, start: int = start, stop: int = stop) -> Iterable[Document]:
+            for offset in range(start, stop):
+                tally.documents += 1
+                tally.position = Position(0, offset + 1)
+                yield document(texts[offset], offset)
+            tally.position = Position(1)
+
+        parts = Parts(folder / f"{number:06d}")
+        (folder / f"{number:06d}").mkdir(parents=True)
+        batches = tokenize_batches(read_batches(read(), tally, filters, {"a.txt": 0}), plan)
+        parts.write(batches, ("train", "validation") if validation else ("train",), np.uint16, lambda counts: None)
+        found += parts.finished
+    return found
+
+
+def droppers_of(folder: Path, texts: Sequence[str], filters: Filters, cuts: Iterable[int] = ()) -> list[str | None]:
+    """Which filter drops each of the texts, all of which are compared."""
+    parts = parts_of(folder / "slices", texts, filters, cuts)
+    codes = find_droppers(parts, filters, folder).tolist()
+    assert len(codes) == len(texts)
+    return [None if code == 0 else filters.names[code - 1] for code in codes]

@@ -102,6 +102,7 @@ def build_corpus(
     suffixes: Sequence[str] = (),
     exclude: Sequence[str] = (),
     on_error: Literal["stop", "skip"] = "stop",
+    workers: int = 1,
     allow: Sequence[str] = (),
 ) -> Path:
     """Tokenize texts into a corpus, as ``hornbook corpus build`` does, and return its folder.
@@ -120,6 +121,7 @@ def build_corpus(
         suffixes: as for `train_tokenizer`.
         exclude: as for `train_tokenizer`.
         on_error: as for `train_tokenizer`.
+        workers: number of processes; with more than 1, call this below ``if __name__ == "__main__":``.
         allow: suspicious results to accept, as with the command's ``--allow``: ``("empty-file",)``.
 
     Raises:
@@ -130,6 +132,7 @@ def build_corpus(
     options = BuildOptions(
         validation=validation,
         sequences=_chosen("sequences", sequences, ("documents", "sentences", "lines")),
+        workers=workers,
         threads=usable_cores(),
         reading=_reading(kind=format, field=field, suffixes=suffixes, exclude=exclude, on_error=on_error),
         tolerance=Tolerance(allow=tuple(allow)),

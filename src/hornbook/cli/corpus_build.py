@@ -7,6 +7,7 @@ hornbook corpus build web/ --min-words 50 --drop-duplicates --drop-near-duplicat
 
 import argparse
 import os
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -84,6 +85,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="threads for tokenizing, and processes for reading dumps (default: all cores)",
     )
     parser.add_argument(
+        "--workers",
+        type=positive_integer,
+        default=1,
+        help="processes that read, filter and tokenize; the corpus is the same for any number (default: 1)",
+    )
+    parser.add_argument(
+        "--ray", metavar="ADDRESS", help="build on the Ray cluster at this address, or local to start one here"
+    )
+    parser.add_argument(
+        "--part", type=_part, metavar="K/N", help="build only part K of N, for corpus merge, as in a job of an array"
+    )
+    parser.add_argument(
         "--encoder",
         choices=("auto", "tokenizers"),
         default="auto",
@@ -94,8 +107,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
-    """Build a corpus; return its counts. Raises UserError if an option does not apply."""
+    """Build a corpus, or a part of one; return its counts. Raises UserError if an option does not apply."""
     from hornbook.corpora.building.builder import BuildOptions, build_corpus
+    from hornbook.corpora.building.separate import build_part
     from hornbook.text.tokenizer import Tokenizer
 
     if arguments.threads:
@@ -104,6 +118,11 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         raise UserError(
             "--sentence-language has no effect without --sequences sentences; add it, or remove --sentence-language"
         )
+    tolerance = declared_values(arguments, Tolerance)
+    if arguments.part and tolerance:
+        raise UserError("--allow and --max-dropped have no effect with --part; give them to corpus merge")
+    if arguments.ray and arguments.threads:
+        raise UserError("--threads has no effect with --ray, where each task uses one core; remove it")
     reading = read_options(arguments)
     options = BuildOptions(
         validation=arguments.validation,
@@ -111,11 +130,13 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         end_of_text=arguments.end_of_text,
         sequences=arguments.sequences,
         language=arguments.sentence_language or "en",
+        workers=arguments.workers,
+        ray=arguments.ray,
         encoder=arguments.encoder,
         threads=reading.processes,
         reading=reading,
         quality=quality_options(arguments),
-        tolerance=Tolerance(**declared_values(arguments, Tolerance)),
+        tolerance=Tolerance(**tolerance),
     )
     tokenizer = Tokenizer.load(arguments.tokenizer)
     started = time.monotonic()
@@ -124,10 +145,15 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         def on_progress(progress: "Progress") -> None:
             show(counted(progress.documents, "document"), progress.tokens, progress.read, progress.total)
 
+        if arguments.part:
+            part = build_part(arguments.inputs, tokenizer, arguments.output, options, arguments.part, on_progress, note)
+            rest = f"{counted(part.missing, 'slice')} to go" if part.missing else "hornbook corpus merge is next"
+            say(f"{part.output}: part {'/'.join(map(str, arguments.part))} is built; {rest}")
+            return asdict(part)
         report = build_corpus(arguments.inputs, tokenizer, arguments.output, options, on_progress, note)
     seconds = time.monotonic() - started
     report_faults(report.faults, report.messages)
-    say(*_lines(report, seconds, arguments.format))
+    say(*report_lines(report, seconds, arguments.format))
     return asdict(report) | {"seconds": round(seconds, 3)}
 
 
@@ -137,9 +163,22 @@ def add_quality_arguments(parser: argparse.ArgumentParser) -> None:
     for name, metavar in _METAVARS.items():
         more = {"metavar": metavar} if metavar else {}
         add_declared(group, QualityOptions, name, flag=_FLAGS.get(name), **more)
+    add_tolerance_arguments(parser)
+
+
+def add_tolerance_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the checks of the result."""
     outcome = parser.add_argument_group("checks of the result", "a suspicious corpus is an error")
     add_declared(outcome, Tolerance, "max_dropped", metavar="SHARE")
     add_declared(outcome, Tolerance, "allow", choices=KINDS, metavar="KIND")
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Parse K/N. Raises ArgumentTypeError."""
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no part; expected K/N with K from 1 to N, such as 3/64")
+    return int(match[1]), int(match[2])
 
 
 def quality_options(arguments: argparse.Namespace) -> QualityOptions:
@@ -152,8 +191,9 @@ def quality_options(arguments: argparse.Namespace) -> QualityOptions:
     return QualityOptions(**given)
 
 
-def _lines(report: "BuildReport", seconds: float, format_name: str) -> Iterator[str]:
-    from hornbook.corpora.building.token_pipeline import example_lines
+def report_lines(report: "BuildReport", seconds: float, format_name: str) -> Iterator[str]:
+    """Yield the lines that describe the result of a build."""
+    from hornbook.corpora.building.report import example_lines
 
     done = "is already built from the same inputs and options" if report.already_built else f"built in {seconds:.1f} s"
     yield f"{report.output} {done}"

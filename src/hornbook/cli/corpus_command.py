@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 SUBCOMMANDS: Final = {
     "build": "tokenize text into a corpus",
+    "merge": "join the parts of a corpus that was built in parts",
     "download": "download a Wikipedia dump",
     "convert": "convert tokenized files between formats",
     "instances": "write masked sentence pairs for BERT",

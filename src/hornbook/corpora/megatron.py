@@ -12,16 +12,17 @@ against the file sizes: the sequences must cover the ``.bin`` exactly once. The 
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from hornbook.arrays import Int64s, Integers
+from hornbook.arrays import Bools, Int64s, Integers
 from hornbook.errors import DataError
 from hornbook.storage import BytesLike, FileWriter, Written, write_file
 from hornbook.storage.system import open_regular, storage_errors
@@ -159,42 +160,89 @@ def _header(dtype: np.dtype[Any], num_sequences: int, num_entries: int) -> bytes
     return header.tobytes()
 
 
-def join_indexed(parts: Sequence[Path], prefix: Path) -> tuple[Written, Written]:
-    """Concatenate indexed data sets; return size and hash of the new ``.bin`` and ``.idx``.
+class JoinedPart(NamedTuple):
+    """An indexed data set to join.
 
-    The parts must have the same dtype and have been written by ``IndexedWriter``. Memory holds the index of one part.
-    Raises DataError if a part is damaged.
+    Attributes:
+        prefix: its prefix.
+        kept: whether to join each document, bool[num_documents]; None for all.
     """
-    bin_path, idx_path = index_paths(prefix)
 
-    def tokens() -> Iterator[bytes]:
-        for path in (index_paths(part)[0] for part in parts):
+    prefix: Path
+    kept: Bools | None = None
+
+    def open(self) -> "IndexedFile":
+        """Open the data set. Raises DataError if it is damaged."""
+        opened = IndexedFile.open(self.prefix)
+        assert opened.is_contiguous, "IndexedWriter writes sequences in order"
+        return opened
+
+    def lengths(self) -> tuple[NDArray[np.int32], Int64s]:
+        """Return the sizes of the sequences to join, int32[n], and the number of sequences of each document."""
+        opened = self.open()
+        sequences = np.diff(opened.document_index)
+        if self.kept is None:
+            return opened.sizes, sequences
+        return opened.sizes[np.repeat(self.kept, sequences)], sequences[self.kept]
+
+    def tokens(self) -> Iterator[BytesLike]:
+        """Yield the tokens to join, some megabytes at a time."""
+        if self.kept is None:
+            path = index_paths(self.prefix)[0]
             with storage_errors("read", path), open_regular(path) as file:
                 while chunk := file.read(_COPIED_BYTES):
                     yield chunk
+            return
+        opened = self.open()
+        edges = np.flatnonzero(np.diff(self.kept, prepend=False, append=False)).reshape(-1, 2)
+        for start, end in opened.document_starts[edges].tolist():  # runs of documents
+            for first in range(start, end, _COPIED_BYTES // opened.dtype.itemsize):
+                yield opened.tokens[first : min(end, first + _COPIED_BYTES // opened.dtype.itemsize)].tobytes()
 
-    return write_file(bin_path, tokens()), write_file(idx_path, _joined_index(parts))
+
+def join_indexed(
+    parts: Callable[[], Iterable[JoinedPart]], dtype: np.dtype[Any], prefix: Path
+) -> tuple[Written, Written]:
+    """Concatenate indexed data sets; return size and hash of the new ``.bin`` and ``.idx``.
+
+    ``parts`` returns them anew for each pass, so memory holds the index of one of them. They must have this dtype and
+    have been written by ``IndexedWriter``. Raises DataError if a part is damaged.
+    """
+    bin_path, idx_path = index_paths(prefix)
+    tokens = write_file(bin_path, _merged(part.tokens() for part in parts()))
+    return tokens, write_file(idx_path, _joined_index(parts, dtype))
 
 
-def _joined_index(parts: Sequence[Path]) -> Iterator[BytesLike]:
+def _merged(pieces: Iterable[Iterator[BytesLike]]) -> Iterator[BytesLike]:
+    """Join small pieces, since each one written is a system call."""
+    waiting: list[BytesLike] = []
+    size = 0
+    for piece in chain.from_iterable(pieces):
+        waiting.append(piece)
+        size += len(piece)
+        if size >= _COPIED_BYTES:
+            yield waiting[0] if len(waiting) == 1 else b"".join(waiting)
+            waiting, size = [], 0
+    yield b"".join(waiting)
+
+
+def _joined_index(parts: Callable[[], Iterable[JoinedPart]], dtype: np.dtype[Any]) -> Iterator[BytesLike]:
     """Yield the content of the ``.idx`` of the concatenated parts, one part at a time."""
-    dtypes, starts, ends = set(), [0], [0]  # sequences and tokens before each part
-    num_documents = 0
-    for part in map(IndexedFile.open, parts):
-        assert part.is_contiguous, "IndexedWriter writes sequences in order"
-        dtypes.add(part.dtype)
-        starts.append(starts[-1] + part.num_sequences)
-        ends.append(ends[-1] + part.num_tokens)
-        num_documents += part.num_documents
-    [dtype] = dtypes
-    yield _header(dtype, starts[-1], num_documents + 1)
-    for part in map(IndexedFile.open, parts):
-        yield part.sizes.data
-    for end, part in zip(ends, map(IndexedFile.open, parts), strict=False):
-        yield (part.pointers + end * dtype.itemsize).data
+    counts = [(len(sizes), len(sequences)) for sizes, sequences in (part.lengths() for part in parts())]
+    yield _header(dtype, sum(count for count, _ in counts), sum(count for _, count in counts) + 1)
+    for part in parts():
+        yield part.lengths()[0].astype("<i4").data
+    end = 0
+    for part in parts():
+        ends = end + np.cumsum(part.lengths()[0], dtype=np.int64) * dtype.itemsize
+        yield np.concatenate(([end], ends[:-1])).astype("<i8").data if len(ends) else b""
+        end = int(ends[-1]) if len(ends) else end
     yield bytes(8)
-    for start, part in zip(starts, map(IndexedFile.open, parts), strict=False):
-        yield (part.document_index[1:] + start).data
+    last = 0
+    for part in parts():
+        ends = last + np.cumsum(part.lengths()[1], dtype=np.int64)
+        yield ends.astype("<i8").data
+        last = int(ends[-1]) if len(ends) else last
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -164,6 +164,18 @@ def open_text_source(
         raise
 
 
+def open_span(path: Path, start: int, end: int, meter: InputMeter | None = None) -> io.BufferedReader:
+    """Open bytes ``start`` to ``end - 1`` of a plain file. Raises UserError if it is not accessible."""
+    return io.BufferedReader(_Span(open_source(path), str(path), start, end, meter or InputMeter()), _BUFFER)
+
+
+def is_plain(path: Path) -> bool:
+    """Return whether the content of a file is not compressed. Raises UserError if it is not accessible."""
+    with open_source(path) as file:
+        begin = file.read(max(len(magic) for several in _MAGIC.values() for magic in several))
+    return not any(begin.startswith(several) for several in _MAGIC.values())
+
+
 def open_source(path: Path) -> BinaryIO:
     """Open a file without decompression. Raises UserError if it does not exist or is not accessible."""
     try:
@@ -224,6 +236,31 @@ class _Source(io.RawIOBase):
             raise StorageError(f"cannot read {self.name}: {error.strerror}; check the file and the disk") from error
         self._meter.num_bytes += len(data)
         return data
+
+
+class _Span(io.RawIOBase):
+    """A range of the bytes of an open file, counted."""
+
+    def __init__(self, file: BinaryIO, name: str, start: int, end: int, meter: InputMeter) -> None:
+        self._file, self.name, self._remaining, self._meter = file, name, end - start, meter
+        file.seek(start)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._file.read(min(len(buffer), self._remaining))
+        except OSError as error:
+            raise StorageError(f"cannot read {self.name}: {error.strerror}; check the file and the disk") from error
+        buffer[: len(data)] = data
+        self._remaining -= len(data)
+        self._meter.num_bytes += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 class _Unpacked(io.RawIOBase):

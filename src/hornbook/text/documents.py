@@ -17,6 +17,7 @@ rows.
 import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Final, Literal
@@ -41,7 +42,9 @@ from hornbook.text.reading import (
     Reader,
     ReadOptions,
     Skipped,
+    Slice,
     Source,
+    Span,
     StreamReader,
     Tally,
     after,
@@ -51,6 +54,7 @@ from hornbook.text.reading import (
     open_stream,
     with_plain_line_ends,
 )
+from hornbook.text.remote import fetched, is_remote, list_files
 from hornbook.wording import counted
 
 STREAM_READERS: Final[dict[str, StreamReader]] = {
@@ -106,8 +110,8 @@ def list_sources(
     """Return the sources of the inputs for ``read_sources``, each source once.
 
     Args:
-        inputs: files, folders, globs, ``"-"`` for standard input, folders written by ``save_to_disk``, and data sets of
-            the Hugging Face hub, ``"hf:owner/name"`` or ``"hf:owner/name@revision"``.
+        inputs: files, folders, globs, ``"-"`` for standard input, folders written by ``save_to_disk``, URLs of fsspec,
+            and data sets of the Hugging Face hub, ``"hf:owner/name"`` or ``"hf:owner/name@revision"``.
         options: the files of a folder to read, and the split and configuration of a data set.
         on_notice: called with a line about files that several inputs name.
 
@@ -123,6 +127,8 @@ def list_sources(
         if str(item).startswith(HUB_SCHEME):
             sources += hub.list_files(str(item), options)
             chosen = {"split": True, "config": True}
+        elif is_remote(str(item)):
+            sources += list_files(str(item), suffixes=options.suffixes, exclude=options.exclude)
         elif options.format in ("auto", "arrow") and Path(item).is_dir() and is_dataset(Path(item)):
             sources += map(str, list_dataset_files(Path(item), options.split))
             chosen["split"] = True
@@ -211,6 +217,7 @@ def read_sources(
     skip: Position | None = None,
     find_fault: Callable[[str], str | None] = lambda text: None,
     meter: InputMeter | None = None,
+    within: Slice | None = None,
 ) -> Iterator[Document]:
     """Read the documents of the sources from ``list_sources``, in order. Raises the errors of ``read_documents``.
 
@@ -223,11 +230,13 @@ def read_sources(
             some document, and its position.
         find_fault: returns why a text is unusable, or None; an unusable text counts as an unreadable document.
         meter: counts the bytes read, for readers that support it.
+        within: the part of the sources to read, by default all; ``skip`` is a position in it.
     """
-    first = skip or Position()
-    for number, name in enumerate(sources[first.source :], first.source):
+    within = within or Slice(0, len(sources))
+    first = skip or Position(within.first)
+    for number, name in enumerate(sources[first.source : within.last], first.source):
         count = first.documents if number == first.source else 0
-        for outcome in _outcomes(name, options, count, meter):
+        for outcome in _outcomes(name, options, count, meter, within.span):
             if isinstance(outcome, Skipped):
                 tally.add_skipped(outcome)
                 continue
@@ -250,7 +259,7 @@ def read_sources(
                 yield outcome
             else:
                 tally.empty += 1
-    tally.position = Position(len(sources), 0)
+    tally.position = Position(within.last)
 
 
 def recorded_format(source: str, format_name: str | None = None) -> str | None:
@@ -268,19 +277,24 @@ def format_of(source: str, options: ReadOptions) -> str:
     return _BY_SUFFIX.get(content_suffix(source), "text") if options.format == "auto" else options.format
 
 
-def _outcomes(name: str, options: ReadOptions, start: int, meter: InputMeter | None) -> Iterator[Outcome]:
+def _outcomes(
+    name: str, options: ReadOptions, start: int, meter: InputMeter | None, span: Span | None
+) -> Iterator[Outcome]:
     """Read a source from its document ``start`` on; an error that ends the source is yielded last."""
     kind = format_of(name, options)
     try:
-        path = None if name == STANDARD_INPUT else Path(name)
-        if name.startswith(HUB_SCHEME) and hub.is_file_name(name):
-            path = hub.fetch(name)
-        source = Source(name, path, meter)
-        reader, stream_reader = _readers_of(kind)
-        if reader:
-            yield from reader(source, options, start)
-        if stream_reader:
-            with open_stream(source, _LIMITS.get(kind)) as stream:
+        with ExitStack() as stack:
+            path = None if name == STANDARD_INPUT else Path(name)
+            if name.startswith(HUB_SCHEME) and hub.is_file_name(name):
+                path = hub.fetch(name)
+            elif is_remote(name):
+                path = stack.enter_context(fetched(name))
+            source = Source(name, path, meter, span)
+            reader, stream_reader = _readers_of(kind)
+            if reader:
+                yield from reader(source, options, start)
+            if stream_reader:
+                stream = stack.enter_context(open_stream(source, _LIMITS.get(kind)))
                 yield from after(stream_reader(stream, source, options), start)
     except DataError as error:
         yield error

@@ -21,7 +21,7 @@ from typing import BinaryIO, Final, Literal, NamedTuple, TypeAlias, TypeVar
 from hornbook.config.options import option
 from hornbook.errors import DataError
 from hornbook.storage import Limits, open_text_source
-from hornbook.storage.decompress import COMPRESSED_SUFFIXES, InputMeter
+from hornbook.storage.decompress import COMPRESSED_SUFFIXES, InputMeter, open_span
 from hornbook.storage.system import format_bytes
 
 Format = Literal[
@@ -126,6 +126,26 @@ class ReadOptions:
     """For readers that support it; documents and their order do not depend on it."""
 
 
+class Span(NamedTuple):
+    """A range of bytes of an uncompressed file that begins and ends at the start of a line, or the file's end."""
+
+    start: int
+    end: int
+
+
+class Slice(NamedTuple):
+    """A part of a list of sources, for one process.
+
+    Attributes:
+        first, last: the sources from ``first`` to ``last - 1``.
+        span: the part of the source to read, if there is only one; None for all of it.
+    """
+
+    first: int
+    last: int
+    span: Span | None = None
+
+
 @dataclass(frozen=True)
 class Source:
     """A file or standard input, from which documents are read.
@@ -134,15 +154,40 @@ class Source:
         name: the name in ``Document.source``.
         path: the local file; None for standard input.
         meter: counts the bytes read, unless None.
+        span: the part of the file to read; None for all of it.
     """
 
     name: str
     path: Path | None
     meter: InputMeter | None = None
+    span: Span | None = None
 
     def __str__(self) -> str:
         """Return the name in messages."""
         return self.name if self.path else "standard input"
+
+
+@dataclass(frozen=True, slots=True)
+class LineOf:
+    """The place of a line for messages, as in ``"a.jsonl, line 12"``; its number is found when it is printed.
+
+    Attributes:
+        source: the source.
+        number: the line number, from 1, in the part of the source that is read.
+    """
+
+    source: Source
+    number: int
+
+    def __str__(self) -> str:
+        """Return file and line number; of a span, this counts the lines before it."""
+        before, span = 0, self.source.span
+        if span is not None and self.source.path is not None:
+            with self.source.path.open("rb") as file:
+                remaining = span.start
+                while block := file.read(min(_SKIPPED_BLOCK, remaining)):
+                    before, remaining = before + block.count(b"\n"), remaining - len(block)
+        return f"{self.source}, line {before + self.number}"
 
 
 Reader: TypeAlias = Callable[[Source, ReadOptions, int], Iterator[Outcome]]
@@ -156,7 +201,7 @@ class Line(NamedTuple):
     """A line of a file, or several blank lines.
 
     Attributes:
-        number: the line number, from 1; for several lines, that of the first.
+        number: the line number in the stream, from 1; for several lines, that of the first.
         offset: the byte offset in the file, after a byte-order mark.
         content: the bytes with the line end; None if the line exceeds the limit.
     """
@@ -205,6 +250,27 @@ class Tally:
     totals: Counter[str] = field(default_factory=Counter)
     line_ends: int = 0
     position: Position = Position()
+
+    def take(self) -> "Tally":
+        """Return the counts since the last call, with the position, and start again from zero."""
+        taken = replace(self)
+        vars(self).update(vars(Tally(position=self.position)))
+        return taken
+
+    def __add__(self, later: "Tally") -> "Tally":
+        """Return the counts of this and of what was read after it."""
+        return Tally(
+            documents=self.documents + later.documents,
+            num_bytes=self.num_bytes + later.num_bytes,
+            empty=self.empty + later.empty,
+            faults=self.faults + later.faults,
+            messages=(self.messages + later.messages)[:_MESSAGES_KEPT],
+            faulty=self.faulty | later.faulty,
+            skipped=self.skipped + later.skipped,
+            totals=self.totals + later.totals,
+            line_ends=self.line_ends + later.line_ends,
+            position=later.position,
+        )
 
     def add_skipped(self, skipped: Skipped) -> None:
         """Count content that is not a document."""
@@ -257,19 +323,26 @@ def has_suffix(path: str, suffixes: Sequence[str]) -> bool:
 
 
 def open_stream(source: Source, limits: Limits | None = None) -> BinaryIO:
-    """Open a source, decompressed with limits, see `hornbook.storage.open_text_source`."""
+    """Open a source, or its span, decompressed with limits, see `hornbook.storage.open_text_source`."""
+    if source.span is not None and source.path is not None:
+        return open_span(source.path, source.span.start, source.span.end, source.meter)
     return open_text_source(source.path or sys.stdin.buffer, limits, name=str(source), meter=source.meter)
 
 
-def read_lines(stream: BinaryIO, limit: int) -> Iterator[Line]:
+def read_lines(stream: BinaryIO, limit: int, start: int = 0) -> Iterator[Line]:
     """Yield the lines of a file, split at newlines; a line of more than ``limit`` bytes has no content.
 
     After 64 consecutive blank lines, all those in the buffer are one ``Line``: a file may have billions of them.
+
+    Args:
+        stream: the file.
+        limit: maximum length of a line in bytes.
+        start: offset of the stream's first byte in the file.
     """
-    number, offset, num_blank = 1, 0, 0
+    number, offset, num_blank = 1, start, 0
     while content := stream.readline(limit + 1):
         size = len(content)
-        mark = len(BYTE_ORDER_MARK) if number == 1 and content.startswith(BYTE_ORDER_MARK) else 0
+        mark = len(BYTE_ORDER_MARK) if offset == 0 and content.startswith(BYTE_ORDER_MARK) else 0
         if size > limit:
             block = content
             while not block.endswith(b"\n") and (block := stream.readline(_SKIPPED_BLOCK)):
@@ -284,17 +357,17 @@ def read_lines(stream: BinaryIO, limit: int) -> Iterator[Line]:
             number, offset = number + blank.count(b"\n"), offset + len(blank)
 
 
-def line_too_long(where: str, limit: int, remedy: str = "split the document") -> DataError:
+def line_too_long(where: object, limit: int, remedy: str = "split the document") -> DataError:
     """Return the error for a line that exceeds the limit."""
     return DataError(f"{where}: longer than {format_bytes(limit)}; {remedy}")
 
 
-def plain_document(data: bytes, source: Source, where: str, offset: int) -> Document:
+def plain_document(data: bytes, source: Source, where: object, offset: int) -> Document:
     """Return the document with these bytes as its text. Raises the errors of ``plain_text``."""
     return Document(plain_text(data, where, offset), source.name, offset, len(data))
 
 
-def plain_text(data: bytes, where: str, offset: int) -> str:
+def plain_text(data: bytes, where: object, offset: int) -> str:
     """Decode UTF-8. Raises DataError for a zero byte or invalid UTF-8, with ``where`` as prefix and its offset."""
     if (found := data.find(b"\0")) >= 0:
         raise DataError(
@@ -307,7 +380,7 @@ def plain_text(data: bytes, where: str, offset: int) -> str:
         raise not_utf8(error, where, offset) from error
 
 
-def not_utf8(error: UnicodeDecodeError, where: str, offset: int = 0) -> DataError:
+def not_utf8(error: UnicodeDecodeError, where: object, offset: int = 0) -> DataError:
     """Return the error for bytes that are not UTF-8 and start at ``offset``, with ``where`` as prefix."""
     position, found = offset + error.start, error.object[error.start]
     return DataError(

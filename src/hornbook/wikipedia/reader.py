@@ -6,7 +6,6 @@ Of a dump, this process parses XML, and worker processes clean wikitext:
 
 The first 8 MB are cleaned in this process, since starting workers takes longer. A few batches are submitted ahead and
 collected in order, so the result does not depend on the number of processes, and memory holds only these batches.
-Workers are spawned, not forked, on every system; they ignore Ctrl-C and exit with this process.
 
 WikiExtractor's output (https://github.com/attardi/wikiextractor) has lines that begin with ``<doc id="`` and lines
 ``</doc>``, and ``&``, ``<`` and ``>`` between them escaped. The title is repeated in the first line, removed if
@@ -14,14 +13,10 @@ requested. An article that has only its title is an empty document, the same as 
 """
 
 import html
-import multiprocessing
-import os
 import re
-import signal
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -30,6 +25,7 @@ from typing import BinaryIO, Final, TypeAlias
 from hornbook.errors import DataError, HornbookError
 from hornbook.storage.decompress import InputMeter
 from hornbook.storage.system import format_bytes
+from hornbook.text.processes import worker_pool
 from hornbook.text.reading import (
     STANDARD_INPUT,
     CleanOptions,
@@ -149,37 +145,22 @@ def _merged(batch: list[Item], texts: list[tuple[str, ItemCount]]) -> Iterator[T
 def _clean_elsewhere(
     batches: Iterator[list[Item]], options: CleanOptions, names: LinkNames, processes: int
 ) -> Iterator[Text | DataError | Skipped]:
-    executor = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start_process)
     waiting: deque[tuple[list[Item], Future[list[tuple[str, ItemCount]]]]] = deque()
     try:
-        while True:
-            room = processes + _BATCHES_AHEAD - len(waiting)
-            for batch in islice(batches, room):
-                waiting.append((batch, executor.submit(_clean, _articles(batch), options, names)))
-            if not waiting:
-                return
-            batch, texts = waiting.popleft()
-            yield from _merged(batch, texts.result())
+        with worker_pool(processes) as executor:
+            while True:
+                room = processes + _BATCHES_AHEAD - len(waiting)
+                for batch in islice(batches, room):
+                    waiting.append((batch, executor.submit(_clean, _articles(batch), options, names)))
+                if not waiting:
+                    return
+                batch, texts = waiting.popleft()
+                yield from _merged(batch, texts.result())
     except BrokenProcessPool as error:
         raise HornbookError(
             "a process that cleans wikitext was killed, probably since memory ran out; use fewer with `threads`; in "
             'your own script, call hornbook below `if __name__ == "__main__":`'
         ) from error
-    finally:
-        executor.shutdown(wait=True, cancel_futures=True)
-
-
-def _start_process() -> None:
-    """Ignore Ctrl-C, which the parent handles, and exit when the parent does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "runs in a spawned process"
-
-    def follow() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
 
 
 def read_wikipedia(source: Source, options: ReadOptions, start: int) -> Iterator[Outcome]:

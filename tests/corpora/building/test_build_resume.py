@@ -10,8 +10,7 @@ import pytest
 from crashes import crashes_in_child
 from tiny_text import READ_TEXTS, TEXTS, build_tiny, one_line, write_texts
 
-from hornbook.corpora.building import parts
-from hornbook.corpora.building import token_pipeline as pipeline
+from hornbook.corpora.building import batches, parts
 from hornbook.errors import DataError, StorageError
 from hornbook.storage.faults import count_operations, inject
 from hornbook.text.documents import ReadOptions
@@ -23,7 +22,7 @@ from hornbook.text.tokenizer import Tokenizer
 def small_parts(monkeypatch):
     """A few parts of two batches; the faults are those of a process, so nobody waits for the disk."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(pipeline, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(batches, "BATCH_BYTES", 1000)
     monkeypatch.setattr(parts, "BATCHES_PER_PART", 2)
 
 
@@ -44,8 +43,8 @@ def contents(folder):
 
 def records(target):
     """The records of the finished parts that are left."""
-    folder = target.with_name(f".{target.name}.building") / "parts"
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("0*.json"))]
+    folder = target.with_name(f".{target.name}.building") / "slices"
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*/0*.json"))]
 
 
 def finished_documents(target):
@@ -71,7 +70,7 @@ def operations_of_a_build(tmp_path):
 
 
 def test_a_crash_at_every_operation_and_another_start(tmp_path, tokenized, monkeypatch):
-    monkeypatch.setattr(pipeline, "BATCH_BYTES", 1600)
+    monkeypatch.setattr(batches, "BATCH_BYTES", 1600)
     operations = operations_of_a_build(tmp_path)
     good, target = contents(tmp_path / "good"), tmp_path / "corpus"
     texts = list(tokenized)
@@ -138,7 +137,7 @@ def test_examples_of_dropped_documents_are_those_of_a_build_that_was_never_stopp
     with pytest.raises(KeyboardInterrupt):
         build_tiny(tmp_path / "corpus", on_progress=stop_after(3), quality=quality, tolerance=allowed)
     (first, *_) = records(tmp_path / "corpus")
-    assert len(first["reading"]["examples"]["too short"]) == 3
+    assert len(first["report"]["examples"]["too short"]) == 3
     report = build_tiny(tmp_path / "corpus", quality=quality, tolerance=allowed)
     assert report.dropped["too short"] > 3 and len(report.examples["too short"]) == 3
     assert contents(tmp_path / "corpus") == contents(tmp_path / "good")
@@ -166,7 +165,7 @@ def test_a_damaged_part_and_those_after_it_are_made_again(tmp_path, damage, toke
     with pytest.raises(KeyboardInterrupt):
         build_tiny(tmp_path / "corpus", on_progress=stop_after(5))
     done = sum(split["documents"] for split in records(tmp_path / "corpus")[0]["splits"].values())
-    folder = tmp_path / ".corpus.building" / "parts"
+    folder = tmp_path / ".corpus.building" / "slices" / "000000"
     if damage == "torn tokens":
         os.truncate(folder / "000001-train.bin", 10)
     elif damage == "torn record":
@@ -179,14 +178,14 @@ def test_a_damaged_part_and_those_after_it_are_made_again(tmp_path, damage, toke
     assert contents(tmp_path / "corpus") == contents(tmp_path / "good")
 
 
-def test_an_end_without_its_parts_is_no_end(tmp_path):
+def test_a_slice_without_its_last_part_is_not_finished(tmp_path):
     with count_operations() as operations:
         build_tiny(tmp_path / "good")
     commit = sum(operation.name == "rename" for operation in operations)
     with pytest.raises(StorageError), inject("rename", commit, "enospc"):
         build_tiny(tmp_path / "corpus")
-    folder = tmp_path / ".corpus.building" / "parts"
-    assert (folder / "end.json").exists()
+    assert [record["is_last"] for record in records(tmp_path / "corpus")][-2:] == [False, True]
+    folder = tmp_path / ".corpus.building" / "slices" / "000000"
     sorted(folder.glob("0*.json"))[-1].unlink()
     build_tiny(tmp_path / "corpus")
     assert contents(tmp_path / "corpus") == contents(tmp_path / "good")
@@ -205,9 +204,9 @@ def test_what_was_left_out_is_counted_once(tmp_path):
     }
     good = build_tiny(tmp_path / "good", **options)
     assert (good.empty, good.faults) == (4, 4) and good.dropped == {"exact duplicates": 21}
-    for batches in range(1, 6):
+    for number in range(1, 6):
         with pytest.raises(KeyboardInterrupt):
-            build_tiny(tmp_path / "corpus", on_progress=stop_after(batches), **options)
+            build_tiny(tmp_path / "corpus", on_progress=stop_after(number), **options)
         report = build_tiny(tmp_path / "corpus", **options)
         assert contents(tmp_path / "corpus") == contents(tmp_path / "good")
         assert (report.empty, report.faults, report.dropped) == (good.empty, good.faults, good.dropped)

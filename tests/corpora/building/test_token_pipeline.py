@@ -1,34 +1,31 @@
 import threading
 import time
-from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_documents import comparing
 from tiny_text import TEXTS, tiny_tokenizer
 
-from hornbook.corpora.building import token_pipeline as pipeline
+from hornbook.corpora.building.batches import read_batches
 from hornbook.corpora.building.token_pipeline import (
-    Reading,
     TokenPlan,
     ahead,
     divide_tail,
     falls_to_validation,
     hold_out,
-    read_batches,
     tokenize_batches,
 )
-from hornbook.text.documents import Document, Position, Tally
-from hornbook.text.quality.duplicates import ExactDuplicates
+from hornbook.text.documents import Document, Tally
 
 
 def documents(texts=TEXTS):
     return [Document(text, "source", number, len(text.encode())) for number, text in enumerate(texts)]
 
 
-def batches_of(some, filters=(), reading=None):
-    return read_batches(some, filters, reading or Reading(), {"source": 0})
+def batches_of(some):
+    return read_batches(some, Tally(), comparing(), {"source": 0})
 
 
 def plan(**options):
@@ -37,60 +34,11 @@ def plan(**options):
     )
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(0, 9)), st.integers(1, 20), st.integers(1, 5))
-def test_batches(sizes, most_bytes, most_documents):
-    given_documents = [Document("", "source", 0, size) for size in sizes]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "BATCH_BYTES", most_bytes)
-        patch.setattr(pipeline, "BATCH_DOCUMENTS", most_documents)
-        batches = [batch.documents for batch in batches_of(given_documents)]
-    assert [document for batch in batches for document in batch] == given_documents and all(batches)
-    totals = [[document.num_bytes for document in batch] for batch in batches]
-    full = [sum(batch) >= most_bytes or len(batch) == most_documents for batch in totals]
-    assert all(full[:-1]) and all(sum(batch[:-1]) < most_bytes and len(batch) <= most_documents for batch in totals)
-
-
-def test_a_batch_knows_what_was_read_and_dropped_before_it(monkeypatch):
-    monkeypatch.setattr(pipeline, "BATCH_DOCUMENTS", 2)
-    reading = Reading()
-
-    def read():
-        for number, document in enumerate(documents(["a", "a", "b", "b", "b", "c", "c"]), 1):
-            reading.tally.documents, reading.tally.position = number, Position(0, number)
-            yield document
-        reading.tally.position = Position(1, 0)
-
-    first, second = batches_of(read(), [ExactDuplicates()], reading)
-    assert [document.text for document in first.documents + second.documents] == ["a", "b", "c"]
-    assert [batch.reading.tally.position for batch in (first, second)] == [Position(0, 3), Position(1, 0)]
-    assert [batch.reading.dropped["exact duplicates"] for batch in (first, second)] == [1, 4]
-    assert [batch.reading.lost for batch in (first, second)] == [Counter({0: 1}), Counter({0: 3})]
-    assert [len(batch.memory[0]) for batch in (first, second)] == [2, 1]
-    assert not reading.lost
-
-
-def test_filters_that_keep_next_to_nothing_do_not_hold_up_batches(monkeypatch):
-    monkeypatch.setattr(pipeline, "BATCH_BYTES_READ", 5)
-    batches = batches_of(documents(["a", "a", "a", "a", "b", "c", "c", "d"]), [ExactDuplicates()])
-    assert ["".join(document.text for document in batch.documents) for batch in batches] == ["ab", "cd"]
-
-
-def test_a_reading_goes_through_json():
-    tally = Tally(documents=3, messages=["x: bad"], skipped=Counter(redirects=2), position=Position(4, 5))
-    reading = Reading(tally=tally, dropped=Counter(a=1), lost=Counter({7: 2}))
-    assert Reading.from_json(reading.to_json()) == reading
-    copy = reading.copy()
-    tally.messages.append("more")
-    reading.lost[7] += 1
-    assert (copy.tally.messages, copy.lost[7]) == (["x: bad"], 2)
-
-
 @pytest.mark.parametrize("end", [None, 299])
 def test_tokens_of_documents(end):
-    [(_, splits)] = tokenize_batches(batches_of(documents()), plan(validation=0.3, end_of_text_id=end))
+    [batch] = tokenize_batches(batches_of(documents()), plan(validation=0.3, end_of_text_id=end))
     tail = [] if end is None else [end]
-    for split, tokens in splits.items():
+    for split, tokens in batch.splits.items():
         expected = [text for text in TEXTS if falls_to_validation(text, 0.3) == (split == "validation")]
         found = np.split(tokens.tokens, np.cumsum(tokens.sizes)[:-1])
         assert [ids.tolist() for ids in found] == [tiny_tokenizer().encode(text) + tail for text in expected]
@@ -101,8 +49,8 @@ def test_tokens_of_documents(end):
 def test_tokens_of_sentences():
     texts = ["one|two|three", "", "four"]
     split = {"split_text": lambda text: text.split("|") if text else []}
-    [(_, splits)] = tokenize_batches(batches_of(documents(texts)), plan(**split))
-    tokens = splits["train"]
+    [batch] = tokenize_batches(batches_of(documents(texts)), plan(**split))
+    tokens = batch.splits["train"]
     assert tokens.sequences.tolist() == [3, 0, 1]
     found = np.split(tokens.tokens, np.cumsum(tokens.sizes)[:-1])
     assert [tiny_tokenizer().decode(ids) for ids in found] == ["one", "two", "three", "four"]
@@ -201,12 +149,14 @@ def test_a_tail_begins_with_a_paragraph_or_else_with_a_line():
 def test_tails_are_held_out_in_place_of_documents():
     long = "".join(f"line {number}\n" for number in range(2000))
     some = documents(["short", long, *TEXTS])
-    parts, held_out = hold_out(some, validation_tail=0.1)
+    parts, held_out, numbers = hold_out(some, validation_tail=0.1)
     assert held_out.tolist() == [False, False, True] + [False] * len(TEXTS)
     assert parts[1].text + parts[2].text == long
-    ((_, splits),) = tokenize_batches(batches_of(some), plan(validation_tail=0.1))
-    sizes = {split: tokens.rows["num_bytes"].tolist() for split, tokens in splits.items()}
+    assert numbers.tolist() == [0, 1, 1, *range(2, 2 + len(TEXTS))]
+    (batch,) = tokenize_batches(batches_of(some), plan(validation_tail=0.1))
+    sizes = {split: tokens.rows["num_bytes"].tolist() for split, tokens in batch.splits.items()}
     assert sizes["validation"] == [len(parts[2].text)]
     assert sum(sizes["train"]) + sum(sizes["validation"]) == sum(each.num_bytes for each in some)
-    assert tiny_tokenizer().decode(splits["validation"].tokens) == parts[2].text
-    assert hold_out(some) == (some, pytest.approx(np.zeros(len(some)))), "nothing is held out by default"
+    assert tiny_tokenizer().decode(batch.splits["validation"].tokens) == parts[2].text
+    everything, held_out, numbers = hold_out(some)
+    assert everything == some and not held_out.any() and numbers.tolist() == list(range(len(some)))

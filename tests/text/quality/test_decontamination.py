@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_documents import decisions_in_parts, document, kept, some_words
+from tiny_documents import document, kept, some_words
 from tiny_text import SHARED, one_line
 
 from hornbook.errors import UserError
@@ -86,13 +86,6 @@ def test_several_sets_and_other_fields(tmp_path):
     paths = [write(tmp_path / "a.jsonl", first)]
     assert kept(Decontamination(paths), [first, second]) == [second]
     assert kept(Decontamination([str(tmp_path / "b.jsonl")], "question"), [first, second]) == [first]
-
-
-@pytest.mark.parametrize("cuts", [[], [1], [0, 1, 2, 3]])
-def test_resuming_changes_nothing(tmp_path, cuts):
-    texts = [" ".join(some_words(20, seed)) for seed in (1, 2, 1)]
-    path = write(tmp_path / "a.jsonl", texts[0])
-    assert decisions_in_parts(lambda: Decontamination([path]), texts, cuts) == [False, True, False]
 
 
 def test_what_is_no_evaluation_set_is_one_line(tmp_path):

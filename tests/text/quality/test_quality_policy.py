@@ -1,12 +1,12 @@
 import json
 import random
-from collections import Counter
 from dataclasses import asdict
 
 import pytest
-from tiny_documents import document, some_words
+from tiny_documents import parts_of, some_words
 from tiny_text import SHARED, one_line
 
+from hornbook.corpora.building.joining import join_parts
 from hornbook.errors import UserError
 from hornbook.text.quality.policy import QualityOptions, build_filters
 
@@ -20,19 +20,24 @@ def evaluation(tmp_path):
     return str(path)
 
 
-def filter_all(filters, texts):
+def filter_all(folder, options, texts):
     """What stays, and what went by which filter."""
-    dropped, stayed = Counter(), []
-    for text in texts:
-        name = next((item.name for item in filters if not item.keeps(document(text))), None)
-        dropped[name] += 1
-        stayed += [text] if name is None else []
-    del dropped[None]
-    return stayed, dict(dropped)
+    filters = build_filters(options)
+    parts = parts_of(folder / "slices", texts, filters, cuts=[len(texts) // 2])
+    joined = join_parts(parts, ("train",), filters, ["a.txt"], folder)
+    kept = [
+        row
+        for part, chosen in joined.selections("train")
+        for row in part.rows("train")[... if chosen is None else chosen]
+    ]
+    return [texts[row["offset"]] for row in kept], {
+        name: count for name, count in joined.report.dropped.items() if count
+    }
 
 
 def test_by_default_everything_stays():
-    assert build_filters(QualityOptions()) == []
+    filters = build_filters(QualityOptions())
+    assert filters.names == [] and not filters.compare
 
 
 def test_options_are_json():
@@ -54,7 +59,7 @@ def test_all_of_them_in_their_order(evaluation):
         near_duplicates=0.8,
         decontaminate=(evaluation,),
     )
-    assert [item.name for item in build_filters(options)] == [
+    assert build_filters(options).names == [
         "too short",
         "without 'a'",
         "with 'b'",
@@ -66,13 +71,13 @@ def test_all_of_them_in_their_order(evaluation):
     ]
 
 
-def test_a_document_counts_under_the_first_filter_that_drops_it(evaluation):
+def test_a_document_counts_under_the_first_filter_that_drops_it(tmp_path, evaluation):
     page = " ".join(some_words(300, 1))
     texts = ["short", page, page + "\n", page + " more", " ".join(some_words(20, 99)), "stamp " * 30, "other " * 30]
     options = QualityOptions(
         min_words=20, drop_matching=("^stamp",), exact_duplicates=True, near_duplicates=0.8, decontaminate=(evaluation,)
     )
-    stayed, dropped = filter_all(build_filters(options), texts)
+    stayed, dropped = filter_all(tmp_path, options, texts)
     assert stayed == [page, "other " * 30]
     assert dropped == {
         "too short": 1,
@@ -91,7 +96,7 @@ def test_evaluation_sets_are_read_when_nothing_else_is_wrong():
 
 
 @pytest.mark.skipif(not WEB.exists(), reason="needs ../shared/data/text/openwebtext-1000.jsonl")
-def test_duplicates_put_into_web_pages_are_counted(evaluation):
+def test_duplicates_put_into_web_pages_are_counted(tmp_path, evaluation):
     pages = [json.loads(line)["text"] for line in WEB.read_text().splitlines()[:400]]
     draws = random.Random(1)
     copies = [page.replace(" ", "  ") for page in draws.sample(pages, 30)]
@@ -101,7 +106,7 @@ def test_duplicates_put_into_web_pages_are_counted(evaluation):
     options = QualityOptions(
         exact_duplicates=True, near_duplicates=0.8, languages=("en", "pcm"), decontaminate=(evaluation,)
     )
-    stayed, dropped = filter_all(build_filters(options), [*pages, *copies, *edited, *foreign])
+    stayed, dropped = filter_all(tmp_path, options, [*pages, *copies, *edited, *foreign])
     assert dropped["exact duplicates"] == 30
     assert dropped["near duplicates"] == 20
     assert dropped["in other languages"] <= 6

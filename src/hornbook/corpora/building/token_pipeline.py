@@ -1,6 +1,6 @@
 """The pipeline from documents to tokens: while one batch is written, the next is tokenized and the one after is read.
 
-    read_batches                    filtered documents, 4 MB of text at a time          one thread
+    batches.read_batches            filtered documents, 4 MB of text at a time          one thread
       -> tokenize_batches           [5 6 7 | 8 9 | 3], sizes [3 2 1], origins           one thread, and the library's
            -> the writer of parts
 
@@ -9,29 +9,22 @@ that of a plain loop, and memory holds two batches per stage.
 """
 
 import re
-from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import chain
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hornbook.arrays import Bools, Hashes, Int64s, Integers
+from hornbook.arrays import Bools, Int64s, Integers
+from hornbook.corpora.building.batches import Batch, Candidates
+from hornbook.corpora.building.report import Report
 from hornbook.corpora.store_manifest import DOCUMENT_ROW, splits_of_share
-from hornbook.text.documents import offset_unit
-from hornbook.text.quality.filters import Filter
-from hornbook.text.reading import Document, Position, Tally
-from hornbook.wording import as_text, one_line
-
-BATCH_BYTES: Final = 4 << 20
-BATCH_DOCUMENTS: Final = 1 << 15
-BATCH_BYTES_READ: Final = 16 << 20
-"""Limit with dropped documents included, so that filters that keep almost nothing do not delay parts and progress."""
+from hornbook.text.reading import Document
 
 Encode = Callable[[Sequence[str]], list[NDArray[np.int32]]]
 """Returns the ids of each text, see `hornbook.text.tokenizer.Tokenizer.encode_batch`."""
@@ -40,107 +33,8 @@ LONG_TEXT: Final = 10_000
 """Minimum number of characters of a text whose tail can be held out."""
 
 T = TypeVar("T")
-_EXAMPLES_PER_FILTER: Final = 3
-_EXAMPLE_CHARACTERS: Final = 80
 _PARAGRAPH_END: Final = re.compile(r"\r?\n(?:[^\S\n]*\n)+")
 _LINE_END: Final = re.compile(r"\n")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Example:
-    """A document that a filter dropped.
-
-    Attributes:
-        source, offset: its origin, see `hornbook.text.reading.Document`.
-        text: its first 80 characters on one line, with control characters escaped.
-    """
-
-    source: str
-    offset: int
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """The state of reading the inputs: counts and position.
-
-    Attributes:
-        tally: the counts and position of the reader.
-        dropped: number of documents that each filter dropped, by its name.
-        examples: the first three documents that each filter dropped, by its name.
-        lost: number of documents that filters dropped since the last batch, by index of the source.
-    """
-
-    tally: Tally = field(default_factory=Tally)
-    dropped: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, list[Example]] = field(default_factory=dict)
-    lost: Counter[int] = field(default_factory=Counter)
-
-    def copy(self) -> Self:
-        """Return a copy that further reading does not change."""
-        tally = replace(
-            self.tally,
-            messages=list(self.tally.messages),
-            faulty=set(self.tally.faulty),
-            skipped=Counter(self.tally.skipped),
-            totals=Counter(self.tally.totals),
-        )
-        counters = {name: Counter(getattr(self, name)) for name in ("dropped", "lost")}
-        examples = {name: list(found) for name, found in self.examples.items()}
-        return replace(self, tally=tally, examples=examples, **counters)
-
-    def add_dropped(self, document: Document, source: int, name: str) -> None:
-        """Count a document that the named filter dropped, and record it if it is one of the first three."""
-        self.dropped[name] += 1
-        self.lost[source] += 1
-        examples = self.examples.setdefault(name, [])
-        if len(examples) < _EXAMPLES_PER_FILTER:
-            begin = document.text[:_EXAMPLE_CHARACTERS]
-            examples.append(Example(source=as_text(document.source), offset=document.offset, text=one_line(begin)))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return values for JSON; invalid UTF-8 in file names is written with backslash escapes."""
-        tally = {each.name: getattr(self.tally, each.name) for each in fields(self.tally)}
-        messages = list(map(as_text, self.tally.messages))
-        special = {
-            "messages": messages,
-            "faulty": sorted(self.tally.faulty),
-            "skipped": dict(self.tally.skipped),
-            "totals": dict(self.tally.totals),
-            "position": asdict(self.tally.position),
-        }
-        counters = {name: list(getattr(self, name).items()) for name in ("dropped", "lost")}
-        examples = {name: [asdict(example) for example in found] for name, found in self.examples.items()}
-        return {"tally": tally | special, "examples": examples} | counters
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Self:
-        """Return the state that ``to_json`` wrote. Raises KeyError, TypeError or ValueError for other values."""
-        tally = dict(values["tally"])
-        tally |= {
-            "faulty": set(tally.get("faulty", ())),  # missing in parts written by an earlier version
-            "skipped": Counter(tally["skipped"]),
-            "totals": Counter(tally.get("totals")),
-            "position": Position(**tally["position"]),
-        }
-        counters = {name: Counter(dict(values[name])) for name in ("dropped", "lost")}
-        examples = {name: [Example(**each) for each in found] for name, found in values["examples"].items()}
-        return cls(tally=Tally(**tally), examples=examples, **counters)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """Consecutive documents.
-
-    Attributes:
-        documents: the documents that all filters keep, at least one.
-        reading: the state of reading after the last of them.
-        memory: the new memory of each filter, from these documents and the dropped ones between them.
-    """
-
-    documents: list[Document]
-    reading: Reading
-    memory: list[Hashes]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -152,12 +46,14 @@ class Tokens:
         sizes: number of tokens of each sequence, int64[num_sequences].
         sequences: number of sequences of each document, int64[num_documents].
         rows: origin of each document, ``DOCUMENT_ROW`` [num_documents].
+        numbers: the index of each document among those of the batch, int64[num_documents]; head and tail share one.
     """
 
     tokens: Integers
     sizes: Int64s
     sequences: Int64s
     rows: NDArray[np.void]
+    numbers: Int64s
 
     def only(self, chosen: Bools) -> "Tokens":
         """Return the documents where ``chosen``, bool[num_documents], is true."""
@@ -169,7 +65,18 @@ class Tokens:
             sizes=self.sizes[of_sequences],
             sequences=self.sequences[chosen],
             rows=self.rows[chosen],
+            numbers=self.numbers[chosen],
         )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenBatch:
+    """A `Batch` with tokens, by split, in place of documents."""
+
+    report: Report
+    candidates: Candidates
+    splits: dict[str, Tokens]
+    is_last: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,92 +110,57 @@ def ahead(items: Generator[T, None, None]) -> Generator[T, None, None]:
             yield item
 
 
-def read_batches(
-    documents: Iterable[Document], filters: Sequence[Filter], reading: Reading, source_numbers: Mapping[str, int]
-) -> Generator[Batch, None, None]:
-    """Filter documents and group the kept ones into batches.
-
-    Args:
-        documents: the documents.
-        filters: applied in order until one drops the document.
-        reading: updated in place, except for its tally, which the reader of ``documents`` updates.
-        source_numbers: maps the name of a source to its index.
-    """
-    reading.dropped.update({each.name: 0 for each in filters})
-    remaining = iter(documents)
-    while True:
-        batch: list[Document] = []
-        num_bytes = num_bytes_read = 0
-        for document in remaining:
-            num_bytes_read += document.num_bytes
-            dropper = next((each for each in filters if not each.keeps(document)), None)
-            if dropper is not None:
-                reading.add_dropped(document, source_numbers[document.source], dropper.name)
-                continue
-            batch.append(document)
-            num_bytes += document.num_bytes
-            if num_bytes >= BATCH_BYTES or len(batch) >= BATCH_DOCUMENTS or num_bytes_read >= BATCH_BYTES_READ:
-                break
-        if not batch:
-            return
-        done = Batch(documents=batch, reading=reading.copy(), memory=[each.new_memory() for each in filters])
-        reading.lost.clear()
-        yield done
-
-
-def example_lines(examples: Mapping[str, Sequence[Mapping[str, Any]]], format_name: str) -> list[str]:
-    """Return a line for each example of `Reading.to_json`: filter, source, offset and text."""
-    return [
-        f"{name}: {one_line(each['source'])} at {offset_unit(each['source'], format_name)} {each['offset']:,}: "
-        f"{each['text']}"
-        for name, found in examples.items()
-        for each in found
-    ]
-
-
-def tokenize_batches(
-    batches: Generator[Batch, None, None], plan: TokenPlan
-) -> Generator[tuple[Batch, dict[str, Tokens]], None, None]:
-    """Yield each batch with its tokenized documents of each split."""
+def tokenize_batches(batches: Generator[Batch, None, None], plan: TokenPlan) -> Generator[TokenBatch, None, None]:
+    """Tokenize the documents of each batch and divide them into splits."""
     with closing(batches):
         for batch in batches:
-            documents, held_out = hold_out(batch.documents, plan.validation, plan.validation_tail)
-            texts = [document.text for document in documents]
-            pieces = list(map(plan.split_text, texts)) if plan.split_text else [[text] for text in texts]
-            ids = plan.encode(list(chain.from_iterable(pieces)))
-            sizes = np.fromiter(map(len, ids), np.int64, len(ids))
-            tokens = np.concatenate([np.empty(0, dtype=np.int32), *ids], dtype=plan.dtype, casting="unsafe")  # they fit
-            del ids
-            if plan.end_of_text_id is not None:
-                tokens = np.insert(tokens, np.cumsum(sizes), plan.end_of_text_id)
-                sizes += 1
-            rows = [(plan.source_numbers[each.source], each.offset, each.num_bytes) for each in documents]
-            whole = Tokens(
-                tokens=tokens,
-                sizes=sizes,
-                sequences=np.fromiter(map(len, pieces), np.int64, len(pieces)),
-                rows=np.array(rows, dtype=DOCUMENT_ROW),
+            yield TokenBatch(
+                report=batch.report,
+                candidates=batch.candidates,
+                splits=_tokenize(batch.documents, plan),
+                is_last=batch.is_last,
             )
-            chosen = {"train": ~held_out, "validation": held_out}
-            share = plan.validation or plan.validation_tail
-            yield batch, {split: whole.only(chosen[split]) for split in splits_of_share(share)}
+
+
+def _tokenize(kept: Sequence[Document], plan: TokenPlan) -> dict[str, Tokens]:
+    documents, held_out, numbers = hold_out(kept, plan.validation, plan.validation_tail)
+    texts = [document.text for document in documents]
+    pieces = list(map(plan.split_text, texts)) if plan.split_text else [[text] for text in texts]
+    ids = plan.encode(list(chain.from_iterable(pieces)))
+    sizes = np.fromiter(map(len, ids), np.int64, len(ids))
+    tokens = np.concatenate([np.empty(0, dtype=np.int32), *ids], dtype=plan.dtype, casting="unsafe")  # they fit
+    del ids
+    if plan.end_of_text_id is not None:
+        tokens = np.insert(tokens, np.cumsum(sizes), plan.end_of_text_id)
+        sizes += 1
+    rows = [(plan.source_numbers[each.source], each.offset, each.num_bytes) for each in documents]
+    whole = Tokens(
+        tokens=tokens,
+        sizes=sizes,
+        sequences=np.fromiter(map(len, pieces), np.int64, len(pieces)),
+        rows=np.array(rows, dtype=DOCUMENT_ROW),
+        numbers=numbers,
+    )
+    chosen = {"train": ~held_out, "validation": held_out}
+    return {split: whole.only(chosen[split]) for split in splits_of_share(plan.validation or plan.validation_tail)}
 
 
 def hold_out(
     documents: Sequence[Document], validation: float = 0.0, validation_tail: float = 0.0
-) -> tuple[Sequence[Document], Bools]:
+) -> tuple[Sequence[Document], Bools, Int64s]:
     """Hold out a share of the documents, or the tail of each long document, for validation.
 
     Returns:
-        The documents, with long ones possibly divided into head and tail, and whether each of them is held out,
-        bool[num_documents].
+        The documents, with long ones possibly divided into head and tail; whether each of them is held out,
+        bool[num_documents]; and the index of the given document that each is, or is of, int64[num_documents].
     """
     if validation_tail:
         parts = [divide_tail(document, validation_tail) for document in documents]
         held_out = [number > 0 for divided in parts for number in range(len(divided))]
-        return list(chain.from_iterable(parts)), np.array(held_out, dtype=bool)
+        numbers = np.repeat(np.arange(len(documents)), np.fromiter(map(len, parts), np.int64, len(parts)))
+        return list(chain.from_iterable(parts)), np.array(held_out, dtype=bool), numbers
     chosen = (falls_to_validation(document.text, validation) for document in documents)
-    return documents, np.fromiter(chosen, bool, len(documents))
+    return documents, np.fromiter(chosen, bool, len(documents)), np.arange(len(documents))
 
 
 def divide_tail(document: Document, share: float) -> list[Document]:

@@ -66,7 +66,7 @@ def train_tokenizer(
     def texts() -> Iterator[str]:
         nonlocal num_documents, held_out
         for document in documents:
-            parts, chosen = hold_out([document], validation, validation_tail)
+            parts, chosen, _ = hold_out([document], validation, validation_tail)
             held_out += int(chosen.sum())
             num_documents += int((~chosen).sum())
             yield from (part.text for part, is_held_out in zip(parts, chosen, strict=True) if not is_held_out)

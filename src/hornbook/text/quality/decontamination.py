@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from hornbook.errors import DataError, UserError
 from hornbook.text.documents import list_sources, read_sources
-from hornbook.text.quality.filters import StatelessFilter
 from hornbook.text.quality.words import ngrams, word_blocks
 from hornbook.text.reading import Document, ReadOptions, Tally
 
@@ -25,7 +24,7 @@ _SLOTS_PER_HASH: Final = 16
 _MOST_SLOTS: Final = 1 << 26
 
 
-class Decontamination(StatelessFilter):
+class Decontamination:
     """A filter that drops documents that share sequences of words with evaluation sets.
 
     Args:

@@ -1,17 +1,7 @@
-r"""The protocol of a filter, and the filters that look at one document at a time: length, patterns, language.
-
-    keeps("one") -> True    keeps("two") -> True    new_memory() -> [[hash of one], [hash of two]]
-    ... killed, started again: remember([[hash of one], [hash of two]]) ...
-    keeps("one") -> False
-
-A build stores the memory with each finished part, so a resumed build makes the same decisions as an uninterrupted one.
-"""
+r"""The filters that look at one document at a time, so that any process can ask them: length, patterns, language."""
 
 from collections.abc import Sequence
 from typing import Final, Literal, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from hornbook.config.suggest import did_you_mean
 from hornbook.errors import UserError
@@ -19,7 +9,6 @@ from hornbook.extras import require
 from hornbook.text.reading import Document
 
 SAMPLED_CHARACTERS: Final = 4000
-_NOTHING: Final = np.empty((0, 1), dtype=np.uint64)
 _PAIRS: Final = (
     "af:afr am:amh an:arg ar:ara as:asm az:aze ba:bak be:bel bg:bul bn:ben br:bre bs:bos ca:cat cs:ces cy:cym "
     "da:dan de:deu dz:dzo el:ell en:eng eo:epo es:spa et:est eu:eus fa:fas fi:fin fo:fao fr:fra fy:fry ga:gle "
@@ -34,39 +23,20 @@ _LONG: Final = dict(pair.split(":") for pair in _PAIRS.split())
 
 
 class Filter(Protocol):
-    """A decision about each document, called in the order of the corpus.
+    """A decision about a document that depends on this document only.
 
     Attributes:
-        name: names the dropped documents in reports: ``"12 exact duplicates"``; `hornbook.wording` has singulars.
+        name: names the dropped documents in reports: ``"12 too short"``; `hornbook.wording` has singulars.
     """
 
     name: str
 
     def keeps(self, document: Document) -> bool:
-        """Return whether to keep a document, and record it as seen."""
-        ...
-
-    def new_memory(self) -> NDArray[np.uint64]:
-        """Return the memory gained since the last call, uint64 [rows, width], possibly without rows."""
-        ...
-
-    def remember(self, memory: NDArray[np.uint64]) -> None:
-        """Restore an array from ``new_memory``; called in order, before the first document. Raises DataError."""
+        """Return whether to keep a document."""
         ...
 
 
-class StatelessFilter:
-    """A base class for filters whose decision depends only on the document."""
-
-    def new_memory(self) -> NDArray[np.uint64]:
-        """Return no rows."""
-        return _NOTHING
-
-    def remember(self, memory: NDArray[np.uint64]) -> None:
-        """Do nothing: there is nothing to remember."""
-
-
-class Length(StatelessFilter):
+class Length:
     """A filter that drops documents with too few characters or words.
 
     Args:
@@ -91,7 +61,7 @@ class Length(StatelessFilter):
         return len(text) >= self._min_characters and len(text.split(maxsplit=least)) >= least
 
 
-class Pattern(StatelessFilter):
+class Pattern:
     r"""A filter that keeps or drops the documents that match an RE2 regular expression anywhere.
 
     RE2 (``google-re2``) takes time linear in the text, whereas backtracking engines (`re`, `regex`) may take years. It
@@ -119,7 +89,7 @@ class Pattern(StatelessFilter):
         return (self._search(document.text.encode()) is not None) == self._keeps_found
 
 
-class Language(StatelessFilter):
+class Language:
     """A filter that drops documents in other languages, as detected by py3langid.
 
     py3langid (Barbaresi's py3langid 0.4, after Lui and Baldwin's langid.py, ACL 2012) is a naive Bayes classifier over

@@ -6,6 +6,8 @@
 
 A dropped document counts for the first filter that drops it. Cheap filters come first. Near duplicates come last,
 although the language filter is slower, since they are compared with kept documents only, those that pass all filters.
+Filters that look at one document run where it is read, in any process; duplicates are found when all is read
+(`hornbook.corpora.building.duplicates`), so no result depends on the number of processes.
 
 A corpus of the wrong files trains as smoothly as one of the right files, so a build with a suspicious result fails
 unless its kind is allowed:
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from hornbook.text.quality.filters import Filter
 
 KINDS: Final = ("empty-file", "unused-file", "dropped", "tokens-per-byte", "empty-list-items")
+EXACT: Final = "exact duplicates"
+NEAR: Final = "near duplicates"
 _SHOWN_FILES: Final = 3
 _LEAST_LIST_ITEMS: Final = 20
 _MOST_EMPTY_LIST_ITEMS: Final = 0.4
@@ -86,37 +90,72 @@ class Tolerance:
     allow: tuple[str, ...] = option((), help=f"accept this suspicion: {', '.join(KINDS)}; repeatable")
 
 
-def build_filters(options: QualityOptions) -> list["Filter"]:
+@dataclass(frozen=True, kw_only=True)
+class Filters:
+    """The filters of a build, in order.
+
+    Attributes:
+        before: filters of single documents.
+        exact_duplicates: whether to drop the copies of documents that these filters keep.
+        after: filters of single documents, for the documents that are no copies.
+        near_duplicates: minimum similarity to an earlier document that all filters keep; None to keep similar ones.
+    """
+
+    before: list["Filter"]
+    exact_duplicates: bool
+    after: list["Filter"]
+    near_duplicates: float | None
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the filters, in order."""
+        return [
+            *(each.name for each in self.before),
+            *[EXACT] * self.exact_duplicates,
+            *(each.name for each in self.after),
+            *[NEAR] * (self.near_duplicates is not None),
+        ]
+
+    @property
+    def compare(self) -> bool:
+        """Whether documents are compared with each other, which is done when all are read."""
+        return self.exact_duplicates or self.near_duplicates is not None
+
+
+def build_filters(options: QualityOptions) -> Filters:
     """Return the filters of the options. Raises UserError for an invalid option, DataError for an evaluation set."""
-    cheap: list[Filter] = []
-    thorough: list[Filter] = []
+    before: list[Filter] = []
+    after: list[Filter] = []
     if options.min_characters or options.min_words:
         from hornbook.text.quality.filters import Length
 
-        cheap.append(Length(options.min_characters, options.min_words))
+        before.append(Length(options.min_characters, options.min_words))
     if options.keep_matching or options.drop_matching:
         from hornbook.text.quality.filters import Pattern
 
-        cheap += [Pattern(pattern, "keep") for pattern in options.keep_matching]
-        cheap += [Pattern(pattern, "drop") for pattern in options.drop_matching]
-    if options.exact_duplicates:
-        from hornbook.text.quality.duplicates import ExactDuplicates
-
-        cheap.append(ExactDuplicates())
+        before += [Pattern(pattern, "keep") for pattern in options.keep_matching]
+        before += [Pattern(pattern, "drop") for pattern in options.drop_matching]
     if options.languages:
         from hornbook.text.quality.filters import Language
 
-        thorough.append(Language(options.languages, options.language_probability, options.language_from))
+        after.append(Language(options.languages, options.language_probability, options.language_from))
     if options.near_duplicates is not None:
-        from hornbook.text.quality.duplicates import NearDuplicates
+        from hornbook.text.quality.duplicates import check_threshold
 
-        thorough.append(NearDuplicates(options.near_duplicates))
+        check_threshold(options.near_duplicates)
     if options.decontaminate:  # last, since it reads the evaluation sets and other options may be invalid
         from hornbook.text.quality.decontamination import Decontamination
 
         given = options.decontaminate, options.decontaminate_field
-        cheap.append(Decontamination(*given, options.decontaminate_words, options.decontaminate_overlap))
-    return [*cheap, *thorough]
+        after.insert(0, Decontamination(*given, options.decontaminate_words, options.decontaminate_overlap))
+    if not options.exact_duplicates:
+        before, after = [*before, *after], []
+    return Filters(
+        before=before,
+        exact_duplicates=options.exact_duplicates,
+        after=after,
+        near_duplicates=options.near_duplicates,
+    )
 
 
 def find_suspicions(

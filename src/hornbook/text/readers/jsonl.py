@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from hornbook.errors import DataError
-from hornbook.text.reading import Document, Outcome, ReadOptions, Source, line_too_long, read_lines
+from hornbook.text.reading import Document, LineOf, Outcome, ReadOptions, Source, line_too_long, read_lines
 
 JSONL_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
 _NAMES: Final = {"str": "a string", "dict": "an object", "list": "an array", "NoneType": "null", "bool": "a boolean"}
@@ -39,9 +39,9 @@ _FOR_DOCUMENTS: Final = Remedies(
 
 def read_jsonl(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterator[Outcome]:
     """Read the text field of each nonblank line as a document."""
-    for line in read_lines(stream, options.max_line_bytes):
+    for line in read_lines(stream, options.max_line_bytes, source.span.start if source.span else 0):
         if line.content is None or not line.content.isspace():
-            where = f"{source}, line {line.number}"
+            where = LineOf(source, line.number)
             try:
                 content = line_text(line.content, where, options.max_line_bytes, _FOR_DOCUMENTS)
                 record = parse_object(content, where, json.loads, _FOR_DOCUMENTS)
@@ -79,7 +79,7 @@ def read_objects(
             raise DataError(f"{where}: the line is blank; remove it, or write an object")
 
 
-def line_text(content: bytes | None, where: str, limit: int, remedies: Remedies = FIX_LINE) -> str:
+def line_text(content: bytes | None, where: object, limit: int, remedies: Remedies = FIX_LINE) -> str:
     """Decode a line. Raises DataError if it is not UTF-8, or exceeded the limit (None)."""
     if content is None:
         raise line_too_long(where, limit, remedies.too_long)
@@ -91,7 +91,7 @@ def line_text(content: bytes | None, where: str, limit: int, remedies: Remedies 
 
 
 def parse_object(
-    line: str, where: str, load: Callable[[str], Any] = json.loads, remedies: Remedies = FIX_LINE
+    line: str, where: object, load: Callable[[str], Any] = json.loads, remedies: Remedies = FIX_LINE
 ) -> dict[str, Any]:
     """Parse a line as a JSON object. Raises DataError if it is not one."""
     try:
@@ -105,7 +105,7 @@ def parse_object(
     return record
 
 
-def text_in(record: dict[str, Any], field: str, where: str, remedy: str = "fix the line") -> str:
+def text_in(record: dict[str, Any], field: str, where: object, remedy: str = "fix the line") -> str:
     """Return the string in a field, found as by ``text_or_null``. Raises DataError if there is none."""
     text = text_or_null(record, field, where, remedy)
     if text is None:
@@ -113,7 +113,7 @@ def text_in(record: dict[str, Any], field: str, where: str, remedy: str = "fix t
     return text
 
 
-def text_or_null(record: dict[str, Any], field: str, where: str, remedy: str = "fix the line") -> str | None:
+def text_or_null(record: dict[str, Any], field: str, where: object, remedy: str = "fix the line") -> str | None:
     """Return the string in a field; ``a.b`` is the field b of the field a unless a field is named ``a.b``.
 
     Returns None if the value, or that of a field on the path to it, is null. Raises DataError, with ``where`` as
@@ -135,7 +135,7 @@ def text_or_null(record: dict[str, Any], field: str, where: str, remedy: str = "
     raise DataError(f"{where}: no field {field!r} (fields: {names}); {remedy}")
 
 
-def utf8_of(text: str, where: str, what: str = "the text") -> bytes:
+def utf8_of(text: str, where: object, what: str = "the text") -> bytes:
     """Encode a text in UTF-8. Raises DataError for a lone surrogate, which JSON can contain."""
     try:
         return text.encode()
@@ -145,7 +145,7 @@ def utf8_of(text: str, where: str, what: str = "the text") -> bytes:
         ) from error
 
 
-def _no_string(value: object, field: str, where: str) -> DataError:
+def _no_string(value: object, field: str, where: object) -> DataError:
     return DataError(f"{where}: the field {field!r} holds {_name_of(value)}; expected a string")
 
 

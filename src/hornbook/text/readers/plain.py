@@ -29,6 +29,7 @@ from hornbook.text.reading import (
     BYTE_ORDER_MARK,
     Document,
     Line,
+    LineOf,
     Outcome,
     ReadOptions,
     Source,
@@ -126,8 +127,8 @@ def read_whole(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterat
 
 def read_each_line(stream: BinaryIO, source: Source, options: ReadOptions) -> Iterator[Outcome]:
     """Read each nonblank line, without its line end, as a document."""
-    for number, offset, content in read_lines(stream, options.max_line_bytes):
-        where = f"{source}, line {number}"
+    for number, offset, content in read_lines(stream, options.max_line_bytes, source.span.start if source.span else 0):
+        where = LineOf(source, number)
         if content is None:
             yield line_too_long(where, options.max_line_bytes)
         elif content.strip():

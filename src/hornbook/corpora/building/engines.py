@@ -1,0 +1,154 @@
+"""Who builds the slices of a build: this process, several of this machine, or the nodes of a Ray cluster.
+
+    run_slices(job, numbers, ...)      each calls build_slice(number) for every slice, in any order
+
+Slices are found again in the working folder, which all processes share, so an engine returns nothing, and one that is
+lost costs the parts that its workers had not finished. The first error stops the build: slices that run are finished,
+others do not start.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from hornbook.corpora.building.progress import Watch
+from hornbook.corpora.building.request import BuildJob, load_job
+from hornbook.corpora.building.slice_build import Workshop
+from hornbook.errors import HornbookError, UserError
+from hornbook.extras import require
+from hornbook.text.processes import worker_pool
+from hornbook.text.sentences import sentence_splitter
+
+_POLL_SECONDS: Final = 0.5
+_QUEUED: Final = 2
+"""Slices submitted per worker, so that none waits for work, and few are started after an error."""
+_RETRIES: Final = 3
+_CONNECT_SECONDS: Final = 10
+_LOCK_SECONDS: Final = 60
+
+Poll = Callable[[Sequence[int]], None]
+"""Called twice a second with the numbers of the slices that may have progressed."""
+
+
+def run_slices(job: BuildJob, numbers: Sequence[int], watch: Watch, on_notice: Callable[[str], None]) -> None:
+    """Build slices by the engine that the options choose.
+
+    Args:
+        job: the build; its plan is in the working folder.
+        numbers: the slices.
+        watch: reports the progress.
+        on_notice: called with a line if a language has no rules for sentences.
+
+    Raises:
+        HornbookError: a worker was killed or lost, or the error of a slice.
+    """
+    options = job.options
+    if not numbers:
+        return
+    if options.workers == 1 and options.ray is None:
+        workshop = Workshop(job, options.threads, on_notice)
+        for number in numbers:
+            watch.start(number)
+            workshop.build_slice(number, watch.after_batch)
+        return
+    if options.sequences == "sentences":
+        sentence_splitter(options.language, on_notice)  # its notice, and its errors before any worker's
+    if options.ray:
+        _run_on_ray(job, numbers, watch.poll)
+    else:
+        _run_in_processes(job, numbers, watch.poll)
+
+
+def _run_in_processes(job: BuildJob, numbers: Sequence[int], poll: Poll) -> None:
+    workers = min(job.options.workers, len(numbers))
+    threads = max(1, job.options.threads // workers)
+    waiting, running = list(reversed(numbers)), dict[Future[None], int]()
+    with worker_pool(workers, {"RAYON_NUM_THREADS": str(threads)}) as executor:
+        try:
+            while waiting or running:
+                while waiting and len(running) < _QUEUED * workers:
+                    number = waiting.pop()
+                    running[executor.submit(_build_slice, str(job.work), number, threads, job.options.encoder)] = number
+                done, _ = wait(running, _POLL_SECONDS, FIRST_COMPLETED)
+                poll(list(running.values()))
+                for future in done:
+                    del running[future]
+                    future.result()
+        except BrokenProcessPool as error:
+            raise HornbookError(
+                "a worker was killed, probably since memory ran out; use fewer `workers`, and run the same command to "
+                'resume; in your own script, call hornbook below `if __name__ == "__main__":`'
+            ) from error
+
+
+def _run_on_ray(job: BuildJob, numbers: Sequence[int], poll: Poll) -> None:
+    """Build slices as tasks, which Ray starts again, up to three times, if their worker or node is lost."""
+    ray = require("ray", extra="ray", purpose="building on a Ray cluster")
+    address = str(job.options.ray)
+    try:
+        host, colon, port = address.rpartition("://")[2].rpartition(":")
+        if colon and port.isdecimal():  # Ray itself waits for minutes
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (OSError, RuntimeError, ValueError, OverflowError, ray.exceptions.RayError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise HornbookError(f"cannot reach the Ray cluster at {address}: {reason}; check `ray`, or start it") from error
+    try:
+        task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_build_slice)
+        waiting, running = list(reversed(numbers)), dict[Any, int]()
+        while waiting or running:
+            cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
+            while waiting and len(running) < _QUEUED * cores:
+                number = waiting.pop()
+                running[task.remote(str(job.work), number, 1, job.options.encoder)] = number
+            done, _ = ray.wait(list(running), timeout=_POLL_SECONDS)
+            poll(list(running.values()))
+            for reference in done:
+                number = running.pop(reference)
+                _get(ray, reference, number)
+    finally:
+        ray.shutdown()
+
+
+def _get(ray: Any, reference: Any, number: int) -> None:
+    """Raise the error of a task, if any."""
+    try:
+        ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, HornbookError):
+            raise error.cause from None
+        raise
+    except ray.exceptions.RayError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise HornbookError(
+            f"slice {number} was lost {_RETRIES + 1} times, with its worker or node ({reason}); give the workers more "
+            "memory, and run the same command to resume"
+        ) from error
+
+
+def _build_slice(work: str, number: int, threads: int, encoder: Literal["auto", "tokenizers"]) -> None:
+    """Build a slice in a worker, with the options that may differ from those of the plan, which is read once."""
+    os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
+    for remaining in reversed(range(_LOCK_SECONDS)):
+        try:
+            return _workshop(work, threads, encoder).build_slice(number)
+        except UserError as error:  # perhaps a worker holds the lock that lost its node, and will end soon
+            if not isinstance(error.__cause__, BlockingIOError) or not remaining:
+                raise
+            time.sleep(1)
+    return None
+
+
+@cache
+def _workshop(work: str, threads: int, encoder: Literal["auto", "tokenizers"]) -> Workshop:
+    job = load_job(Path(work))
+    os.chdir(job.folder)  # relative sources
+    reading = replace(job.options.reading, processes=threads)
+    return Workshop(replace(job, options=replace(job.options, reading=reading, encoder=encoder)), threads)
