@@ -14,6 +14,7 @@ from typing import Any
 
 from hornbook.cli.arguments import add_device_arguments, positive_number, prepared_device
 from hornbook.cli.table import say
+from hornbook.storage import refuse_file
 
 EXCLUDED = ("test", "tests", "idlelib", "lib2to3", "pydoc_data", "site-packages", "dist-packages", "__pycache__")
 _RECIPE = "decoder-demo"
@@ -44,6 +45,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     """
     started = time.monotonic()
     root: Path = arguments.output
+    refuse_file(root)
     steps = _planned(root, arguments)
     device = ["--device", arguments.device] + (["--threads", str(arguments.threads)] if arguments.threads else [])
     text = [sysconfig.get_path("stdlib"), "--suffix", ".py"]
