@@ -113,7 +113,7 @@ class _Ranks:
         name = signal.Signals(-status).name
         if self.signal == -status:
             self.error = StoppedBySignal(
-                f"stopped by {name} outside the training loop; run the same command again to resume"
+                f"stopped by {name} outside the training loop; run the same command again"
             )
             return self.error.exit_code
         line = f"lost rank {rank} of {self._size}: killed by {name}; {REMEDY}"
