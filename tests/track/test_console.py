@@ -224,14 +224,13 @@ def test_a_long_fact_goes_on_below_its_beginning_and_a_path_stays_whole() -> Non
     script = f"""
 from hornbook.track.console import Console
 with Console() as console:
-    console.start("demo", {{"kernels": "native: attention_bf16 avx512, layer_norm_bf16 avx512bf16", "output": "{path}"}})
+    console.start("demo", {{"kernels": "native: attention_bf16 avx512, norm_bf16 avx512bf16", "output": "{path}"}})
 """
     found = on_terminal([sys.executable, "-c", script], columns=40)
     assert plain(found).splitlines() == [
         "hornbook  demo",
         "  kernels  native: attention_bf16",
-        "           avx512, layer_norm_bf16",
-        "           avx512bf16",
+        "           avx512, norm_bf16 avx512bf16",
         f"  output   {path}",
     ]
 
