@@ -138,6 +138,12 @@ def test_a_source_that_is_not_there_is_refused_without_torch_and_without_the_hub
         require_source("runs/mien")
 
 
+def test_a_file_is_no_source(tmp_path):
+    (tmp_path / "texts.txt").write_text("some text")
+    with pytest.raises(CheckpointError, match=r"texts\.txt: it is a file; expected a run's folder"):
+        require_source(tmp_path / "texts.txt")
+
+
 def test_a_run_whose_only_checkpoint_is_damaged_says_how_to_continue(tmp_path):
     damaged = tmp_path / "run" / "checkpoints" / "step-00000002"
     damaged.mkdir(parents=True)

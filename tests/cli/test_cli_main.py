@@ -7,6 +7,7 @@ import types
 from pathlib import Path
 
 import pytest
+from terminals import on_terminal
 
 from hornbook.__main__ import main
 from hornbook.cli.main import COMMANDS
@@ -300,3 +301,11 @@ def test_threads_that_wait_do_not_spin_for_long_unless_asked(given, expected, mo
         monkeypatch.setenv(name, value)
     main(["--version"])
     assert os.environ.get("GOMP_SPINCOUNT") == expected
+
+
+def test_an_error_breaks_between_words_on_a_terminal(tmp_path):
+    words = [sys.executable, "-m", "hornbook", "train", "demo", "--training.stps", "3"]
+    lines = on_terminal(words, columns=80, status=2).splitlines()
+    first = "hornbook: error: training.stps (command line): unknown key; did you mean"
+    assert lines[:2] == [first, '"training.steps"?']
+    assert all(len(line) <= 80 for line in lines)

@@ -106,7 +106,10 @@ def test_print_recipe_as_json(capsys):
     ("words", "lines"),
     [
         (["gpt2-smal"], ['recipe "gpt2-smal": no such bundled recipe; did you mean "gpt2-small"?']),
-        (["qqq/missing.toml"], ["qqq/missing.toml: no such recipe file or run"]),
+        (
+            ["qqq/missing.toml"],
+            ["qqq/missing.toml: no such recipe file or run; `hornbook recipes` lists the bundled recipes"],
+        ),
         (["."], ['recipe ".": no such bundled recipe; `hornbook recipes` lists them']),
         (
             ["tiny.toml", "--model.num-layrs", "3", "--training.seed=x"],
@@ -114,6 +117,21 @@ def test_print_recipe_as_json(capsys):
                 'model.num_layrs (command line): unknown key; did you mean "model.num_layers"?',
                 "training.seed = x (command line): expected an integer, got a string",
             ],
+        ),
+        (
+            ["tiny.toml", "--training.steps", "1,000", "--training.tokens", "10M", "--schedule.warmup-fraction=5%"],
+            [
+                'training.steps = 1,000 (command line): expected an integer or "none", got a string; '
+                "did you mean 1000?",
+                'training.tokens = 10M (command line): expected an integer or "none", got a string; '
+                "did you mean 10000000?",
+                'schedule.warmup_fraction = 5% (command line): expected a number or "none", got a string; '
+                "did you mean 0.05?",
+            ],
+        ),
+        (
+            ["tiny.toml", "--data.synthetic", "maybe"],
+            ['--data.synthetic: expected true or false, got "maybe" (see `hornbook train --help`)'],
         ),
         (
             ["gpt2-small"],
@@ -133,14 +151,19 @@ def test_a_syntax_error_names_line_and_column(recipe, trained, tmp_path, capsys)
     assert capsys.readouterr().err == "hornbook: error: bad.toml:2:14: not TOML: Invalid value\n"
 
 
-def test_data_that_are_no_store_are_noticed_before_torch_is_imported(tmp_path):
+def test_wrong_paths_are_noticed_before_torch_is_imported(tmp_path):
     (tmp_path / "texts.txt").write_text("some text\n")
     code = (
         "import sys; from hornbook.__main__ import main\n"
         "found = [main(['train', 'demo', '--data', name]) for name in ('texts.txt', 'corpora/mine')]\n"
-        "assert 'torch' not in sys.modules and found == [2, 2], found"
+        "start = ['train', 'demo', '--data.synthetic', '--model.vocab-size', '64']\n"
+        "found.append(main([*start, '--output', 'texts.txt/run']))\n"
+        "found.append(main([*start, '--init-from', 'missing/runs/mine']))\n"
+        "assert 'torch' not in sys.modules and found == [2, 2, 2, 2], found"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "texts.txt: not a token store; to make one from text: `hornbook corpus build" in done.stderr
     assert "mine: no such token store" in done.stderr
+    assert "texts.txt is a file: choose another --output" in done.stderr
+    assert "no run or checkpoint at missing/runs/mine" in done.stderr

@@ -50,6 +50,13 @@ def test_the_default_length_is_one_too(commands, capsys):
     assert "argument --minutes: not allowed with argument --short" in capsys.readouterr().err
 
 
+def test_the_demo_says_what_to_expect_of_its_steps(commands, capsys):
+    assert main(["demo"]) == 0
+    assert "expect about 1.18 bits per byte of held-out text\n" in capsys.readouterr().out
+    bits = [demo.expected_bits(steps) for steps in (20, 100, 300, 430, 570, 3000)]
+    assert bits == sorted(bits, reverse=True) and bits[-2:] == [0.99, 0.99]
+
+
 def test_the_prompt_does_not_end_with_a_blank(commands):
     """Text is cut into pieces before a blank, so a prompt with a blank at its end is one that no training text has."""
     assert main(["demo", "--short"]) == 0

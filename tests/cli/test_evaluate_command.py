@@ -164,7 +164,7 @@ def test_nothing_at_a_path(home: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["--tasks", "lambda"], "there is no task 'lambda', the tasks are * did you mean \"lambada\"?"),
         (["--tasks", "lambada"], "the task needs LAMBADA's passages, such as lambada_test.jsonl: pass --data FILE"),
         (["--tasks", "wikitext103"], "the task needs WikiText's test file"),
-        (["--tasks", "lambada", "--data", "none.jsonl"], "cannot read none.jsonl: No such file"),
+        (["--tasks", "lambada", "--data", "none.jsonl"], "none.jsonl: no such file or folder"),
         (["--tasks", "lambada", "--data", "lambda=x"], "--data names 'lambda', which is not among the tasks"),
         (["--tasks", "lambada", "--data", "bad.jsonl"], "bad.jsonl, line 2: "),
         (["--tasks", "wikitext2", "--data", "empty"], "empty: the file has no text"),

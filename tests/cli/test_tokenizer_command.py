@@ -73,7 +73,7 @@ def test_train_takes_the_options_of_inputs(place, capsys):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["texts", "--vocab-size", "256", "--output", "x"], "vocab_size 256 is out of range: expected 257"),
+        (["texts", "--vocab-size", "256", "--output", "x"], "--vocab-size 256 is out of range: expected 257"),
         (["nothing", "--output", "x"], "nothing: no such file"),
         (["empty.txt", "--output", "x"], "no text to train"),
         (["texts", "--vocab-size", "290", "--output", "tok"], "already contains another tokenizer"),

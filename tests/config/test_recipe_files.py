@@ -65,11 +65,12 @@ def test_paths_that_are_no_files(tmp_path):
     assert refused(tmp_path) == f"{what}; to train on it: `data.train={tmp_path}`"
     (tmp_path / "checkpoints").mkdir()
     assert refused(tmp_path) == f"{what}; to start a run from its weights: `init_from={tmp_path}`"
-    assert refused(tmp_path / "missing.toml") == "r.toml: no such recipe file or run"
+    missing = "r.toml: no such recipe file or run; `hornbook recipes` lists the bundled recipes"
+    assert refused(tmp_path / "missing.toml") == missing
     assert refused(tmp_path / ("x" * 5000)).startswith("r.toml: cannot be read: ")
     os.mkfifo(tmp_path / "pipe")
     assert refused(tmp_path / "pipe").startswith("r.toml: is a pipe or a device, which can be read only once")
-    assert refused(tmp_path / "a\0b") == "r.toml: no such recipe file or run"
+    assert refused(tmp_path / "a\0b") == missing
 
 
 def test_a_run_is_found_by_its_folder_and_by_its_recipe(tmp_path):

@@ -71,6 +71,8 @@ def test_usual_names_map_to_options_and_are_no_options():
         ("training.dtype", "precision.compute"),
         ("validation.every_steps", "evaluation.every_steps"),
         ("data.leraning_rate", "optimizer.learning_rate"),
+        ("optimiser.learning_rate", "optimizer.learning_rate"),
+        ("shedule.name", "schedule.name"),
     ],
 )
 def test_a_recipe_suggests_what_was_meant(written, meant):

@@ -100,8 +100,8 @@ def test_micro_batches_are_dealt_round_robin():
         ((16, 16), 2, "set training.micro_batch_size to 8, which does not change the training"),
         ((65600, 32), 4, "set training.micro_batch_size to 25, which does not change the training"),
         ((4, 8), 1, "set training.micro_batch_size to 4, which does not change the training"),
-        ((10, 2), 3, "take a multiple of 6, such as 6 or 12"),
-        ((0, 8), 1, "take a multiple of 8, such as 8"),
+        ((10, 2), 3, "take a multiple of 3, such as 9 or 12"),
+        ((0, 8), 2, "take a multiple of 2, such as 2"),
     ],
 )
 def test_a_batch_that_does_not_divide_is_refused_with_advice(batch_sizes, world_size, advice):

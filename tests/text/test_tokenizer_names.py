@@ -122,8 +122,10 @@ def test_names_of_the_hub(tmp_path, monkeypatch):
         Tokenizer.load("hf://someone/tiny")
     (tmp_path / "someone").mkdir()
     for path in ("someone/tiny", "nothing", "a/b.json", "./a/b", "/a/b"):
-        with pytest.raises(DataError, match="the tokenizer is missing; check the path"):
+        with pytest.raises(UserError, match=f"no tokenizer at {path}.*; make one with `hornbook tokenizer train`"):
             Tokenizer.load(path)
+    with pytest.raises(UserError, match=r'no tokenizer at \./someoen/tiny; did you mean "someone"'):
+        Tokenizer.load("./someoen/tiny")
 
 
 def test_those_of_corpora_and_runs(tmp_path):

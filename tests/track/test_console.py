@@ -219,6 +219,22 @@ def test_the_live_display_fits_the_terminal(columns: int) -> None:
     assert said.count("tokens/s") == 4
 
 
+def test_a_long_fact_goes_on_below_its_beginning_and_a_path_stays_whole() -> None:
+    path = "runs/" + "a" * 60
+    script = f"""
+from hornbook.track.console import Console
+with Console() as console:
+    console.start("demo", {{"kernels": "native: attention_bf16 avx512, norm_bf16 avx512bf16", "output": "{path}"}})
+"""
+    found = on_terminal([sys.executable, "-c", script], columns=40)
+    assert plain(found).splitlines() == [
+        "hornbook  demo",
+        "  kernels  native: attention_bf16",
+        "           avx512, norm_bf16 avx512bf16",
+        f"  output   {path}",
+    ]
+
+
 def test_a_resize_is_followed() -> None:
     script = """
 import time

@@ -86,10 +86,10 @@ def require_source(source: Path | str) -> None:
     This check needs neither torch nor the network.
     """
     path = Path(source)
-    is_there = path.exists() or path.with_name(f"{path.name}.index").exists()  # the prefix of a TensorFlow checkpoint
+    is_there = path.is_dir() or path.with_name(f"{path.name}.index").exists()  # the prefix of a TensorFlow checkpoint
     if not is_there and not is_model_name(source):
-        hint = hub_hint(path) or did_you_mean_path(path)
-        raise CheckpointError(f"no run or checkpoint at {path}: no such folder{hint}; {_EXPECTED}")
+        what = "it is a file" if path.exists() else f"no such folder{hub_hint(path) or did_you_mean_path(path)}"
+        raise CheckpointError(f"no run or checkpoint at {path}: {what}; {_EXPECTED}")
 
 
 def resolve(path: Path, warn: Callable[[str], None] = _logger.warning) -> Path:

@@ -128,11 +128,11 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Parse ``args``; raise UserError for unknown words here, where the command's options are known."""
         self.declare()
-        words = sys.argv[1:] if args is None else list(args)
-        overrides, words = split_overrides(words, self.taken) if self.takes_recipe else ({}, words)
+        given = sys.argv[1:] if args is None else list(args)
+        overrides, words = split_overrides(given, self.taken) if self.takes_recipe else ({}, given)
         namespace, unknown = super().parse_known_args(words, namespace)
         if unknown:
-            self.error(self._unknown(unknown[0]))
+            self.error(self._unknown(unknown[0], given))
         if self.takes_recipe:
             namespace.overrides = overrides
         vars(namespace).setdefault("flags", flags_of(self._actions))  # of the innermost parser
@@ -150,8 +150,12 @@ class CommandParser(argparse.ArgumentParser):
                 action, f"{show(value)} is not one of {expected}{did_you_mean(str(value), known)}"
             )
 
-    def _unknown(self, word: str) -> str:
+    def _unknown(self, word: str, given: Sequence[str]) -> str:
         if not word.startswith("-"):
+            for before, after in itertools.pairwise(given) if self.takes_recipe else ():
+                options, _ = split_overrides([before], self.taken)
+                if after == word and any(leaf.value is None for leaf in options.values()):  # any but a boolean takes it
+                    return f"{before}: expected true or false, got {show(word)}"
             return f"unexpected argument {show(word)}"
         option = word.partition("=")[0]
         return f"unknown option {show(option)}{did_you_mean(option, self._option_string_actions)}"

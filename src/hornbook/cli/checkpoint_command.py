@@ -275,8 +275,8 @@ def _find(arguments: argparse.Namespace) -> Path:
     from hornbook.text.hub_client import is_model_name
 
     path = Path(arguments.source)
-    if not path.exists() and not is_folder(path):
-        if not is_model_name(arguments.source):
+    if not path.is_dir() and not is_folder(path):
+        if path.exists() or not is_model_name(arguments.source):
             raise UserError(
                 f"{path}: no such folder or prefix{did_you_mean_path(path)}; expected a Hugging Face folder, "
                 "owner/name on the hub, or a TensorFlow checkpoint"

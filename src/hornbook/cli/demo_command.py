@@ -10,10 +10,11 @@ import shlex
 import sysconfig
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hornbook.cli.arguments import add_device_arguments, positive_number, prepared_device
 from hornbook.cli.table import say
+from hornbook.storage import refuse_file
 
 EXCLUDED = ("test", "tests", "idlelib", "lib2to3", "pydoc_data", "site-packages", "dist-packages", "__pycache__")
 _RECIPE = "decoder-demo"
@@ -24,6 +25,8 @@ _SECONDS_AFTER_TRAINING = 25.0
 _OVERHEAD = 1.1  # for validation, checkpoints and other processes on the machine
 _SHORT_STEPS = 20
 _DEFAULT_MINUTES = 5.5
+_MEASURED: Final = ((20, 1.96), (430, 1.08), (570, 0.99))
+"""Runs of the demo by their number of steps, with the held-out bits per byte; see LOG.md."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +47,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     """
     started = time.monotonic()
     root: Path = arguments.output
+    refuse_file(root)
     steps = _planned(root, arguments)
     device = ["--device", arguments.device] + (["--threads", str(arguments.threads)] if arguments.threads else [])
     text = [sysconfig.get_path("stdlib"), "--suffix", ".py"]
@@ -103,7 +107,17 @@ def _plan(root: Path, corpus: str, arguments: argparse.Namespace, seconds: float
 
     plan = {"steps": _SHORT_STEPS} if arguments.short else _measure(corpus, arguments, seconds)
     replace_file(root / _PLAN, dump_json(plan | {"length": _length(arguments)}))
-    return int(plan["steps"])
+    steps, bits = int(plan["steps"]), expected_bits(int(plan["steps"]))
+    say(f"expect {'about' if steps <= _MEASURED[-1][0] else 'less than'} {bits:.2f} bits per byte of held-out text")
+    return steps
+
+
+def expected_bits(steps: int) -> float:
+    """Return the held-out bits per byte of the measured runs, interpolated over the logarithm of the steps."""
+    import numpy as np
+
+    measured, bits = zip(*_MEASURED, strict=True)
+    return float(np.interp(np.log(steps), np.log(measured), bits))
 
 
 def _length(arguments: argparse.Namespace) -> str:

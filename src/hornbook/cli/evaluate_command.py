@@ -49,15 +49,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Run the tasks, save the result in the run's folder, and print a table."""
     from hornbook.checkpoint.load import require_source
+    from hornbook.config.options import split_entry
+    from hornbook.config.suggest import did_you_mean_path
+    from hornbook.errors import UserError
 
     require_source(arguments.checkpoint)
+    asked = [name for word in arguments.tasks or () for name in word.split(",") if name]
+    for name, path in map(split_entry, arguments.data):
+        if name in (None, *asked) and not Path(path).exists() and not Path(f"{path}.idx").exists():
+            raise UserError(f"{path}: no such file or folder{did_you_mean_path(Path(path))}")
     from hornbook.evaluate import TaskInput, run_tasks
     from hornbook.evaluate.tasks import assign_data, default_task, find_task
     from hornbook.exchange.restore import load_model
     from hornbook.track.evaluations import text_of
     from hornbook.track.runs import run_of
 
-    asked = [name for word in arguments.tasks or () for name in word.split(",") if name]
     for name in asked:
         find_task(name)
     loaded = load_model(arguments.checkpoint, prepared_device(arguments), compute=arguments.compute)

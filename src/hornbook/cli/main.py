@@ -30,6 +30,7 @@ from typing import Literal
 
 from hornbook.cli.arguments import CommandParser
 from hornbook.cli.option_names import running
+from hornbook.cli.table import say
 from hornbook.errors import HornbookError, PathError, RankError, RecipeError, StoppedBySignal, StorageError
 from hornbook.parallel import launched
 from hornbook.version import __version__
@@ -194,8 +195,7 @@ def _end(
     lead = "hornbook: error: " if key == "error" else "hornbook: "
     lines = [_shortened(one_line(" ".join(line.split()))) for line in lines]
     with contextlib.suppress(OSError, ValueError):  # standard error may be closed or full; the exit code remains
-        for line in () if is_reported else lines:
-            print(f"{lead}{line}", file=sys.stderr)
+        say(*(f"{lead}{line}" for line in lines if not is_reported), error=True)
     with contextlib.suppress(StorageError):  # standard output may be closed or full; the exit code remains
         is_heard = as_json and launched.rank() == 0
         _write_out(f"{json.dumps({key: '; '.join(lines), 'exit_code': exit_code})}\n" if is_heard else "")

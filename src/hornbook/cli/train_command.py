@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from hornbook.cli.arguments import add_device_arguments, add_process_arguments, add_recipe_arguments, start_processes
 from hornbook.parallel.launched import leave_cleanly, report_once
 from hornbook.parallel.launched import num_ranks as num_launched
+from hornbook.storage import refuse_file
 
 if TYPE_CHECKING:
     from hornbook.config import Recipe, Resolved
@@ -71,6 +72,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
             resolved, init_from = resolve_run(arguments, require_data=not looking)
             if not looking:
                 _refuse_missing_data(resolved.recipe)
+                refuse_file(arguments.output or resolved.output)
         if arguments.dry_run:
             sys.stderr.writelines(f"hornbook: {note}\n" for note in resolved.notes)
             from hornbook.cli.dry_run import dry_run
@@ -124,6 +126,9 @@ def resolve_run(arguments: argparse.Namespace, *, require_data: bool) -> "tuple[
             raise UserError("--init-optimizer applies only with --init-from; add --init-from or remove it")
         resolved = load_recipe(arguments.recipe, arguments.overrides, require_data=require_data)
         return fit_ranks(resolved, num_ranks), None
+    from hornbook.checkpoint.listing import require_source
+
+    require_source(arguments.init_from)
     from hornbook.run.initial_weights import InitFrom
     from hornbook.run.start_recipe import start_recipe
 

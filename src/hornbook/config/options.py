@@ -56,6 +56,8 @@ _LISTS = (tuple[str, ...], tuple[int, ...], tuple[float, ...])
 _TYPES: dict[object, type] = {kind: kind for kind in (int, float, bool, str)} | dict.fromkeys(_LISTS, tuple)
 _WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 _TOML_WORDS = {bool: "a boolean", int: "an integer", float: "a float", str: "a string", dict: "a table"}
+_NUMBER = re.compile(r"(?:(\d{1,3}(?:,\d{3})+)|(\d+(?:[.,]\d+)?)) ?([%kKmMbBgG]?)")
+_SUFFIXES = {"": 1.0, "%": 0.01, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
 _CHOICES: dict[str, dict[str, type]] = {section: {} for section in TAGS}
 
 
@@ -334,10 +336,20 @@ def _number(value: Any, spec: Spec, found: str) -> object:
     if is_number and abs(value) > LARGEST_INTEGER and int in (type(value), spec.scalar):
         raise Mistake("expected an integer of at most 64 bits")
     if not is_number or (spec.scalar is int and value != int(value)):
-        raise Mistake(f"expected {spec.expected}, got {found.format(kind_of(value))}")
+        raise Mistake(f"expected {spec.expected}, got {found.format(kind_of(value))}{_number_meant(value)}")
     if spec.bounds.broken_by(number := spec.scalar(value)):
         raise Mistake(f"must be {spec.bounds}")
     return number
+
+
+def _number_meant(value: object) -> str:
+    """Return the end of a message for a number with separators, a percent sign or a suffix, such as ``10M``."""
+    match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return ""
+    thousands, decimal, suffix = match.groups()
+    number = float(thousands.replace(",", "") if thousands else decimal.replace(",", "."))
+    return f"; did you mean {number * _SUFFIXES[suffix.lower()]:.15g}?"
 
 
 def absolute(entry: str, folder: Path | None, *, named: bool = False) -> str:

@@ -147,7 +147,8 @@ def _read(path: Path, label: str) -> bytes:
                 [f"{label}: is a pipe or a device, which can be read only once; save the recipe as a file"]
             )
         if not path.is_file():
-            raise RecipeError([f"{label}: no such recipe file or run{did_you_mean_path(path)}"])
+            hint = did_you_mean_path(path) or "; `hornbook recipes` lists the bundled recipes"
+            raise RecipeError([f"{label}: no such recipe file or run{hint}"])
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE + 1)
     except OSError as error:

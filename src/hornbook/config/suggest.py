@@ -90,7 +90,10 @@ def usual(word: str, known: Iterable[str]) -> str | None:
     """
     section, _, key = _plain(word).rpartition(".")
     ours = [name for name, words in (_USUAL | _USUAL_WORDS).items() if key in words.split()]
-    section = next((name for name, words in _USUAL_WORDS.items() if section in words.split()), section)
+    known = list(known)
+    sections = {name: name for name in (_plain(word).rpartition(".")[0] for word in known) if name}
+    other = next((name for name, words in _USUAL_WORDS.items() if section in words.split()), None)
+    section = section if section in sections else other or _closest(section, sections) or section
     meant = [name for name in known if _plain(name).rpartition(".")[2] in (key, *ours)]
     return min(meant, key=lambda name: not _plain(name).startswith(f"{section}."), default=None)
 

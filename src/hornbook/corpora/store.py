@@ -316,6 +316,11 @@ def _refuse_other_files(path: Path) -> None:
     for room in plugged("store openers"):
         if advice := room.how_to_convert(path):
             raise DataError(advice)
+    if path.name == "tokenizer.json" or (path / "tokenizer.json").is_file():
+        raise DataError(
+            f"{path}: a tokenizer, not a token store; to make one: `hornbook corpus build TEXTS --tokenizer "
+            f"{shlex.quote(str(path))} --output corpora/{shlex.quote(path.stem)}`"
+        )
     if path.is_file() or (path.is_dir() and any(path.iterdir()) and not list(path.glob("*.idx"))):
         raise DataError(
             f"{path}: not a token store; to make one from text: `hornbook corpus build {shlex.quote(str(path))} "

@@ -86,7 +86,7 @@ def leave_cleanly(during: str = "outside the training loop") -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        raise StoppedBySignal(f"stopped by {name} {during}; run the same command again to resume")
+        raise StoppedBySignal(f"stopped by {name} {during}; run the same command again")
 
     with signals_to(handle, [number for number in _SIGNALS if number != signal.SIGINT]):
         yield

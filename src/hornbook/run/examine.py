@@ -48,6 +48,7 @@ from hornbook.run.run_folder import RunFolder
 from hornbook.run.scheduled_tasks import refuse_unknown_metric
 from hornbook.samples.batches import Loader, Samples
 from hornbook.samples.sources import Sources
+from hornbook.storage import refuse_file
 from hornbook.storage.system import format_bytes, free_bytes, is_locked
 from hornbook.wording import counted
 
@@ -160,8 +161,7 @@ def _open(
 
 
 def _refuse_folder(path: Path) -> None:
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is a file: choose another `output`")
+    refuse_file(path)
     if is_locked(path):
         raise UserError(f"{path} is in use by another process; wait until it ends, stop it, or choose another folder")
 

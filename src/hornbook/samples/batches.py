@@ -261,10 +261,9 @@ def _what_divides(global_batch_size: int, micro_batch_size: int, world_size: int
     fitting = next((size for size in sizes if global_batch_size % (size * world_size) == 0), None)
     if fitting:
         return f"set training.micro_batch_size to {fitting}, which does not change the training"
-    round_size = micro_batch_size * world_size
-    below = max(global_batch_size // round_size, 1)
-    multiples = sorted({below * round_size, (global_batch_size // round_size + 1) * round_size})
-    return f"take a multiple of {round_size}, such as {' or '.join(map(str, multiples))}"
+    share = global_batch_size // world_size
+    multiples = sorted({max(share, 1) * world_size, (share + 1) * world_size})
+    return f"take a multiple of {world_size}, such as {' or '.join(map(str, multiples))}"
 
 
 class Loader:

@@ -219,6 +219,13 @@ def make_directory(path: Path, *, exist_ok: bool = True) -> None:
         fsync_directory(folder.parent)
 
 
+def refuse_file(path: Path) -> None:
+    """Raise PathError if a folder cannot be created because there is a file at its path or one of its parents."""
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not there.is_dir():
+        raise PathError(f"{there} is a file: choose another `output`")
+
+
 def fsync_directory(path: Path) -> None:
     """Sync the entries of a folder (names added, removed or changed) to disk."""
     with storage_errors("write the folder", path):

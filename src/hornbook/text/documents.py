@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Final, Literal
 
+from hornbook.config.suggest import did_you_mean_path
 from hornbook.errors import DataError, UserError
 from hornbook.formats.arrow import is_dataset, list_dataset_files
 from hornbook.formats.foreign import name_foreign
@@ -327,7 +328,7 @@ def _expand(name: str, exclude: Sequence[str]) -> list[str]:
     if path.exists():
         return [name]
     if not glob.has_magic(name):
-        raise UserError(f"{name}: no such file or folder; check the path")
+        raise UserError(f"{name}: no such file or folder{did_you_mean_path(path) or '; check the path'}")
     found = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
     first_wildcard = next(depth for depth, part in enumerate(path.parts) if glob.has_magic(part))
     matches = [match for match in found if not is_excluded(PurePath(*PurePath(match).parts[first_wildcard:]), exclude)]

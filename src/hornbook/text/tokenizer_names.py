@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from hornbook.config.suggest import did_you_mean_path
 from hornbook.errors import UserError
 from hornbook.text.hub_client import hub_hint, is_model_name, model_of, snapshot
 from hornbook.text.special_tokens import SETTINGS_FILES
@@ -40,7 +41,8 @@ def find(source: str | Path) -> list[Path]:
         source: ``gpt2``, or ``owner/name`` of the hub; anything else is returned as a path.
 
     Raises:
-        UserError: ``gpt2`` was not found, the name lacks its owner, or see `hornbook.text.hub_client.snapshot`.
+        UserError: ``gpt2`` or the path was not found, the name lacks its owner, or see
+            `hornbook.text.hub_client.snapshot`.
         HornbookError, StorageError: see `hornbook.text.hub_client.snapshot`.
     """
     name = str(source)
@@ -49,9 +51,12 @@ def find(source: str | Path) -> list[Path]:
     if is_model_name(name) and not name.endswith((".json", ".txt")):
         model = model_of(name)
         return [snapshot(model, (*FILES, *_LEGACY_FILES), what="tokenizer", is_meant=model != name)]
-    if (hint := hub_hint(name)) and not Path(name).exists():
-        raise UserError(f"no tokenizer at {name}{hint}, which is downloaded if necessary")
-    return [Path(name)]
+    path = Path(name)
+    if not path.exists():
+        if hint := hub_hint(name):
+            raise UserError(f"no tokenizer at {name}{hint}, which is downloaded if necessary")
+        raise UserError(f"no tokenizer at {name}{did_you_mean_path(path)}; make one with `hornbook tokenizer train`")
+    return [path]
 
 
 def find_inside(folder: Path) -> Path | None:

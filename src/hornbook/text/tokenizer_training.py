@@ -53,7 +53,7 @@ def train_settings(
     if not MIN_VOCAB_SIZES[kind] <= vocab_size <= MAX_VOCAB_SIZE:
         least = {"byte-bpe": "256 bytes and the end-of-text token", "roberta": "256 bytes and 5 special tokens"}
         raise UserError(
-            f"vocab_size {vocab_size} is out of range: expected {MIN_VOCAB_SIZES[kind]} "
+            f"`vocab_size={vocab_size}` is out of range: expected {MIN_VOCAB_SIZES[kind]} "
             f"({least.get(kind, 'special tokens and letters')}) to {MAX_VOCAB_SIZE}"
         )
     seen = _Counted(documents)

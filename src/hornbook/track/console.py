@@ -24,6 +24,7 @@ interpreted. If the terminal disappears, the console becomes silent; the run con
 import io
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -42,6 +43,7 @@ from hornbook.track.run_state import seconds_left
 from hornbook.wording import one_line, spelled, visible
 
 _SECONDS_BETWEEN_DRAWINGS = 0.1
+_NARROWEST, _UNBROKEN = 20, 1 << 20
 
 
 class Console:
@@ -168,10 +170,15 @@ class Console:
             self._rich.print(text, soft_wrap=not self._rich.is_terminal)  # a terminal's lines break between words
 
     def _pairs(self, pairs: Mapping[str, str]) -> None:
-        """Print names and values in two columns."""
+        """Print names and values in two columns; on a terminal, a long value goes on below its beginning."""
         width = max((len(one_line(key)) for key in pairs), default=0)
+        margin = " " * (width + 4)
+        room = max(self._rich.width - len(margin), _NARROWEST) if self._rich.is_terminal else _UNBROKEN
         for key, value in pairs.items():
-            self._line(Text.assemble("  ", (one_line(key).ljust(width), "dim"), "  ", one_line(value)))
+            words = textwrap.wrap(one_line(value), room, break_long_words=False, break_on_hyphens=False)
+            row = Text.assemble("  ", (one_line(key).ljust(width), "dim"), "  ", f"\n{margin}".join(words))
+            if not self._quiet:
+                self._rich.print(row, soft_wrap=True)  # a long path stays whole, to be copied
 
 
 def _step(row: Mapping[str, Any]) -> str:

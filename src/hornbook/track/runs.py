@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any, Literal
 
 from hornbook.config.build import recipe_from_dict
+from hornbook.config.suggest import did_you_mean_path
 from hornbook.errors import DataError, RecipeError, UserError
 from hornbook.storage.json_files import read_bytes, read_json
 from hornbook.track import environment, metrics, units
@@ -215,7 +216,8 @@ def read_run(folder: Path, rows: list[Row] | None = None) -> RunFiles:
         StorageError: one of its files cannot be read.
     """
     if not is_run(folder):
-        raise UserError(f"no run in {folder}; expected a folder with metrics.jsonl, as `hornbook train` leaves")
+        hint = "" if folder.exists() else did_you_mean_path(folder)
+        raise UserError(f"no run in {folder}{hint}; expected a folder with metrics.jsonl, as `hornbook train` leaves")
     recipe = folder / "recipe.toml"
     recipe_text = read_bytes(recipe, "the recipe", follow=False).decode("utf-8", "replace") if recipe.is_file() else ""
     recipe_text = redacted(recipe_text)

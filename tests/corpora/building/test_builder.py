@@ -203,6 +203,22 @@ def test_a_build_that_would_come_to_nothing_fails_and_leaves_nothing(tmp_path, d
     assert only(tmp_path, "texts")
 
 
+def test_a_split_of_few_long_texts_far_from_the_requested_share_suggests_their_ends(tmp_path):
+    inputs = tmp_path / "books"
+    inputs.mkdir()
+    for number, size in enumerate((90_000, 12_000)):
+        (inputs / f"{number}.txt").write_text(f"book {number}\n" + "one word after the other\n" * (size // 25))
+
+    def notices(output, **options):
+        told = []
+        build_corpus([inputs], tiny_tokenizer(), tmp_path / output, BuildOptions(**options), on_notice=told.append)
+        return told
+
+    (note,) = notices("whole", validation=0.5)  # the hash selects the first
+    assert note.startswith("1 of 2 documents are held out whole, 88") and "`validation_tail=0.25`" in note
+    assert notices("tails", validation_tail=0.1) == []
+
+
 @pytest.mark.parametrize(("share", "split"), [(1e-9, "validation"), (1 - 1e-9, "train")])
 def test_an_empty_split_says_how_to_come_to_more_documents(tmp_path, share, split):
     (tmp_path / "book.txt").write_text("one\n\ntwo\n\nthree")

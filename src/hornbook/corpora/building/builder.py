@@ -62,6 +62,7 @@ from hornbook.wording import counted, counted_kind
 
 __all__ = ["BuildOptions", "BuildReport", "Progress", "ReadOptions", "SplitCounts", "build_corpus"]
 
+_UNEVEN: Final = 1.5  # times the requested share of the text, or a part of it, is reported
 _READ_ONCE: Final = "an input is a stream, which can be read only once"
 OnNotice = Callable[[str], None]
 
@@ -114,8 +115,8 @@ def build_corpus(
         output: the folder of the corpus; if it exists, it must be the result of the same build.
         options: splits, sequences, end-of-text tokens, reading and filters.
         on_progress: called at the beginning, and after each batch of some 4 MB of text.
-        on_notice: called with a line about repeated inputs, a language without sentence rules, and the parts of an
-            interrupted build.
+        on_notice: called with a line about repeated inputs, a language without sentence rules, the parts of an
+            interrupted build, and a split of long documents far from the requested share.
 
     Raises:
         UserError: an option or an input is wrong, the output exists, or another build to it is running.
@@ -151,6 +152,8 @@ class Build:
             self._clean_up(error)
             raise
         _remove(job.work)
+        if note := _describe_uneven(report.splits, job.options.validation):
+            self._on_notice(note)
         return report
 
     def join(self, filters: Filters) -> BuildReport:
@@ -309,6 +312,18 @@ def report_of(corpus: Path) -> BuildReport:
             documents=store.num_documents, tokens=store.num_tokens, num_bytes=store.num_bytes or 0
         )
     return BuildReport(output=corpus, already_built=True, splits=splits, **read)
+
+
+def _describe_uneven(counts: dict[str, SplitCounts], share: float) -> str | None:
+    """Return a note if whole long documents make a split far from the requested share of the text, else None."""
+    whole, held_out = sum(counts.values(), SplitCounts()), counts.get("validation", SplitCounts())
+    found = held_out.num_bytes / whole.num_bytes
+    if not share or whole.num_bytes < LONG_TEXT * whole.documents or share / _UNEVEN < found < share * _UNEVEN:
+        return None
+    return (
+        f"{held_out.documents:,} of {counted(whole.documents, 'document')} are held out whole, {found:.1%} of the text "
+        f"instead of {share:.1%}: with few long texts, hold out their ends by `validation_tail={min(share, 0.25):g}`"
+    )
 
 
 def _remove(work: Path) -> None:

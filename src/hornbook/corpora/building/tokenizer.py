@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hornbook.corpora.building.token_pipeline import hold_out
 from hornbook.errors import UserError
+from hornbook.storage import refuse_file
 from hornbook.text.documents import read_documents
 from hornbook.text.reading import ReadOptions, Tally
 from hornbook.text.tokenizer import Tokenizer
@@ -60,6 +61,8 @@ def train_tokenizer(
     """
     if cased and kind != "wordpiece":
         raise UserError(f"`cased` applies only to `kind='wordpiece'`; {kind} always keeps case; remove it")
+    if output is not None:
+        refuse_file(output)
     tally, num_documents, held_out = Tally(), 0, 0
     documents = read_documents(inputs, reading, tally, on_notice)
 
@@ -75,6 +78,8 @@ def train_tokenizer(
     if output is not None:
         path = output / "tokenizer.json"
         if path.exists() and Tokenizer.load(path).digest != tokenizer.digest:
-            raise UserError(f"{path} already contains another tokenizer; choose another `output`, or remove it")
+            raise UserError(
+                f"{path} already contains another tokenizer; use it as it is, choose another `output`, or remove it"
+            )
         tokenizer.save(output)
     return TokenizerReport(tokenizer, num_documents, held_out, tally)
