@@ -11,6 +11,7 @@ commands ``evaluate`` and ``generate``, so their numbers agree.
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, Unpack, cast, get_args, overload
 
@@ -27,8 +28,9 @@ from hornbook.config import GenerationConfig, Recipe, recipe_to_dict
 from hornbook.config.sections import Compute
 from hornbook.errors import UserError
 from hornbook.evaluate.validation import validate
+from hornbook.exchange.formats import ExportFormat, export
 from hornbook.exchange.huggingface import UNTRAINED, write_folder
-from hornbook.exchange.restore import LoadedModel, load_model
+from hornbook.exchange.restore import LoadedModel, load_model, read_source
 from hornbook.extras import require
 from hornbook.generate.answers import FoundAnswer
 from hornbook.generate.classes import Classified
@@ -345,6 +347,40 @@ class Model:
         seconds = [second_texts] if isinstance(second_texts, str) else list(second_texts or [])
         found = passes.predict(self._loaded, firsts, seconds, top_k=top_k, batch_size=batch_size, window=window)
         return found[0] if isinstance(texts, str) else found
+
+    def export(
+        self,
+        path: str | Path,
+        *,
+        format: ExportFormat = "transformers",  # noqa: A002 - the option's name
+        dtype: Literal["fp32", "bf16", "fp16"] = "fp32",
+        license: str | None = None,  # noqa: A002 - the option's name
+        shard_size: float | None = None,
+    ) -> list[Path]:
+        """Write the model, with its present weights, and its tokenizer, as ``hornbook checkpoint export`` does.
+
+        Args:
+            path: the new folder or, for ``"gguf"``, the new file.
+            format: ``"transformers"``, a folder with weights, tokenizer and model card, or ``"gguf"``, a file for
+                llama.cpp.
+            dtype: dtype of the weights.
+            license: identifier of the license, such as apache-2.0; None leaves a line to fill in the model card.
+            shard_size: bytes of the largest file of weights in a folder; None for 5 GB.
+
+        Returns:
+            The written files.
+
+        Raises:
+            UserError: ``path`` already exists, or the library ``gguf`` is not installed.
+            CheckpointError: transformers or llama.cpp has no equivalent model, or ``self.path`` cannot be read.
+        """
+        output = Path(path)
+        _, stored = read_source(self.path, only={"model"})
+        contents = replace(stored, tensors={"model": self.module.saved_tensors()})
+        files = export(
+            output, contents, format=format, dtype=dtype, source=self.path, license=license, shard_size=shard_size
+        )
+        return [output] if format == "gguf" else [output / name for name in files]
 
     def to_transformers(self) -> Any:
         """Return a copy of the model as a transformers model, with the same logits, in fp32 and on the same device.
