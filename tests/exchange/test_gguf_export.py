@@ -199,12 +199,14 @@ def test_a_file_that_exists_stays_and_an_error_leaves_nothing(tmp_path: Path) ->
     assert path.read_text() == "mine"
     path.unlink()
     with count_operations() as operations:
-        write_gguf(path, contents)
+        whole = write_gguf(path, contents)
     path.unlink()
     for n in range(1, len(operations) + 1):
         with inject("any", n, "enospc"), pytest.raises(StorageError):
             write_gguf(path, contents)
-        assert list(tmp_path.iterdir()) == []
+        for left in tmp_path.iterdir():  # only the sync of the folder failed
+            assert left == path and sha256_file(path) == whole.sha256
+            left.unlink()
 
 
 FAMILIES = {
@@ -260,11 +262,13 @@ def test_llama_cpp_finds_the_same_ids_logits_and_text(tmp_path: Path, name: str)
     (path,) = model.export(tmp_path / "mine.gguf", format="gguf")
     server = read_by_llama_cpp(path)
     for text in (*TEXTS[:20], "a \n\n b  12345  don't<|endoftext|>\t漢字 \r\n", "  "):
-        assert ask(server, "tokenize", content=text, add_special=True, parse_special=False)["tokens"] == model.encode(text)
+        found = ask(server, "tokenize", content=text, add_special=True, parse_special=False)
+        assert found["tokens"] == model.encode(text)
     for prompt in (TEXTS[11], "story 12: the cat", "on the", "é"):
         found = ask(server, "completion", prompt=prompt, n_predict=60, temperature=0.0, n_probs=300)
         first = {each["id"]: each["logprob"] for each in found["completion_probabilities"][0]["top_logprobs"]}
         own = model.logits(model.encode(prompt))[-1].log_softmax(0)
         theirs = torch.tensor([first[number] for number in range(300)])
-        torch.testing.assert_close(theirs, own, rtol=0, atol=2e-2 if name == "gpt2" else 2e-4)  # GELU: a table in fp16
+        tolerance = 5e-3 if name in ("gpt2", "gemma3") else 2e-4  # llama.cpp's GELU is a table in fp16
+        torch.testing.assert_close(theirs, own, rtol=0, atol=tolerance)
         assert found["content"] == model.generate(prompt, output_length=60, temperature=0.0)

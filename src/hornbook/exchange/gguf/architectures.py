@@ -105,7 +105,7 @@ def architecture_of(config: TransformerConfig) -> tuple[Architecture, DecoderFam
     if differences:
         raise CheckpointError(
             f"llama.cpp has no model with these options: the closest, {architecture.name}, differs in "
-            f"{', '.join(differences)}; export this model for transformers"
+            f"{', '.join(differences)}; this model cannot be exported as GGUF"
         )
     return architecture, family
 
