@@ -140,12 +140,21 @@ def test_matrices_in_smaller_dtypes(tmp_path: Path, dtype: str, kind: str) -> No
         (lambda: tiny_contents(head="classification", num_labels=2), ['model.head = "classification"']),
         (lambda: encoder_contents("bert"), ["a model of the family 'bert' cannot be exported as GGUF"]),
         (lambda: contents_of(**KINDS["nanochat"]), ["model.norm_gain, model.embedding_norm, model.feed_forward"]),
-        (lambda: contents_of(value_embeddings=True, smear=True), ["llama, differs in model.value_embeddings, model.sm"]),
+        (
+            lambda: contents_of(value_embeddings=True, smear=True),
+            ["llama, differs in model.value_embeddings, model.sm"],
+        ),
         (lambda: contents_of(activation="gelu_tanh"), ["llama, differs in", 'model.activation = "gelu_tanh"']),
         (lambda: contents_of(query_key_norm="head", window=8), ["the closest, qwen3, differs in model.window"]),
-        (lambda: contents_of(**KINDS["gemma3_text"], attention_scale=0.5), ["gemma3, differs in model.attention_scale"]),
+        (
+            lambda: contents_of(**KINDS["gemma3_text"], attention_scale=0.5),
+            ["gemma3, differs in model.attention_scale"],
+        ),
         (lambda: contents_of(**KINDS["olmo2"], head_size=16), ["olmo2, differs in model.head_size"]),
-        (lambda: contents_of(**KINDS["qwen3"], **SCALINGS["llama-llama3"]), ['qwen3, differs in model.rope_scaling = "l']),
+        (
+            lambda: contents_of(**KINDS["qwen3"], **SCALINGS["llama-llama3"]),
+            ['qwen3, differs in model.rope_scaling = "l'],
+        ),
     ],
 )
 def test_models_that_llama_cpp_does_not_have_are_named(tmp_path: Path, contents, parts: list[str]) -> None:

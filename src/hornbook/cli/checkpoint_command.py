@@ -179,7 +179,9 @@ def add_exchange_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
     )
     given.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="dtype of the weights")
     given.add_argument(
-        "--license", metavar="NAME", help="license for the model card or the file, such as apache-2.0 (default: a line to fill; none in a gguf)"
+        "--license",
+        metavar="NAME",
+        help="license for the model card or the file, such as apache-2.0 (default: a line to fill; none in a gguf)",
     )
     given.add_argument(
         "--shard-size",

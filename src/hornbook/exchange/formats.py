@@ -52,9 +52,7 @@ def export(
             raise UserError(f"{name} is {value!r:.80}; expected {' or '.join(known)}")
     if format == "transformers":
         size = SHARD_SIZE if shard_size is None else shard_size
-        return write_folder(
-            path, contents, dtype=dtype, source=source, license=license, shard_size=size, warn=warn
-        )
+        return write_folder(path, contents, dtype=dtype, source=source, license=license, shard_size=size, warn=warn)
     if shard_size is not None:
         raise UserError("a GGUF file is not split; remove the shard size, or export for transformers")
     return {path.name: write_gguf(path, contents, dtype=dtype, source=source, license=license, warn=warn)}

@@ -58,7 +58,9 @@ def add_tokenizer(
             f"the tokenizer has the normalizer {normalizer.get('type')!r:.40}, which llama.cpp cannot represent"
         )
     if normalizer is not None:
-        warn("llama.cpp does not bring texts into Unicode's form NFC, as the tokenizer does; give it texts in this form")
+        warn(
+            "llama.cpp does not bring texts into Unicode's form NFC, as the tokenizer does; give it texts in this form"
+        )
     tokens = [f"[PAD{number}]" for number in range(vocab_size)]
     types = [TokenType.UNUSED] * vocab_size
     for token, number in tokenizer.vocab.items():
