@@ -21,7 +21,7 @@ from hornbook.model.decoder import DecoderAttention
 from hornbook.model.head import CausalHead, OutputHead
 from hornbook.model.incremental import CastLinear, for_generation, is_incremental, with_parameters
 from hornbook.model.layers import LayerNorm, NoNorm, RMSNorm, is_unmodified
-from hornbook.model.shortcuts import Smear, ShortcutBlock, ValueEmbedding
+from hornbook.model.shortcuts import ShortcutBlock, ValueEmbedding
 from hornbook.ops.layers import for_few_rows
 from hornbook.ops.native.choice import form_for_tokens
 from hornbook.ops.native.token_block import (

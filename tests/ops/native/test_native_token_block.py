@@ -5,11 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_forms import all_native, forms, threads
-from tiny import tiny_model
+from tiny import randomize, tiny_model
 from torch.nn import functional
 
+from hornbook.config import DecoderConfig
 from hornbook.generate import make_decoder
 from hornbook.generate.incremental_model import IncrementalModel, incremental_model
+from hornbook.model import build_model, initialize
 from hornbook.ops.native import token_block as module
 from hornbook.ops.native.kernels import NOT_CHOSEN, Kernels, using
 
@@ -158,3 +160,33 @@ def test_generation_takes_it_where_nothing_else_was_chosen(monkeypatch):
         assert quick._token is not None and isinstance(quick._token.head, module.TokenHead)
         times["torch"] = 0.01
         assert incremental_model(model)._token is None
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"value_embeddings": True, "num_kv_heads": 2},
+        {"residual_scales": True},
+        {"smear": True, "residual_scales": True, "value_embeddings": True},
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_texts_with_shortcuts_are_those_of_pytorchs_blocks(dtype, options):
+    config = DecoderConfig(num_layers=3, hidden_size=32, num_heads=4, vocab_size=70, max_positions=24, **options)
+    model = build_model(config, dtype).eval()
+    initialize(model, 7)
+    randomize(model)
+    native = all_native()
+
+    def texts(kernels):
+        with using(kernels):
+            decoder = make_decoder(model)
+            logits = [decoder.start([[1, 2, 3], [4], [5, 6]], 40)]
+            for token in range(1, 40):
+                logits.append(decoder.advance([token % 7 + row for row in range(3)]))
+        return torch.stack(logits)
+
+    with using(native):
+        assert incremental_model(model)._token is not None
+    assert_near(texts(native), texts(Kernels(why="test")).double(), 4 * TOLERANCE[dtype])

@@ -25,7 +25,7 @@ _PATTERNS: Final = {
     (rf"{_WORDS}\p{{N}}{{1,3}}{_MARKS}", False): "dbrx",
     (rf"{_WORDS}\p{{N}}{_MARKS}", False): "qwen2",
 }
-"""llama.cpp's names of the patterns of Llama 3, GPT-4 and Qwen, by the pattern and whether whole words need no merges."""
+"""llama.cpp's names of the patterns of Llama 3, GPT-4 and Qwen, by pattern and ``ignore_merges``."""
 
 
 def add_tokenizer(
