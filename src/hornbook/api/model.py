@@ -9,9 +9,7 @@ Texts are encoded as in training, see `Model.encode`; ids are used unchanged. Th
 commands ``evaluate`` and ``generate``, so their numbers agree.
 """
 
-import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, Unpack, cast, get_args, overload
 
@@ -19,19 +17,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.api import passes
+from hornbook.api import exporting, passes
 from hornbook.api.inputs import One, Several, read_inputs
 from hornbook.api.passes import EmbedOptions, refuse_below_one
 from hornbook.api.writing import GenerateOptions, write
-from hornbook.checkpoint.contents import Contents
-from hornbook.config import GenerationConfig, Recipe, recipe_to_dict
+from hornbook.config import GenerationConfig, Recipe
 from hornbook.config.sections import Compute
 from hornbook.errors import UserError
 from hornbook.evaluate.validation import validate
-from hornbook.exchange.formats import ExportFormat, export
-from hornbook.exchange.huggingface import UNTRAINED, write_folder
-from hornbook.exchange.restore import LoadedModel, load_model, read_source
-from hornbook.extras import require
+from hornbook.exchange.formats import ExportFormat
+from hornbook.exchange.restore import LoadedModel, load_model
 from hornbook.generate.answers import FoundAnswer
 from hornbook.generate.classes import Classified
 from hornbook.generate.embeddings import Pooling as Vector
@@ -40,7 +35,6 @@ from hornbook.generate.fill_mask import Filled, GapFiller
 from hornbook.model import LanguageModel
 from hornbook.objective import CausalLM, MaskedLM
 from hornbook.parallel.device import choose_device, prepare
-from hornbook.storage.json_files import read_json
 from hornbook.text.tokenizer import Tokenizer
 
 Pooling: TypeAlias = Vector | Literal["none"]
@@ -361,8 +355,7 @@ class Model:
 
         Args:
             path: the new folder or, for ``"gguf"``, the new file.
-            format: ``"transformers"``, a folder with weights, tokenizer and model card, or ``"gguf"``, a file for
-                llama.cpp.
+            format: ``"transformers"`` or ``"gguf"``, for llama.cpp.
             dtype: dtype of the weights.
             license: identifier of the license, such as apache-2.0; None leaves a line to fill in the model card.
             shard_size: bytes of the largest file of weights in a folder; None for 5 GB.
@@ -374,13 +367,9 @@ class Model:
             UserError: ``path`` already exists, or the library ``gguf`` is not installed.
             CheckpointError: transformers or llama.cpp has no equivalent model, or ``self.path`` cannot be read.
         """
-        output = Path(path)
-        _, stored = read_source(self.path, only={"model"})
-        contents = replace(stored, tensors={"model": self.module.saved_tensors()})
-        files = export(
-            output, contents, format=format, dtype=dtype, source=self.path, license=license, shard_size=shard_size
+        return exporting.export_loaded(
+            self._loaded, Path(path), format=format, dtype=dtype, license=license, shard_size=shard_size
         )
-        return [output] if format == "gguf" else [output / name for name in files]
 
     def to_transformers(self) -> Any:
         """Return a copy of the model as a transformers model, with the same logits, in fp32 and on the same device.
@@ -392,20 +381,7 @@ class Model:
             UserError: transformers is not installed.
             CheckpointError: transformers has no equivalent model.
         """
-        transformers = require("transformers", extra="transformers", purpose="to_transformers")
-        loaded = self._loaded
-        contents = Contents(
-            step=loaded.step,
-            tensors={"model": loaded.model.saved_tensors()},
-            documents={"recipe": recipe_to_dict(loaded.recipe), UNTRAINED: list(loaded.untrained)},
-            files={"tokenizer.json": loaded.tokenizer.to_json().encode()} if loaded.tokenizer else {},
-        )
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary) / "model"
-            write_folder(folder, contents)
-            (architecture,) = read_json(folder / "config.json", "the configuration")["architectures"]
-            model = getattr(transformers, architecture).from_pretrained(folder)
-        return model.to(self.device).eval()
+        return exporting.to_transformers(self._loaded).to(self.device).eval()
 
     def __repr__(self) -> str:
         family, size = self.recipe.model.family, self.module.num_parameters
