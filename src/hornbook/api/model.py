@@ -351,25 +351,19 @@ class Model:
         license: str | None = None,  # noqa: A002 - the option's name
         shard_size: float | None = None,
     ) -> list[Path]:
-        """Write the model, with its present weights, and its tokenizer, as ``hornbook checkpoint export`` does.
+        """Write the model with its present weights, as ``hornbook checkpoint export`` does; return the files.
 
         Args:
             path: the new folder or, for ``"gguf"``, the new file.
             format: ``"transformers"`` or ``"gguf"``, for llama.cpp.
             dtype: dtype of the weights.
-            license: identifier of the license, such as apache-2.0; None leaves a line to fill in the model card.
+            license: such as apache-2.0; None leaves a line to fill in the model card.
             shard_size: bytes of the largest file of weights in a folder; None for 5 GB.
 
-        Returns:
-            The written files.
-
-        Raises:
-            UserError: ``path`` already exists, or the library ``gguf`` is not installed.
-            CheckpointError: transformers or llama.cpp has no equivalent model, or ``self.path`` cannot be read.
+        Raises UserError if ``path`` exists or the library ``gguf`` is missing, CheckpointError if no such model exists.
         """
-        return exporting.export_loaded(
-            self._loaded, Path(path), format=format, dtype=dtype, license=license, shard_size=shard_size
-        )
+        options = {"format": format, "dtype": dtype, "license": license, "shard_size": shard_size}
+        return exporting.export_loaded(self._loaded, Path(path), **options)
 
     def to_transformers(self) -> Any:
         """Return a copy of the model as a transformers model, with the same logits, in fp32 and on the same device.
