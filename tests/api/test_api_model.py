@@ -186,6 +186,21 @@ def test_transformers_gives_the_same_logits_loss_and_hidden_states(tmp_path: Pat
         assert model.loss(ids) == pytest.approx(float(found.loss), rel=1e-5)
 
 
+def test_an_export_has_the_present_weights(tmp_path: Path, gpt: hornbook.Model) -> None:
+    with torch.no_grad():
+        gpt.module.embedding.tokens.mul_(2.0)
+    files = gpt.export(tmp_path / "theirs", dtype="fp32", license="mit")
+    assert {path.name for path in files} >= {"config.json", "model.safetensors", "tokenizer.json", "README.md"}
+    assert "license: mit" in (tmp_path / "theirs" / "README.md").read_text()
+    again = hornbook.load(tmp_path / "theirs", device="cpu", compute="fp32")
+    assert torch.equal(again.module.embedding.tokens, gpt.module.embedding.tokens)
+    bad = {"format": "onnx"}, {"dtype": "int8"}, {"format": "gguf", "shard_size": 1e6}
+    parts = "format is 'onnx'; expected transformers or gguf", "dtype is 'int8'; expected fp32", "is not split"
+    for options, part in zip(bad, parts, strict=True):
+        assert refuses(UserError, part, call=lambda options=options: gpt.export(tmp_path / "bad", **options))
+    assert not (tmp_path / "bad").exists()
+
+
 def test_to_transformers_leaves_out_what_was_never_trained(tmp_path: Path) -> None:
     contents = encoder_contents("bert")
     contents.documents["untrained"] = ["head.pooler.weight", "head.pooler.bias", "head.classifier.weight"]

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -105,6 +106,19 @@ def test_export_reports_what_is_lost(folder, capsys):
     code, result, said = ask(capsys, "export", "run", "--output", "lossy")
     assert code == 0 and said[0] == f"hornbook: warning: {result['warnings'][0]}"
     assert "model.embedding_dropout 0.3 is lost" in said[0]
+
+
+def test_export_for_llama_cpp_and_what_it_refuses(folder, capsys, monkeypatch):
+    write_folder(Path("plain"), tiny_contents(activation="gelu_tanh"))
+    refused_size = refused(capsys, "export", "plain", "--output", "a.gguf", "--format", "gguf", "--shard-size", "1MB")
+    assert "a GGUF file is not split" in refused_size
+    pytest.importorskip("gguf", reason="hornbook[gguf] is not installed")
+    code, result, _ = ask(capsys, "export", "plain", "--output", "mine.gguf", "--format", "gguf", "--dtype", "fp16")
+    assert code == 0 and result["dtype"] == "fp16" and list(result["files"]) == ["mine.gguf"]
+    assert Path("mine.gguf").read_bytes()[:4] == b"GGUF"
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    message = refused(capsys, "export", "plain", "--output", "b.gguf", "--format", "gguf")
+    assert "exporting GGUF needs gguf: " in message and "hornbook[gguf]" in message
 
 
 def test_export_of_what_was_imported_is_the_same_again(folder, capsys):

@@ -9,7 +9,6 @@ Texts are encoded as in training, see `Model.encode`; ids are used unchanged. Th
 commands ``evaluate`` and ``generate``, so their numbers agree.
 """
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, Unpack, cast, get_args, overload
@@ -18,17 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.api import passes
+from hornbook.api import exporting, passes
 from hornbook.api.passes import EmbedOptions, One, Several, read_inputs, refuse_below_one
 from hornbook.api.writing import GenerateOptions, write
-from hornbook.checkpoint.tensors import Contents
-from hornbook.config import GenerationConfig, Recipe, recipe_to_dict
+from hornbook.config import GenerationConfig, Recipe
 from hornbook.config.sections import Compute
 from hornbook.errors import UserError
 from hornbook.evaluate.validation import validate
-from hornbook.exchange.huggingface import UNTRAINED, write_folder
+from hornbook.exchange.formats import ExportFormat
 from hornbook.exchange.restore import LoadedModel, load_model
-from hornbook.extras import require
 from hornbook.generate.answers import FoundAnswer
 from hornbook.generate.classes import Classified
 from hornbook.generate.embeddings import Pooling as Vector
@@ -37,7 +34,6 @@ from hornbook.generate.fill_mask import Filled, GapFiller
 from hornbook.model import LanguageModel
 from hornbook.objective import CausalLM, MaskedLM
 from hornbook.parallel.device import choose_device, prepare
-from hornbook.storage.json_files import read_json
 from hornbook.text.tokenizer import Tokenizer
 
 Pooling: TypeAlias = Vector | Literal["none"]
@@ -345,6 +341,29 @@ class Model:
         found = passes.predict(self._loaded, firsts, seconds, top_k=top_k, batch_size=batch_size, window=window)
         return found[0] if isinstance(texts, str) else found
 
+    def export(
+        self,
+        path: str | Path,
+        *,
+        format: ExportFormat = "transformers",  # noqa: A002 - the option's name
+        dtype: Literal["fp32", "bf16", "fp16"] = "fp32",
+        license: str | None = None,  # noqa: A002 - the option's name
+        shard_size: float | None = None,
+    ) -> list[Path]:
+        """Write the model with its present weights, as ``hornbook checkpoint export`` does; return the files.
+
+        Args:
+            path: the new folder or, for ``"gguf"``, the new file.
+            format: ``"transformers"`` or ``"gguf"``, for llama.cpp.
+            dtype: dtype of the weights.
+            license: such as apache-2.0; None leaves a line to fill in the model card.
+            shard_size: bytes of the largest file of weights in a folder; None for 5 GB.
+
+        Raises UserError if ``path`` exists or the library ``gguf`` is missing, CheckpointError if no such model exists.
+        """
+        options = {"format": format, "dtype": dtype, "license": license, "shard_size": shard_size}
+        return exporting.export_loaded(self._loaded, Path(path), **options)
+
     def to_transformers(self) -> Any:
         """Return a copy of the model as a transformers model, with the same logits, in fp32 and on the same device.
 
@@ -355,20 +374,7 @@ class Model:
             UserError: transformers is not installed.
             CheckpointError: transformers has no equivalent model.
         """
-        transformers = require("transformers", extra="transformers", purpose="to_transformers")
-        loaded = self._loaded
-        contents = Contents(
-            step=loaded.step,
-            tensors={"model": loaded.model.saved_tensors()},
-            documents={"recipe": recipe_to_dict(loaded.recipe), UNTRAINED: list(loaded.untrained)},
-            files={"tokenizer.json": loaded.tokenizer.to_json().encode()} if loaded.tokenizer else {},
-        )
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary) / "model"
-            write_folder(folder, contents)
-            (architecture,) = read_json(folder / "config.json", "the configuration")["architectures"]
-            model = getattr(transformers, architecture).from_pretrained(folder)
-        return model.to(self.device).eval()
+        return exporting.to_transformers(self._loaded).to(self.device).eval()
 
     def __repr__(self) -> str:
         family, size = self.recipe.model.family, self.module.num_parameters

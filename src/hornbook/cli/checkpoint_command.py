@@ -8,6 +8,7 @@ hornbook checkpoint list runs/demo
 hornbook checkpoint import openai-community/gpt2 --output runs/gpt2
 hornbook checkpoint import uncased_L-12_H-768_A-12/bert_model.ckpt --output runs/bert
 hornbook checkpoint export runs/mine --output gpt2-mine --dtype bf16 --license apache-2.0
+hornbook checkpoint export runs/mine --output mine.gguf --format gguf
 """
 
 import argparse
@@ -163,19 +164,29 @@ def add_exchange_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
     taken.add_argument("--revision", metavar="NAME", help="branch, tag or commit on the hub (default: main)")
     taken.set_defaults(handler=import_command)
     given = commands.add_parser(
-        "export", help="export a model", description="Export a model as a folder that transformers can load."
+        "export",
+        help="export a model",
+        description="Export a model as a folder that transformers can load, or as a GGUF file for llama.cpp.",
     )
     given.add_argument("checkpoint", metavar="CHECKPOINT", help="run folder, checkpoint or Hugging Face folder")
-    given.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new folder")
+    given.add_argument("--output", type=Path, required=True, metavar="PATH", help="new folder; for gguf, new file")
+    given.add_argument(
+        "--format",
+        choices=("transformers", "gguf"),
+        default="transformers",
+        help="transformers: folder with weights, tokenizer and model card; gguf: one file for llama.cpp, of a GPT-2, "
+        "Llama, Qwen3, OLMo 2 or Gemma 3 (extra hornbook[gguf])",
+    )
     given.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="dtype of the weights")
     given.add_argument(
-        "--license", metavar="NAME", help="license for the model card, such as apache-2.0 (default: a line to fill)"
+        "--license",
+        metavar="NAME",
+        help="license for the model card or the file, such as apache-2.0 (default: a line to fill; none in a gguf)",
     )
     given.add_argument(
         "--shard-size",
-        default="5GB",
         metavar="SIZE",
-        help="largest size of a file of weights; larger models are split into several files",
+        help="largest size of a file of weights; larger models are split into several files (default: 5GB)",
     )
     given.set_defaults(handler=export_command)
 
@@ -219,27 +230,29 @@ def import_command(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def export_command(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write a checkpoint's model, tokenizer and model card as a Hugging Face folder.
+    """Write a checkpoint's model and tokenizer as a Hugging Face folder with a model card, or as a GGUF file.
 
     Raises:
-        UserError: the folder already exists.
-        CheckpointError: there is no undamaged checkpoint, or transformers has no equivalent model.
+        UserError: the folder or file already exists, an option does not apply, or a library is not installed.
+        CheckpointError: there is no undamaged checkpoint, or transformers or llama.cpp has no equivalent model.
     """
     from hornbook.checkpoint.load import require_source
 
     require_source(arguments.checkpoint)
-    from hornbook.exchange.huggingface import write_folder
+    from hornbook.exchange.formats import export
     from hornbook.exchange.restore import read_source
 
+    size = None if arguments.shard_size is None else read_size("--shard-size", arguments.shard_size)
     path, contents = read_source(arguments.checkpoint, only={"model"})
     warnings: list[str] = []
-    files = write_folder(
+    files = export(
         arguments.output,
         contents,
+        format=arguments.format,
         dtype=arguments.dtype,
         source=path,
         license=arguments.license,
-        shard_size=read_size("--shard-size", arguments.shard_size),
+        shard_size=size,
         warn=warnings.append,
     )
     _warn(warnings)

@@ -126,7 +126,7 @@ def resolve_run(arguments: argparse.Namespace, *, require_data: bool) -> "tuple[
             raise UserError("--init-optimizer applies only with --init-from; add --init-from or remove it")
         resolved = load_recipe(arguments.recipe, arguments.overrides, require_data=require_data)
         return fit_ranks(resolved, num_ranks), None
-    from hornbook.checkpoint.listing import require_source
+    from hornbook.checkpoint.load import require_source
 
     require_source(arguments.init_from)
     from hornbook.run.initial_weights import InitFrom

@@ -21,6 +21,7 @@ from hornbook.model.decoder import DecoderAttention
 from hornbook.model.head import CausalHead, OutputHead
 from hornbook.model.incremental import CastLinear, for_generation, is_incremental, with_parameters
 from hornbook.model.layers import LayerNorm, NoNorm, RMSNorm, is_unmodified
+from hornbook.model.shortcuts import ShortcutBlock, ValueEmbedding
 from hornbook.ops.layers import for_few_rows
 from hornbook.ops.native.choice import form_for_tokens
 from hornbook.ops.native.token_block import (
@@ -32,6 +33,7 @@ from hornbook.ops.native.token_block import (
     TokenNorm,
     TokenOptions,
     TokenParts,
+    TokenValues,
 )
 
 _FORWARD = ("forward", "make_context")
@@ -64,6 +66,7 @@ class IncrementalModel:
         blocks = [_token_block(block) for block in self._model.blocks]
         known = [block for block in blocks if block is not None]
         self._attentions: list[Any] = [getattr(block, "attention", None) for block in self._model.blocks]
+        self._smear: Any = getattr(self._model.blocks[0], "smear", None)
         self._token = None if form is None or len(known) < len(blocks) else TokenModel(form, known, head)
 
     @torch.inference_mode()
@@ -77,15 +80,16 @@ class IncrementalModel:
         """
         if self._token is not None and tokens_BT.shape[1] == 1:
             x_BTD = self._model.embedding(tokens_BT, positions_BT, tokens_BT)  # no dropout, so no keys
-            if not cache.cache.tensors:  # the first token of all texts
-                for attention in self._attentions:
-                    cache.of(attention, attention.num_kv_heads, attention.head_size)
             context = self._model.make_context({"tokens": tokens_BT, "positions": positions_BT, "keys": tokens_BT})
             angles: dict[Any, Rotation] = {
                 key: (context[key][0][:, 0], context[key][1][:, 0]) for key in self._model.rotations
             }
             rotations = [angles.get(getattr(attention, "rotation", None)) for attention in self._attentions]
-            y_BD = self._token(x_BTD[:, 0], cache.of_all(), cache.mask, rotations)
+            start_BD = x_BTD[:, 0]
+            if self._smear is not None:
+                x_BTD = self._smear(x_BTD, {**context, "cache": cache})
+            caches = [cache.of(each, each.num_kv_heads, each.head_size) for each in self._attentions]
+            y_BD = self._token(x_BTD[:, 0], caches, cache.mask, rotations, tokens_BT[:, 0], start_BD)
             return y_BD if self._token.head is not None else self._model.head.logits(y_BD)
         batch = {"tokens": tokens_BT, "positions": positions_BT, "keys": tokens_BT}
         logits = self._logits
@@ -104,10 +108,14 @@ def _with_table(head: OutputHead, table: Tensor) -> OutputHead:
 
 def _token_block(block: nn.Module) -> TokenBlock | None:
     """Return a block, whose weights are cast, for native operators; None if they do not support one of its parts."""
-    if not is_unmodified(block, PreNormBlock):
+    has_shortcuts = is_unmodified(block, ShortcutBlock)
+    if not (has_shortcuts or is_unmodified(block, PreNormBlock)):
         return None
     attention, feed_forward = block.attention, block.feed_forward
-    is_decoder = is_unmodified(attention, DecoderAttention) and attention.value_embedding is None
+    is_decoder = is_unmodified(attention, DecoderAttention)
+    embedding = getattr(attention, "value_embedding", None)
+    if embedding is not None and not is_unmodified(embedding, ValueEmbedding):
+        return None
     if not (is_decoder or is_unmodified(attention, CausalSelfAttention)) or not is_unmodified(
         feed_forward, FeedForward
     ):
@@ -128,9 +136,14 @@ def _token_block(block: nn.Module) -> TokenBlock | None:
     if is_decoder:
         options = {"window": attention.window, "cap": attention.cap, "norms_all_heads": attention.norm_kind == "width"}
         options["scale"] = attention.scale * attention.head_size**-0.5
+    values = scales = None
+    if embedding is not None:
+        values = TokenValues(*(tensor.detach().float().contiguous() for tensor in (embedding.table, embedding.gate)))
+    if has_shortcuts and block.state_scale is not None:
+        scales = torch.cat((block.state_scale, block.embedding_scale)).detach().float()
     sizes = (attention.num_heads, attention.head_size, feed_forward.activation, attention.num_kv_heads)
     return TokenBlock(
-        TokenParts(norms[0], tuple(qkv_layers), out, norms[1], first, second, *norms[2:]),
+        TokenParts(norms[0], tuple(qkv_layers), out, norms[1], first, second, *norms[2:], values, scales),
         TokenOptions(*sizes, feed_forward.is_gated, **options),
     )
 

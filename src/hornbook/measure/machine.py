@@ -50,6 +50,7 @@ _EXTRAS = {
     "language": "py3langid",
     "warc": "resiliparse",
     "transformers": "transformers",
+    "gguf": "gguf",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     "mlflow": "mlflow",

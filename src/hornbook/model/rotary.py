@@ -23,14 +23,17 @@ class Rotary:
     Args:
         frequencies: radians per position of each pair of columns.
         factor: of cosines and sines.
+
+    Attributes:
+        frequencies: radians per position of each pair of columns.
     """
 
     def __init__(self, frequencies: list[float], factor: float = 1.0) -> None:
-        self._frequencies, self._factor = tuple(frequencies), factor
+        self.frequencies, self._factor = tuple(frequencies), factor
 
     def __call__(self, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, fp32 ``[B, T, R/2]``, of positions, int64."""
-        angles = positions_BT.unsqueeze(-1) * _tensor(self._frequencies, positions_BT.device)
+        angles = positions_BT.unsqueeze(-1) * _tensor(self.frequencies, positions_BT.device)
         return angles.cos() * self._factor, angles.sin() * self._factor
 
 

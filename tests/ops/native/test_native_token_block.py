@@ -5,11 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_forms import all_native, forms, threads
-from tiny import tiny_model
+from tiny import randomize, tiny_model
 from torch.nn import functional
 
+from hornbook.config import DecoderConfig
 from hornbook.generate import make_decoder
 from hornbook.generate.incremental_model import IncrementalModel, incremental_model
+from hornbook.model import build_model, initialize
 from hornbook.ops.native import token_block as module
 from hornbook.ops.native.kernels import NOT_CHOSEN, Kernels, using
 
@@ -37,7 +39,7 @@ def assert_near(ours, right, tolerance):
     num_threads=st.integers(1, 3),
     modern=st.none() | st.tuples(
         st.integers(1, 3), st.sampled_from([0.0, 0.5, 1.0]), st.none() | st.integers(1, 30), st.none() | st.just(2.0),
-        st.booleans(), st.booleans(),
+        st.booleans(), st.booleans(), st.booleans(), st.booleans(),
     ),
 )  # fmt: skip
 def test_blocks_and_head_are_their_formula(
@@ -46,14 +48,17 @@ def test_blocks_and_head_are_their_formula(
     draws, groups, rotation, cap = torch.Generator().manual_seed(columns), heads, None, None
     options = module.TokenOptions(heads, head_size, "gelu")
     if modern is not None:
-        per_group, share, window, cap, is_gated, norms_all_heads = modern
+        per_group, share, window, cap, is_gated, norms_all_heads, has_values, has_scales = modern
         angles = torch.randn(rows, int(share * head_size / 2), generator=draws)
         rotation = (angles.cos(), angles.sin()) if share else None
         heads = groups * per_group
         others = {"norms_all_heads": norms_all_heads, "window": window, "cap": cap, "scale": 0.4}
         options = module.TokenOptions(heads, head_size, "silu", groups, is_gated, **others)
     parts = module.drawn_parts(dtype, size, options, wide, has_biases=has_biases, is_rms=modern is not None)
-    x = torch.randn(rows, size, generator=draws).to(dtype)
+    if modern is not None:
+        parts = parts._replace(values=parts.values if has_values else None, scales=parts.scales if has_scales else None)
+    x, start = torch.randn(2, rows, size, generator=draws).to(dtype)
+    tokens = torch.randint(50, (rows,), generator=draws)
     untouched = torch.randn(num_blocks, rows, 2, groups, columns + 5, head_size, generator=draws)
     visible = None
     if starts:
@@ -63,7 +68,7 @@ def test_blocks_and_head_are_their_formula(
     right = x.double()
     for exact_cache in exact_caches:
         mask = None if visible is None else visible.double()
-        right = module.exact_block(right, exact_cache, mask, parts, options, rotation)
+        right = module.exact_block(right, exact_cache, mask, parts, options, rotation, tokens, start.double())
     table = torch.randn(103, size, generator=draws).to(dtype)
     head = module.TokenHead(parts.norm, table, cap) if has_head else None
     if head is not None:
@@ -76,7 +81,7 @@ def test_blocks_and_head_are_their_formula(
         model = module.TokenModel(form, [block] * num_blocks, head)
         model.most_threads = num_threads  # small ones have one
         with threads(num_threads):
-            ours = model(x, list(window), visible, [rotation] * num_blocks)
+            ours = model(x, list(window), visible, [rotation] * num_blocks, tokens, start)
         assert ours.dtype == (torch.float32 if has_head else dtype)
         assert_near(ours, right, TOLERANCE[dtype])
         assert_near(window, exact_caches, TOLERANCE[dtype])
@@ -155,3 +160,33 @@ def test_generation_takes_it_where_nothing_else_was_chosen(monkeypatch):
         assert quick._token is not None and isinstance(quick._token.head, module.TokenHead)
         times["torch"] = 0.01
         assert incremental_model(model)._token is None
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"value_embeddings": True, "num_kv_heads": 2},
+        {"residual_scales": True},
+        {"smear": True, "residual_scales": True, "value_embeddings": True},
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_texts_with_shortcuts_are_those_of_pytorchs_blocks(dtype, options):
+    config = DecoderConfig(num_layers=3, hidden_size=32, num_heads=4, vocab_size=70, max_positions=24, **options)
+    model = build_model(config, dtype).eval()
+    initialize(model, 7)
+    randomize(model)
+    native = all_native()
+
+    def texts(kernels):
+        with using(kernels):
+            decoder = make_decoder(model)
+            logits = [decoder.start([[1, 2, 3], [4], [5, 6]], 40)]
+            for token in range(1, 40):
+                logits.append(decoder.advance([token % 7 + row for row in range(3)]))
+        return torch.stack(logits)
+
+    with using(native):
+        assert incremental_model(model)._token is not None
+    assert_near(texts(native), texts(Kernels(why="test")).double(), 4 * TOLERANCE[dtype])

@@ -1,5 +1,6 @@
 """What differs between the decoders of transformers, in names, options and defaults (`decoders`)."""
 
+from collections.abc import Iterable
 from typing import Final
 
 from hornbook.config import DecoderConfig
@@ -92,13 +93,21 @@ DECODERS: Final = {
 """The families by transformers' types; the weights of SmolLM and many others are Llamas."""
 
 
+def closest_decoder(
+    config: DecoderConfig, families: Iterable[DecoderFamily] = tuple(DECODERS.values())
+) -> tuple[DecoderFamily, list[str]]:
+    """Return the family with the most options of a model, and the options in which it differs; none if it has all."""
+    found = [(family.differences(config), family) for family in families]
+    differences, family = min(found, key=lambda pair: len(pair[0]))
+    return family, differences
+
+
 def decoder_of(config: DecoderConfig) -> DecoderFamily:
     """Return the family of transformers with all options of a model.
 
     Raises CheckpointError if there is none; the message has the options in which the closest family differs.
     """
-    found = [(family.differences(config), family) for family in DECODERS.values()]
-    differences, family = min(found, key=lambda pair: len(pair[0]))
+    family, differences = closest_decoder(config)
     if differences:
         raise CheckpointError(
             f"transformers has no model with these options: the closest, {family.architecture}, differs in "

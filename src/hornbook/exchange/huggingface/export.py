@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,14 +31,12 @@ from hornbook.exchange.huggingface.families import Family, family_of
 from hornbook.exchange.huggingface.model_card import MODEL_CARD, Card, model_card
 from hornbook.exchange.huggingface.model_folder import UNTRAINED
 from hornbook.exchange.huggingface.tokenizer_files import tokenizer_files
-from hornbook.exchange.huggingface.weights import SAFE_FILES, index_of, split_weights
+from hornbook.exchange.huggingface.weights import DTYPES, SAFE_FILES, cast_weights, index_of, split_weights
 from hornbook.model.sparse_layers import dense_weights
 from hornbook.storage.json_files import dump_json
 from hornbook.text.tokenizer import Tokenizer
 
 _logger = logging.getLogger("hornbook.checkpoint")
-
-DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def write_folder(
@@ -84,7 +82,7 @@ def write_folder(
         documents["config.json"]["architectures"] = [architecture]
         for note in _notes(model, left_out, objective=recipe.objective.name, step=contents.step):
             warn(note)
-    weights = _cast(theirs, dtype)
+    weights = cast_weights(theirs, dtype)
     small = {name: dump_json(value) for name, value in documents.items()}
     if tokenizer:
         generates = "generation_config.json" in documents
@@ -116,17 +114,6 @@ def _write(
             storage.remove_tree(temporary)
         raise
     return written
-
-
-def _cast(weights: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:
-    """Return the weights in another dtype; raise CheckpointError if a finite value overflows."""
-    cast = {name: tensor.to(DTYPES[dtype]) for name, tensor in weights.items()}
-    lost = sorted(name for name, tensor in cast.items() if dtype == "fp16" and not bool(tensor.isfinite().all()))
-    if lost:
-        raise CheckpointError(
-            f"fp16 ends at 65504, but there are larger values in {', '.join(lost)}; export bf16 or fp32"
-        )
-    return cast
 
 
 def _documents(

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from hornbook.checkpoint.tensors import read
@@ -26,6 +27,8 @@ from hornbook.wording import first_few
 
 SAFE_FILES: Final = ("model.safetensors", "model.safetensors.index.json")
 PICKLED_FILES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Dtypes of exported weights."""
 
 
 def read_weights(folder: Path, *, allow_pickle: bool) -> tuple[dict[str, Tensor], list[Path]]:
@@ -50,6 +53,17 @@ def read_weights(folder: Path, *, allow_pickle: bool) -> tuple[dict[str, Tensor]
     if problems := [*first_few(missing), *first_few(twice)]:
         raise CheckpointError(f"{chosen} does not fit its files: {'; '.join(problems)}; download the folder again")
     return tensors, [chosen, *shards]
+
+
+def cast_weights(weights: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
+    """Return the weights in another dtype; raise CheckpointError if a finite value overflows."""
+    cast = {name: tensor.to(DTYPES[dtype]) for name, tensor in weights.items()}
+    lost = sorted(name for name, tensor in cast.items() if dtype == "fp16" and not bool(tensor.isfinite().all()))
+    if lost:
+        raise CheckpointError(
+            f"fp16 ends at 65504, but there are larger values in {', '.join(lost)}; export bf16 or fp32"
+        )
+    return cast
 
 
 def split_weights(weights: Mapping[str, Tensor], shard_size: float) -> dict[str, dict[str, Tensor]]:

@@ -44,8 +44,17 @@ class TokenNorm(NamedTuple):
     is_rms: bool = False
 
 
+class TokenValues(NamedTuple):
+    """Embeddings that are added to the values, times 3 σ(gate · x) for each head; contiguous fp32."""
+
+    table: Tensor
+    """``[V, G·K]``."""
+    gate: Tensor
+    """``[G, C]``, of the first columns of attention's input."""
+
+
 class TokenParts(NamedTuple):
-    """The layers of a block; norms may be None."""
+    """The layers of a block; norms and what follows may be None."""
 
     attention_norm: TokenNorm | None
     qkv: tuple[TokenLinear, ...]
@@ -59,6 +68,9 @@ class TokenParts(NamedTuple):
     key_norm: TokenNorm | None = None
     attention_output_norm: TokenNorm | None = None
     output_norm: TokenNorm | None = None
+    values: TokenValues | None = None
+    scales: Tensor | None = None
+    """Multiples of the hidden states and of the embedding that enter the block, fp32 ``[2]``."""
 
 
 class TokenOptions(NamedTuple):
@@ -101,10 +113,12 @@ class TokenBlock:
             tensors, words = _words(part)
             self._tensors += tensors
             self.words += words
-        self._tensors.append(factors)
-        self.words += [factors.data_ptr(), options.num_heads, groups, options.head_size, parts.down.weight.shape[1]]
+        gate_columns = 0 if parts.values is None else parts.values.gate.shape[1]
+        others = [*(parts.values or (None, None)), parts.scales, factors]
+        self._tensors += others
+        self.words += [*map(_address, others), options.num_heads, groups, options.head_size, parts.down.weight.shape[1]]
         self.words += [ACTIVATIONS.index(options.activation), int(options.is_gated), options.window or 0]
-        self.words.append(int(options.norms_all_heads))
+        self.words += [int(options.norms_all_heads), gate_columns]
 
 
 class TokenHead:
@@ -145,6 +159,8 @@ class TokenModel:
         caches: Sequence[Tensor] = (),
         mask_B11S: Tensor | None = None,
         rotations: Sequence[Rotation | None] | None = None,
+        tokens_B: Tensor | None = None,
+        embedding_BD: Tensor | None = None,
     ) -> Tensor:
         """Return the logits ``[B, V]``, fp32, of one token of each text, or its hidden states, like ``x``.
 
@@ -153,8 +169,12 @@ class TokenModel:
             caches: for each block ``[B, 2, G, S, K]``, fp32, contiguous along K; the call writes the last column.
             mask_B11S: fp32, added to the scores; None for 0.
             rotations: of each block's queries and keys; None for none.
+            tokens_B: int64, for embeddings of values.
+            embedding_BD: like ``x``, for ``scales``.
         """
         x_BD, head = x_BD.contiguous(), self.head
+        embedding_BD = None if embedding_BD is None else embedding_BD.contiguous()
+        tokens_B = None if tokens_B is None else tokens_B.contiguous()
         mask = (0, 0) if mask_B11S is None else (mask_B11S.data_ptr(), mask_B11S.stride(0))
         words = array("q")
         for cache, rotation in zip(caches, rotations or [None] * len(caches), strict=True):
@@ -163,8 +183,9 @@ class TokenModel:
         num_rows, size = x_BD.shape
         out = torch.empty_like(x_BD) if head is None else x_BD.new_empty(num_rows, head.vocabulary, dtype=torch.float32)
         self._form(
-            f"tokens_{SUFFIXES[x_BD.dtype]}", x_BD, num_rows, size, len(caches), self._words, words.buffer_info()[0],
-            None if head is None else head.words, out, min(torch.get_num_threads(), self.most_threads),
+            f"tokens_{SUFFIXES[x_BD.dtype]}", x_BD, embedding_BD, tokens_B, num_rows, size, len(caches), self._words,
+            words.buffer_info()[0], None if head is None else head.words, out,
+            min(torch.get_num_threads(), self.most_threads),
         )  # fmt: skip
         return out
 
@@ -218,12 +239,16 @@ def drawn_parts(
     )  # fmt: skip
     if not is_rms:
         return plain
+    columns = min(size, 12)
+    values = TokenValues(torch.randn(50, kv, generator=generator), torch.randn(groups, columns, generator=generator))
     widths = (inner, kv) if options.norms_all_heads else (options.head_size, options.head_size)
     return plain._replace(
         query_norm=norm(widths[0]),
         key_norm=norm(widths[1]),
         attention_output_norm=norm(size),
         output_norm=norm(size),
+        values=values,
+        scales=torch.randn(2, generator=generator),
     )
 
 
@@ -234,12 +259,20 @@ def exact_block(
     parts: TokenParts,
     options: TokenOptions,
     rotation: Rotation | None = None,
+    tokens_B: Tensor | None = None,
+    embedding_BD: Tensor | None = None,
 ) -> Tensor:
     """Return the result of a block by its formula in float64; update the cache."""
     batch, size, groups = len(x_BD), options.head_size, cache_B2GSK.shape[2]
+    if parts.scales is not None and embedding_BD is not None:
+        x_BD = parts.scales[0] * x_BD + parts.scales[1] * embedding_BD
     normed = exact_of_norm(x_BD, parts.attention_norm)
     packed = torch.cat([_exact_linear(normed, layer) for layer in parts.qkv], 1).view(batch, -1, size)
     q, k, v = packed.tensor_split((options.num_heads, options.num_heads + groups), 1)
+    if parts.values is not None and tokens_B is not None:
+        table, gate = (tensor.double() for tensor in parts.values)
+        shares_BG = 3 * torch.sigmoid(normed[:, : gate.shape[1]] @ gate.t())
+        v = v + shares_BG.unsqueeze(2) * table[tokens_B].view_as(v)
     q, k = (_exact_entry(x, norm, options, rotation) for x, norm in ((q, parts.query_norm), (k, parts.key_norm)))
     cache_B2GSK[:, :, :, -1] = torch.stack((k, v), 1)
     keys, values = (x.repeat_interleave(options.num_heads // groups, 1) for x in cache_B2GSK.unbind(1))
@@ -282,19 +315,20 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
     for options, rotation, cap in ((_GPT, None, None), (_DECODER, (angles.cos(), angles.sin()), 2.0)):
         parts = drawn_parts(dtype, size, options, 45, is_rms=rotation is not None)
         x_BD = torch.randn(9, size, generator=generator).to(dtype)
+        tokens, start = torch.arange(9) * 5, torch.randn(9, size, generator=generator).to(dtype)
         cache = torch.randn(9, 2, options.num_kv_heads or options.num_heads, 20, options.head_size, generator=generator)
         table = torch.randn(75, size, generator=generator).to(dtype)
         assert parts.norm is not None
         block, head = TokenBlock(parts, options), TokenHead(parts.norm, table, cap)
         exact_cache = cache.double()
-        y_BD = exact_block(x_BD.double(), exact_cache, None, parts, options, rotation)
+        y_BD = exact_block(x_BD.double(), exact_cache, None, parts, options, rotation, tokens, start.double())
         right = exact_of_norm(y_BD, parts.norm) @ table.double().t()
         pairs = (
             (
-                TokenModel(form, [block], head)(x_BD, [cache], None, [rotation]),
+                TokenModel(form, [block], head)(x_BD, [cache], None, [rotation], tokens, start),
                 right if cap is None else cap * torch.tanh(right / cap),
             ),
-            (TokenModel(form, [block])(x_BD, [cache], None, [rotation]), y_BD),
+            (TokenModel(form, [block])(x_BD, [cache], None, [rotation], tokens, start), y_BD),
             (cache, exact_cache),
         )
         if not all(torch.allclose(own.double(), other, rtol=tolerance, atol=tolerance) for own, other in pairs):

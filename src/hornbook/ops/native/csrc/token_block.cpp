@@ -8,100 +8,14 @@
 
 #include "activations.h"
 #include "entry.h"
-#include "threads.h"
+#include "few_rows.h"
 
 namespace {
 
-constexpr i64 W = Vec::lanes, most_rows = 8;
+constexpr i64 most_rows = 8;
 
 inline void wait_for_all(int count) {
   if (count > 1) hb_runtime.barrier();
-}
-
-// The sums of up to 8 vectors; each is added up in the order of sum().
-inline void sums_of(const Vec* v, int count, float* out) {
-#ifdef __AVX512F__
-  __m512 a[8];
-  for (int i = 0; i < 8; i++) a[i] = i < count ? v[i].v : _mm512_setzero_ps();
-  for (int i = 0; i < 4; i++)
-    a[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x44),
-                         _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xEE));
-  for (int i = 0; i < 2; i++)
-    a[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x88),
-                         _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xDD));
-  const __m512 pairs = _mm512_add_ps(_mm512_unpacklo_ps(a[0], a[1]), _mm512_unpackhi_ps(a[0], a[1]));
-  alignas(64) float lanes[16];
-  _mm512_store_ps(lanes, _mm512_add_ps(pairs, _mm512_permute_ps(pairs, 0x4E)));
-  for (int i = 0; i < count; i++) out[i] = lanes[i % 4 * 4 + i / 4];
-#else
-  for (int i = 0; i < count; i++) out[i] = sum(v[i]);
-#endif
-}
-
-// Products of `num_rows` rows of x by `columns` rows of weights, `step` apart. With several rows, the sums keep the
-// processor too busy to run ahead to the next weights, so these are fetched beforehand.
-template <int num_rows, int columns, class T>
-void dot_block(const float* x, i64 stride, const T* weight, i64 step, i64 inputs, float* out) {
-  Vec sums[columns][num_rows];
-#pragma GCC unroll 8
-  for (int c = 0; c < columns; c++)
-#pragma GCC unroll 8
-    for (int r = 0; r < num_rows; r++) sums[c][r] = set1(0.0f);
-  for (i64 k = 0; k < inputs; k += W) {
-    const i64 n = smaller(W, inputs - k);
-    Vec values[columns];
-#pragma GCC unroll 8
-    for (int c = 0; c < columns; c++) {
-      const T* from = weight + c * step + k;
-      if constexpr (num_rows > 1) _mm_prefetch(reinterpret_cast<const char*>(from + columns * step), _MM_HINT_T0);
-      values[c] = n == W ? load(from) : load(from, n);
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < num_rows; r++) {
-      const float* from = x + r * stride + k;
-      const Vec row = n == W ? load(from) : load(from, n);
-#pragma GCC unroll 8
-      for (int c = 0; c < columns; c++) sums[c][r] = fma(values[c], row, sums[c][r]);
-    }
-  }
-  constexpr int all = columns * num_rows;
-#pragma GCC unroll 8
-  for (int i = 0; i < all; i += 8) sums_of(&sums[0][0] + i, all - i < 8 ? all - i : 8, out + i);
-}
-
-// Calls store(row, column, value) for a range of columns of x Wᵀ + bias.
-template <int num_rows, class T, class Store>
-void dot_range(const float* x, i64 stride, const T* weight, i64 step, const float* bias, i64 inputs, Range own,
-               Store store) {
-  constexpr int columns = Vec::lanes == 16 ? (num_rows <= 2 ? 8 : num_rows <= 5 ? 4 : 3) : (num_rows <= 2 ? 4 : 1);
-  float block[columns * num_rows];
-  const auto store_columns = [&](i64 first, i64 count) {
-    for (i64 c = 0; c < count; c++)
-      for (i64 r = 0; r < num_rows; r++) store(r, first + c, block[c * num_rows + r] + (bias ? bias[first + c] : 0.0f));
-  };
-  i64 column = own.begin;
-  for (; column + columns <= own.end; column += columns) {
-    dot_block<num_rows, columns>(x, stride, weight + column * step, step, inputs, block);
-    store_columns(column, columns);
-  }
-  for (; column < own.end; column++) {
-    dot_block<num_rows, 1>(x, stride, weight + column * step, step, inputs, block);
-    store_columns(column, 1);
-  }
-}
-
-template <class T, class Store>
-void dot(const float* x, i64 rows, i64 stride, const T* weight, const float* bias, i64 inputs, Range own, Store store) {
-  switch (rows) {
-    case 1: return dot_range<1>(x, stride, weight, inputs, bias, inputs, own, store);
-    case 2: return dot_range<2>(x, stride, weight, inputs, bias, inputs, own, store);
-    case 3: return dot_range<3>(x, stride, weight, inputs, bias, inputs, own, store);
-    case 4: return dot_range<4>(x, stride, weight, inputs, bias, inputs, own, store);
-    case 5: return dot_range<5>(x, stride, weight, inputs, bias, inputs, own, store);
-    case 6: return dot_range<6>(x, stride, weight, inputs, bias, inputs, own, store);
-    case 7: return dot_range<7>(x, stride, weight, inputs, bias, inputs, own, store);
-    default: return dot_range<8>(x, stride, weight, inputs, bias, inputs, own, store);
-  }
 }
 
 // A layer or RMS norm; gain and bias may be null, and no epsilon is no norm.
@@ -172,8 +86,10 @@ struct Block {
   const T* down;
   const float* down_bias;
   Norm output_norm;
-  const float* factors;  // of scores, and their cap, 0 for none
-  i64 heads, groups, head_size, feed_forward, activation, is_gated, window, norms_width;
+  const float *value_table, *value_gate;  // [ids][groups][size] and [groups][gate_columns], or null
+  const float* scales;                    // of the hidden states and of the embedding, or null
+  const float* factors;                   // of scores, and their cap, 0 for none
+  i64 heads, groups, head_size, feed_forward, activation, is_gated, window, norms_width, gate_columns;
 
   i64 width() const { return (heads + 2 * groups) * head_size; }
 };
@@ -189,10 +105,25 @@ void enter(const Block<T>& p, const Cache& cache, const Norm& norm, const float*
   entry.enter(gain, x, scale, size, row, line);
 }
 
-// The attention of the heads of one row that share keys and values; `qkv` is the row's, `scores` has a place for each
-// column and then for two rows of a head.
+// Writes one head of values, plus the gated embedding of its token, if there is one; `x` is attention's input.
 template <class T>
-void attend(const Block<T>& p, const Cache& cache, const float* qkv, i64 row, i64 group, float* scores, float* out) {
+void enter_values(const Block<T>& p, const float* v, const float* x, i64 token, i64 group, float* values) {
+  const i64 size = p.head_size;
+  float gate = 0.0f;
+  if (p.value_table) {
+    float logit = 0.0f;
+    for (i64 c = 0; c < p.gate_columns; c++) logit += p.value_gate[group * p.gate_columns + c] * x[c];
+    gate = 3.0f / (1.0f + std::exp(-logit));
+  }
+  const float* row = p.value_table ? p.value_table + (token * p.groups + group) * size : v;
+  for (i64 i = 0; i < size; i++) values[i] = p.value_table ? v[i] + gate * row[i] : v[i];
+}
+
+// The attention of the heads of one row that share keys and values; `x` and `qkv` are the row's, `scores` has a place
+// for each column and then for two rows of a head.
+template <class T>
+void attend(const Block<T>& p, const Cache& cache, const float* x, const float* qkv, i64 token, i64 row, i64 group,
+            float* scores, float* out) {
   const i64 size = p.head_size, heads = p.heads / p.groups, last = (cache.columns - 1) * cache.column;
   float* line = scores + round_up(cache.columns, W);
   float* keys = cache.data + row * cache.row + group * cache.head;
@@ -200,7 +131,7 @@ void attend(const Block<T>& p, const Cache& cache, const float* qkv, i64 row, i6
   const float *k = qkv + p.heads * size, *mask = cache.mask ? cache.mask + row * cache.mask_row : nullptr;
   enter(p, cache, p.key_norm, k, p.groups, group, row, line);
   std::memcpy(keys + last, line, static_cast<std::size_t>(size) * sizeof(float));
-  std::memcpy(values + last, k + (p.groups + group) * size, static_cast<std::size_t>(size) * sizeof(float));
+  enter_values(p, k + (p.groups + group) * size, x, token, group, values + last);
   const float scale = p.factors[0], cap = p.factors[1];
   constexpr float lowest = -std::numeric_limits<float>::infinity();
   // the first column that the text sees: earlier ones may hold anything, and 0 * NaN is NaN
@@ -272,7 +203,8 @@ void add_output(const float* value, i64 stride, i64 inputs, const T* weight, con
 }
 
 template <class T>
-void run_block(const Block<T>& p, i64 rows, i64 hidden, const Cache& cache, const Buffers& b, int thread, int count) {
+void run_block(const Block<T>& p, i64 rows, i64 hidden, const i64* tokens, const Cache& cache, const Buffers& b,
+               int thread, int count) {
   const i64 inner = p.heads * p.head_size, kv = 2 * p.groups * p.head_size, width = p.width();
   auto* normed = static_cast<float*>(scratch(1, rows * b.wide * i64(sizeof(float))));
   const auto input = [&](const Norm& norm) -> const float* {
@@ -291,7 +223,8 @@ void run_block(const Block<T>& p, i64 rows, i64 hidden, const Cache& cache, cons
   const Range tasks = share(rows * p.groups, 1, thread, count);
   for (i64 task = tasks.begin; task < tasks.end; task++) {
     const i64 row = task / p.groups;
-    attend(p, cache, b.qkv + row * width, row, task % p.groups, scores, b.mixed + row * b.inner);
+    attend(p, cache, x + row * b.wide, b.qkv + row * width, tokens ? tokens[row] : 0, row, task % p.groups, scores,
+           b.mixed + row * b.inner);
   }
   wait_for_all(count);
   add_output(b.mixed, b.inner, inner, p.out, p.out_bias, p.attention_output_norm, rows, hidden, b, thread, count);
@@ -317,7 +250,8 @@ void run_block(const Block<T>& p, i64 rows, i64 hidden, const Cache& cache, cons
 // A call: `x` goes through the blocks; `head` makes logits of it, and without one it is the result itself.
 template <class T>
 struct Pass {
-  const T* x;
+  const T *x, *embedding;
+  const i64* tokens;
   i64 rows, hidden, num_blocks;
   const Block<T>* blocks;
   const Cache* caches;
@@ -339,7 +273,16 @@ void run_rows(const Pass<T>& pass, i64 first, i64 rows, const Buffers& b, int th
     cache.data += first * cache.row;
     if (cache.mask) cache.mask += first * cache.mask_row;
     if (cache.cosines) cache.cosines += first * cache.half, cache.sines += first * cache.half;
-    run_block(pass.blocks[i], rows, hidden, cache, b, thread, count);
+    if (const float* scales = pass.blocks[i].scales) {
+      for (i64 r = own.begin; r < own.end; r++)
+        for (i64 c = 0; c < hidden; c += W) {
+          const Vec start = load(pass.embedding + (first + r) * hidden + c, smaller(W, hidden - c));
+          float* x = b.x + r * b.wide + c;
+          store(x, fma(load(x), set1(scales[0]), start * set1(scales[1])));
+        }
+      wait_for_all(count);
+    }
+    run_block(pass.blocks[i], rows, hidden, pass.tokens ? pass.tokens + first : nullptr, cache, b, thread, count);
   }
   if (pass.head) {
     const Head<T>& head = *pass.head;
@@ -390,12 +333,13 @@ void run(const Pass<T>& pass, i64 threads) {
 
 }  // namespace
 
-// `caches` has a Cache for each block.
-#define HB_TOKEN(name, T)                                                                                       \
-  HB_EXPORT(void, tokens_##name)(const T* x, i64 rows, i64 hidden, i64 num_blocks, const Block<T>* blocks,      \
-                                const Cache* caches, const Head<T>* head, void* out, i64 threads) {             \
-    static_assert(sizeof(Block<T>) == 43 * sizeof(i64) && sizeof(Cache) == 11 * sizeof(i64), "a field is a word"); \
-    run(Pass<T>{x, rows, hidden, num_blocks, blocks, caches, head, out}, threads);                              \
+// `caches` has a Cache for each block; `embedding` and `tokens` may be null if no block reads them.
+#define HB_TOKEN(name, T)                                                                                          \
+  HB_EXPORT(void, tokens_##name)(const T* x, const T* embedding, const i64* tokens, i64 rows, i64 hidden,          \
+                                i64 num_blocks, const Block<T>* blocks, const Cache* caches, const Head<T>* head,  \
+                                void* out, i64 threads) {                                                          \
+    static_assert(sizeof(Block<T>) == 47 * sizeof(i64) && sizeof(Cache) == 11 * sizeof(i64), "a field is a word"); \
+    run(Pass<T>{x, embedding, tokens, rows, hidden, num_blocks, blocks, caches, head, out}, threads);              \
   }
 
 HB_TOKEN(f32, float)
