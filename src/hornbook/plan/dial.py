@@ -12,7 +12,7 @@ square root. Rates grow with the square root of the batch, and the batch with a 
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,8 +26,53 @@ LEAST_STEPS: Final = 50
 _DEPTH, _WINDOWS, _RATE, _TABLE_RATE, _HEAD_RATE = 4, 16, 0.028, 0.045, 0.006
 _BATCH_TOKENS, _BATCH_EXPONENT, _LEAST_BATCH = 2**21, 0.6, 2048
 _LONGEST_WARM_UP = 100
+_COUNTS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+_BYTES = {"b": 1, "mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LONGEST = 365 * 86_400
+MOST_EPOCHS: Final = 8
+"""Of the measured runs; what more repeats do is not known."""
+
+
+DIALS: Final = ("time", "params", "tokens", "flops", "memory")
+_SMALLEST, _LARGEST = 1.0, 1e30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dial:
+    """What the user gives of a training: its time in seconds, or parameters, tokens, FLOPs, or bytes of memory."""
+
+    name: str
+    words: str
+    value: float
+
+    def __str__(self) -> str:
+        """Return it as the user wrote it."""
+        return f"{self.name} {self.words}"
+
+    @classmethod
+    def of(cls, given: Mapping[str, object]) -> "Dial":
+        """Read the dial that is set, a number or text by name, None if it is not.
+
+        Raises:
+            UserError: it is none or several, or not a positive number of sensible size.
+        """
+        known = {name: str(value) for name, value in given.items() if value is not None}
+        if len(known) != 1:
+            told = " and ".join(f"`{name}`" for name in known) or "none"
+            raise UserError(f"`auto` takes one of {', '.join(f'`{name}`' for name in DIALS)}, got {told}")
+        (name, words), *_ = known.items()
+        if name == "time":
+            return cls(name=name, words=words, value=read_time(words))
+        match = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?(?:e\+?\d+)?)\s*([a-z]*)", words.strip().lower())
+        units = _BYTES if name == "memory" else _COUNTS
+        if match is None or match[2] not in units:
+            example = "8GB" if name == "memory" else "30M or 3e7"
+            raise UserError(f"`{name}` is {words!r}: expected a number such as {example}")
+        value = float(re.sub("[_,]", "", match[1])) * units[match[2]]
+        if not _SMALLEST <= value <= _LARGEST:
+            raise UserError(f"`{name}` is {words!r}: expected a number from {_SMALLEST:g} to {_LARGEST:g}")
+        return cls(name=name, words=words, value=value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +106,26 @@ class Law:
         return self.size * num_weights(depth) ** -self.alpha + self.data * worth**-self.beta
 
 
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Floor and scale of a corpus's loss: ``floor + scale * Law.loss``, in bits per byte.
+
+    Attributes:
+        floor: bits per byte that no model here would go below.
+        scale: of the rest.
+    """
+
+    floor: float
+    scale: float
+
+    @classmethod
+    def of(cls, compressed: float) -> "Corpus":
+        """Estimate them from the bits per byte of xz on 1 MiB of the text: straight lines through the fit's corpora."""
+        return cls(floor=max(0.0, -1.724 + 1.137 * compressed), scale=max(0.1, 1.982 - 0.430 * compressed))
+
+
+INTERVAL: Final = 0.1
+"""Share of the predicted loss by which a corpus that is not in the fit may differ: a guess, since three are few."""
 LAW: Final = Law(
     size=2.369, alpha=0.2025, data=14.67, beta=0.2104, repeats=1.36, largest=12 * 384**2 * 6, longest=2.0**23
 )
@@ -89,32 +154,48 @@ class Choice:
 
 
 def choose(
-    seconds: float, unique: int, token_seconds: Callable[[int], float], depths: range, law: Law = LAW
+    seconds: float, unique: float, token_seconds: Callable[[int], float], depths: range, law: Law = LAW
 ) -> list[Choice]:
     """Return what each depth would reach in the given time, in the order of the loss, the best first.
 
     Args:
         seconds: of the training steps.
-        unique: tokens of the training split.
+        unique: tokens of the training split, infinite if it is not known.
         token_seconds: returns the seconds per token of a depth.
         depths: those that may be chosen.
         law: of the loss.
     """
     found = []
     for depth in depths:
-        tokens = int(seconds / token_seconds(depth))
+        tokens = int(min(seconds / token_seconds(depth), MOST_EPOCHS * unique))
         beyond = num_weights(depth) > law.largest or tokens > law.longest
         found.append(
             Choice(
                 depth=depth,
                 tokens=tokens,
                 epochs=tokens / unique,
-                seconds=seconds,
+                seconds=tokens * token_seconds(depth),
                 loss=law.loss(depth, max(1, tokens), unique),
                 extrapolates=beyond,
             )
         )
     return sorted(found, key=lambda choice: choice.loss)
+
+
+def best_tokens(depth: int, law: Law = LAW) -> int:
+    """Return the tokens of a model's compute-optimal run: more FLOPs help it as much by size as by tokens."""
+    ratio = law.data * law.beta / (law.size * law.alpha)
+    return int((ratio * num_weights(depth) ** law.alpha) ** (1 / law.beta))
+
+
+def num_flops(depth: int, vocabulary: int) -> float:
+    """Return the FLOPs of a token's training: six for each weight of the blocks' and the head's products."""
+    return 6.0 * (num_weights(depth) + HEAD_SIZE * depth * vocabulary)
+
+
+def useful_epochs(law: Law = LAW) -> float:
+    """Return the epochs after which another one teaches less than a tenth of what the first did."""
+    return 1 + law.repeats * math.log(10)
 
 
 def read_time(text: str) -> float:
