@@ -2,8 +2,8 @@
 
     timed: 2 -> choose among all depths -> 5 -> timed: 5 -> choose again -> 4 -> timed: 4 -> choose again -> 4
 
-The FLOP/s of depths that were not timed are those of the nearest that was. The choice is written to the run's folder, so
-that the same command resumes the run instead of choosing again.
+The FLOP/s of depths that were not timed are those of the nearest that was. The choice is written to the run's folder,
+so that the same command resumes the run instead of choosing again.
 """
 
 import lzma

@@ -25,6 +25,7 @@ LEAST_STEPS: Final = 50
 """Fewer teach nothing: the rates only rise and fall."""
 _DEPTH, _WINDOWS, _RATE, _TABLE_RATE, _HEAD_RATE = 4, 16, 0.028, 0.045, 0.006
 _BATCH_TOKENS, _BATCH_EXPONENT, _LEAST_BATCH = 2**21, 0.6, 2048
+_MOST_SCALE = math.sqrt(2)  # that of the longest measured run; a larger batch does not raise rates further
 _LONGEST_WARM_UP = 100
 _COUNTS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 _BYTES = {"b": 1, "mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -229,7 +230,7 @@ def options_of(depth: int, tokens: int, *, windows: int | None = None, length: i
     """
     windows = windows or batch_windows(tokens, length)
     steps = max(1, tokens // (windows * length))
-    scale, narrow = math.sqrt(windows * length / (_WINDOWS * 256)), math.sqrt(_DEPTH / depth)
+    scale, narrow = min(_MOST_SCALE, math.sqrt(windows * length / (_WINDOWS * 256))), math.sqrt(_DEPTH / depth)
     return {
         "model.num_layers": max(2, depth),
         "model.hidden_size": HEAD_SIZE * depth,
