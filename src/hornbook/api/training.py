@@ -19,6 +19,9 @@ from hornbook.config.recipe import Recipe, flatten
 from hornbook.config.recipe_files import Leaf, Tree, merge
 from hornbook.config.sections import Compute
 from hornbook.errors import UserError
+from hornbook.measure.dial import NAME, auto_recipe
+from hornbook.parallel.device import choose_device, prepare
+from hornbook.plan.dial import Dial
 from hornbook.run.callbacks import Callback
 from hornbook.run.initial_weights import InitFrom
 from hornbook.run.launch import train as train_resolved
@@ -91,6 +94,7 @@ def train(
     device: str = "auto",
     threads: int | None = None,
     callbacks: Sequence[Callback] = (),
+    **dial: str | float,
 ) -> Run:
     """Train a recipe, as ``hornbook train`` does, and return the finished run.
 
@@ -109,6 +113,7 @@ def train(
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"mps"``.
         threads: number of CPU threads of this process from now on; None: ``OMP_NUM_THREADS`` or, by default, one per
             physical core.
+        dial: for the recipe ``"auto"``, one of ``time="30m"``, ``params``, ``tokens``, ``flops`` and ``memory``.
         callbacks: functions of a `hornbook.run.callbacks.Event`, called after each step and each validation.
 
     Raises:
@@ -124,11 +129,19 @@ def train(
     leaves = override_leaves(overrides or {})
     folder = None if output is None else Path(output)
     source = None if init_from is None else InitFrom(source=str(init_from), keep_optimizer=keep_optimizer)
-    resolved = (
-        override_recipe(recipe, leaves)
-        if isinstance(recipe, Recipe)
-        else start_recipe(str(recipe), leaves, output=folder, init_from=source)
-    )
+    ends_at = None
+    if recipe == NAME:
+        if source is not None:
+            raise UserError("auto chooses the architecture, but init_from sets it: remove it, or train its recipe")
+        chosen = choose_device(device)
+        prepare(chosen, threads)
+        resolved, ends_at = auto_recipe(Dial.of(dial), leaves, folder, chosen, writes=True)
+    elif dial:
+        raise UserError(f"{next(iter(dial))} applies only to the recipe auto, and is no other argument of train")
+    elif isinstance(recipe, Recipe):
+        resolved = override_recipe(recipe, leaves)
+    else:
+        resolved = start_recipe(str(recipe), leaves, output=folder, init_from=source)
     summary = train_resolved(
         resolved,
         output=folder,
@@ -137,6 +150,7 @@ def train(
         init_from=source,
         allow_rate_change=allow_learning_rate_change,
         callbacks=callbacks,
+        ends_at=ends_at,
     )
     return Run(path=Path(summary["run"]), recipe=resolved.recipe, summary=summary)
 

@@ -10,6 +10,8 @@ size. ``--check`` compares it with measurements of two real steps.
 """
 
 import argparse
+import math
+import re
 from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import (
@@ -17,12 +19,12 @@ from hornbook.cli.arguments import (
     add_recipe_arguments,
     join_ranks,
     positive_fraction,
-    positive_integer,
     positive_number,
     read_size,
     start_processes,
 )
 from hornbook.cli.plan_table import describe_plan, print_layouts, print_plan
+from hornbook.config.recipe_files import Leaf
 from hornbook.errors import UserError
 from hornbook.parallel import launched
 from hornbook.wording import spelled
@@ -33,11 +35,15 @@ if TYPE_CHECKING:
     from hornbook.plan.planner import Machine
 
 _REFUSED = 2
+_VOCABULARY = 32_768  # of the recipe auto without data
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("--devices", type=positive_integer, help="number of ranks, one device each (default: 1)")
+    parser.add_argument(
+        "--devices", metavar="N", help='number of ranks, one device each, or with their name, "8 x H100" (default: 1)'
+    )
+    parser.add_argument("--time", metavar="TIME", help="with the recipe auto: choose the model for a time, such as 12h")
     parser.add_argument("--device", metavar="NAME", help="h100, h200, b200, a100, l4, 4090 or cpu (default: h100)")
     parser.add_argument(
         "--memory", metavar="SIZE", help="memory per device, such as 80GiB (default: that of the hardware)"
@@ -77,8 +83,13 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.config import load_recipe
 
     with launched.report_once():
+        _read_devices(arguments)
         _refuse_other_mode(arguments)
-        recipe, facts = planned_recipe(load_recipe(arguments.recipe, arguments.overrides, require_data=False).recipe)
+        if arguments.recipe == "auto":
+            recipe, facts = _chosen(arguments)
+        else:
+            resolved = load_recipe(arguments.recipe, arguments.overrides, require_data=False)
+            recipe, facts = planned_recipe(resolved.recipe)
         machine = None if arguments.check else _machine(arguments)
     if machine is None:
         return _check(arguments, recipe)
@@ -103,8 +114,74 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     return {**document, "exit_code": 0 if plan.fits else _REFUSED}
 
 
+def _read_devices(arguments: argparse.Namespace) -> None:
+    """Replace ``--devices "8 x H100"`` by the number, and set ``--device``."""
+    if arguments.devices is None:
+        return
+    match = re.fullmatch(r"\s*([\d_]+)\s*(?:[x×*]\s*(\S+)\s*)?", arguments.devices)
+    if match is None or int(match[1].replace("_", "") or 0) < 1:
+        raise UserError(f'--devices {arguments.devices}: expected a number such as 8, or "8 x H100"')
+    if match[2] and arguments.device:
+        raise UserError("--devices names the device already: remove --device")
+    arguments.devices, arguments.device = int(match[1]), match[2] or arguments.device
+
+
+def _chosen(arguments: argparse.Namespace) -> tuple["Recipe", dict[str, str]]:
+    """Return the recipe that the law chooses for ``--time`` by predicted steps, and the reasons."""
+    from dataclasses import replace
+
+    from hornbook.config import load_recipe
+    from hornbook.config.build import fit_ranks
+    from hornbook.config.overrides import override_leaves
+    from hornbook.config.recipe_files import merge
+    from hornbook.plan.dial import BASE, LAW, MOST_DEPTH, best_tokens, choose, num_weights, options_of, read_time
+    from hornbook.plan.planner import make_plan
+
+    if arguments.time is None:
+        raise UserError("auto needs a time to plan: add `--time 12h`")
+    if arguments.check or arguments.kernels:
+        raise UserError("auto with --check or --kernels is not possible: use the recipe of `hornbook train auto`")
+    machine, seconds = _machine(arguments), read_time(arguments.time)
+
+    def recipe_of(depth: int, tokens: int) -> "Recipe":
+        options = {**override_leaves(options_of(depth, tokens)), ("", "name"): Leaf(value="auto", source="--time")}
+        resolved = load_recipe(BASE, merge(options, arguments.overrides), require_data=False)
+        return fit_ranks(resolved, machine.num_ranks).recipe
+
+    base, facts = planned_recipe(recipe_of(1, 1 << 20))
+    vocabulary, unique = base.model.vocab_size or _VOCABULARY, math.inf
+    if base.data.train:
+        from hornbook.corpora.store import open_store
+
+        unique = sum(open_store(path, "train").num_tokens for path in base.data.train)
+
+    def complete(depth: int, tokens: int) -> "Recipe":
+        recipe = recipe_of(depth, tokens)
+        return replace(recipe, model=replace(recipe.model, vocab_size=vocabulary))
+
+    plans = {}
+    for depth in range(1, MOST_DEPTH + 1):
+        plan = make_plan(complete(depth, max(1 << 23, best_tokens(depth))), machine, advises=False)
+        if plan.fits:
+            plans[depth] = plan.speed.seconds / (plan.recipe.training.global_batch_size * plan.recipe.sequence_length)
+    if not plans:
+        raise UserError("not even the smallest model fits in memory: use a larger device")
+    ranked = choose(seconds, unique, plans.__getitem__, range(1, max(plans) + 1))
+    best = ranked[0]
+    near = sorted((other for other in ranked if abs(other.depth - best.depth) == 1), key=lambda other: other.depth)
+    told = "; ".join(f"depth {other.depth}: {other.loss - best.loss:+.4f} of the law" for other in near)
+    beyond = num_weights(best.depth) > LAW.largest or best.tokens > LAW.longest
+    facts = {"data": facts.get("data", "unknown, taken as endless")} | {
+        "chosen": f"depth {best.depth}, {best.tokens:,} tokens in {arguments.time}; {told}",
+        **({"law": "extrapolated far beyond the measured runs, so take the size as a start"} if beyond else {}),
+    }
+    return complete(best.depth, best.tokens), facts
+
+
 def _refuse_other_mode(arguments: argparse.Namespace) -> None:
     """Raise UserError for options of predictions with ``--check``, and options of ``--check`` without it."""
+    if arguments.time is not None and arguments.recipe != "auto":
+        raise UserError("--time applies only to the recipe auto: `hornbook plan auto --time 12h`")
     of_plan = ("devices", "device", "memory", "efficiency", "price", "search", "kernels")
     unused = [name for name in ("devices", "memory", "efficiency", "price", "search") if getattr(arguments, name)]
     if arguments.kernels and unused:

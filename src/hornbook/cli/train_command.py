@@ -11,7 +11,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hornbook.cli.arguments import add_device_arguments, add_process_arguments, add_recipe_arguments, start_processes
+from hornbook.cli.arguments import (
+    add_device_arguments,
+    add_process_arguments,
+    add_recipe_arguments,
+    prepared_device,
+    start_processes,
+)
+from hornbook.parallel import launched
 from hornbook.parallel.launched import leave_cleanly, report_once
 from hornbook.parallel.launched import num_ranks as num_launched
 from hornbook.storage import refuse_file
@@ -35,6 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ),
     )
     add_process_arguments(parser)
+    dials = parser.add_argument_group("for RECIPE auto, which chooses the model, its rates and its length, one of")
+    dials.add_argument("--time", metavar="TIME", help="duration, such as 30m or 1h30m, from the start to the end")
+    dials.add_argument("--params", metavar="N", help="parameters at most, such as 30M")
+    dials.add_argument("--tokens", metavar="N", help="tokens to train on, repeats included, such as 100M")
+    dials.add_argument("--flops", metavar="N", help="FLOPs of the training, such as 1e15")
+    dials.add_argument("--memory", metavar="SIZE", help="memory of the training at most, such as 8GB")
     add_run_arguments(parser)
 
 
@@ -69,7 +82,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     looking = arguments.print_recipe or arguments.dry_run
     with leave_cleanly():
         with report_once():
-            resolved, init_from = resolve_run(arguments, require_data=not looking)
+            resolved, init_from, ends_at = _resolve(arguments, looking)
             if not looking:
                 _refuse_missing_data(resolved.recipe)
                 refuse_file(arguments.output or resolved.output)
@@ -93,7 +106,32 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
             threads=arguments.threads,
             init_from=init_from,
             allow_rate_change=arguments.allow_learning_rate_change,
+            ends_at=ends_at,
         )
+
+
+def _resolve(arguments: argparse.Namespace, looking: bool) -> "tuple[Resolved, InitFrom | None, float | None]":
+    """Return what `resolve_run` does, and the `time.time` at which the run shall end, None if it may take any."""
+    from hornbook.errors import UserError
+    from hornbook.plan.dial import DIALS, Dial
+
+    given = {name: getattr(arguments, name) for name in DIALS}
+    if arguments.recipe != "auto":
+        if used := [name for name, value in given.items() if value is not None]:
+            raise UserError(f"--{used[0]} applies only to the recipe auto: `hornbook train auto --{used[0]} ...`")
+        return *resolve_run(arguments, require_data=not looking), None
+    dial = Dial.of(given)
+    if arguments.init_from:
+        raise UserError("auto chooses the architecture, but --init-from sets it: remove it, or train its recipe")
+    from hornbook.config.build import fit_ranks
+    from hornbook.measure.dial import auto_recipe, prepared_choice
+
+    if launched.is_rank() and num_launched() > 1:
+        resolved, ends_at = prepared_choice(dial, arguments.overrides, arguments.output)
+    else:
+        device = prepared_device(arguments)
+        resolved, ends_at = auto_recipe(dial, arguments.overrides, arguments.output, device, writes=not looking)
+    return fit_ranks(resolved, arguments.processes or num_launched()), None, ends_at
 
 
 def _refuse_missing_data(recipe: "Recipe") -> None:

@@ -156,6 +156,12 @@ class RunFolder:
             replace_file(path, content)
         return put_back
 
+    def correct(self, recipe: Recipe) -> None:
+        """Write the recipe of a run that has changed its own length."""
+        identity = read_identity(self.identity) | {"recipe": recipe_to_dict(recipe)}
+        replace_file(self.identity, dump_json(identity))
+        replace_file(self.path / "recipe.toml", recipe_to_toml(recipe).encode())
+
     def refuse_other_run(self, recipe: Recipe, fingerprints: dict[str, str | None]) -> None:
         """Raise UserError for a folder with another run that has made a step; see `enter`."""
         if (old := self.last_recipe) is None:

@@ -1,0 +1,299 @@
+"""Choose the decoder for a time on this machine, by timing a few steps of promising depths.
+
+    timed: 2 -> choose among all depths -> 5 -> timed: 5 -> choose again -> 4 -> timed: 4 -> choose again -> 4
+
+The FLOP/s of depths that were not timed are those of the nearest that was. The choice is written to the run's folder,
+so that the same command resumes the run instead of choosing again.
+"""
+
+import lzma
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy
+import torch
+
+from hornbook.config.build import Draft, Resolved, check, read_draft
+from hornbook.config.overrides import override_leaves
+from hornbook.config.recipe import Recipe
+from hornbook.config.recipe_files import Leaf, Tree, merge
+from hornbook.corpora.store import TokenStore
+from hornbook.errors import UserError
+from hornbook.measure.throughput import hornbook_step, measure_steps
+from hornbook.parallel.world import World
+from hornbook.plan.dial import (
+    BASE,
+    INTERVAL,
+    LAW,
+    LEAST_STEPS,
+    MOST_DEPTH,
+    MOST_EPOCHS,
+    Choice,
+    Corpus,
+    Dial,
+    best_tokens,
+    choose,
+    num_flops,
+    num_weights,
+    options_of,
+    useful_epochs,
+)
+from hornbook.run.planning import plan_here
+from hornbook.run.run_folder import RunFolder
+from hornbook.samples.sources import Sources, complete, open_sources
+from hornbook.storage.files import replace_file
+from hornbook.storage.json_files import dump_json, read_json
+
+NAME: Final = "auto"
+"""Of the recipe, and of its run."""
+_FILE = "choice.json"
+_FIRST_DEPTH, _ROUNDS = 2, 2
+_START_AND_END = 8.0  # seconds: opening the run, its last validation, checkpoint and report
+_OTHER = 1.03  # checkpoints, logs and other processes
+_LENGTHS = (("training", "steps"), ("training", "epochs"), ("training", "tokens"))
+_PIECES, _PIECE = 16, 20_000  # tokens of the text that is compressed
+_PATIENCE = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialed:
+    """The chosen depth, the depths beside it, and the seconds per token of those that were timed."""
+
+    best: Choice
+    others: list[Choice]
+    token_seconds: dict[int, float]
+
+
+def auto_recipe(
+    dial: Dial, overrides: Tree, output: Path | None, device: torch.device, *, writes: bool
+) -> tuple[Resolved, float | None]:
+    """Return the recipe for a time or another dial, with the reasons as notes, and the `time.time` at which to end.
+
+    The folder's choice is used again if it has one; then the time is None, since the run resumes.
+
+    Args:
+        dial: what the user set.
+        overrides: options of the recipe.
+        output: folder of the run; None for ``runs/auto``.
+        device: one of those that train.
+        writes: whether to write the choice to the folder.
+
+    Raises:
+        RecipeError: an option is invalid.
+        UserError: an option contradicts the choice, the folder has that for another dial, or the time is too short.
+        DataError: the data are missing or damaged.
+    """
+    begun = time.time()
+    draft = _draft(dial, overrides)
+    folder = output or Path("runs") / draft.name
+    if (folder / _FILE).exists():
+        return _again(draft, dial, folder)
+    base = check(draft).recipe
+    sources = open_sources(base)
+    unique = sum(store.num_tokens for store in sources.train if isinstance(store, TokenStore))
+    if unique < 2 * base.sequence_length:
+        raise UserError(
+            f"{', '.join(base.data.train)} has {unique:,} tokens to train on, fewer than two windows of "
+            f"{base.sequence_length}: build a larger corpus"
+        )
+
+    def recipe_of(choice: Choice) -> Recipe:
+        return complete(
+            _with_options(draft, options_of(choice.depth, choice.tokens, length=length), dial).recipe, sources
+        )
+
+    length, vocabulary = base.sequence_length, complete(base, sources).model.vocab_size
+    assert vocabulary is not None, "`complete` fills it in"
+    found = _turn(dial, begun, unique, vocabulary, recipe_of, device)
+    options: dict[str, Any] = options_of(found.best.depth, found.best.tokens, length=length)
+    if options["training.steps"] < LEAST_STEPS:
+        raise UserError(
+            f"{dial} is enough for {options['training.steps']} steps of the smallest model here, but teaching it "
+            f"anything takes at least {LEAST_STEPS}: give more"
+        )
+    options |= _intervals(options["training.steps"], stops=sources.validation is not None)
+    resolved = _with_options(draft, options, dial)
+    notes = (*_reasons(found, dial, unique, sources), *resolved.notes)
+    end = begun + dial.value if dial.name == "time" else None
+    if writes:
+        document = {"dial": str(dial), "options": options, "token_seconds": found.token_seconds, "ends_at": end}
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / _FILE, dump_json(document))
+    return replace(resolved, notes=notes), end
+
+
+def prepared_choice(dial: Dial, overrides: Tree, output: Path | None) -> tuple[Resolved, float | None]:
+    """Return what `auto_recipe` does for a rank, which must not choose on its own.
+
+    Raises:
+        UserError: there is no choice; or see `auto_recipe`.
+    """
+    draft = _draft(dial, overrides)
+    folder = output or Path("runs") / draft.name
+    if not (folder / _FILE).exists():
+        raise UserError(
+            "`auto` measures before the ranks start: use `--processes` instead of torchrun, or `--print-recipe` first"
+        )
+    return _again(draft, dial, folder)
+
+
+def _draft(dial: Dial, overrides: Tree) -> Draft:
+    if given := [key for key in _LENGTHS if key in overrides]:
+        raise UserError(f"`{'.'.join(given[0])}` contradicts `{dial.name}`, which sets the length: remove one of them")
+    draft = read_draft(BASE, overrides)
+    return replace(draft, file=merge(draft.file, {("", "name"): Leaf(value=NAME, source=str(dial))}))
+
+
+def _again(draft: Draft, dial: Dial, folder: Path) -> tuple[Resolved, float | None]:
+    """Return the choice of a folder, with the time at which its run shall end if that has not begun."""
+    saved = read_json(folder / _FILE, "choice")
+    if saved["dial"] != str(dial):
+        raise UserError(
+            f"the model in {folder} was chosen for {saved['dial']}, not {dial}: use the same to resume it, or choose "
+            "another `output`"
+        )
+    last = RunFolder(path=folder).last_recipe  # its length was corrected during the run
+    corrected = {"training.steps": last.training.steps} if last else {}
+    return _with_options(draft, saved["options"] | corrected, dial), None if last else saved["ends_at"]
+
+
+def _with_options(draft: Draft, options: dict[str, Any], dial: Dial) -> Resolved:
+    file = merge(draft.file, override_leaves(options, str(dial)))
+    return replace(check(replace(draft, file=file)), output=Path("runs") / draft.name)
+
+
+def _intervals(steps: int, *, stops: bool) -> dict[str, Any]:
+    """Return the intervals of a run with ten measurements, and when it stops early."""
+    every = max(1, steps // 10)
+    patience = {"evaluation.early_stopping_patience": _PATIENCE} if stops else {}
+    saving = {"checkpoint.every_steps": max(1, steps // 4), "tracking.sample_every_steps": max(1, steps // 5)}
+    return {"evaluation.every_steps": every, **saving, **patience}
+
+
+def _reasons(found: Dialed, dial: Dial, unique: int, sources: Sources) -> Iterator[str]:
+    """Yield the choice and its reasons, one line each."""
+    best = found.best
+    speed = (
+        f", {1 / found.token_seconds[best.depth]:,.0f} tokens/s measured" if best.depth in found.token_seconds else ""
+    )
+    yield (
+        f"{dial}: depth {best.depth}, {num_weights(best.depth):,} weights in blocks, {best.tokens:,} tokens, "
+        f"{best.epochs:.2g} epochs{speed}"
+    )
+    corpus = Corpus.of(compressed_bits(sources))
+    loss = corpus.floor + corpus.scale * best.loss
+    low, high = loss * (1 - INTERVAL), loss * (1 + INTERVAL)
+    yield f"predicted loss {loss:.3f} bits per byte on held-out text like this, between {low:.2f} and {high:.2f}"
+    for other in found.others:
+        yield (
+            f"depth {other.depth} would train on {other.tokens:,} tokens: "
+            f"{corpus.scale * (other.loss - best.loss):+.3f} bits per byte"
+        )
+    if best.extrapolates:
+        yield f"extrapolated: measured were up to {LAW.largest:,.0f} weights and {LAW.longest:,.0f} tokens"
+    if best.epochs > (most := useful_epochs()):
+        yield f"the corpus is small: after {most:.1f} epochs, another teaches less than a tenth of the first"
+    if best.epochs > MOST_EPOCHS - 0.01:
+        yield f"the run ends before {dial}, since more than {MOST_EPOCHS} epochs were not measured: add text"
+    if sources.validation is None:
+        yield "nothing is held out to measure the loss: build the corpus with `hornbook corpus build --validation 0.05`"
+
+
+def compressed_bits(sources: Sources) -> float:
+    """Return the bits per byte of xz on about a mebibyte of the training text, in pieces from all of it."""
+    if sources.tokenizer is None:
+        raise UserError(
+            "the corpus does not name its tokenizer, which `auto` needs: build it with `hornbook corpus build`"
+        )
+    text = b""
+    for store in sources.train:
+        if not isinstance(store, TokenStore):
+            continue
+        ends = numpy.cumsum(store.document_lengths)
+        for place in numpy.linspace(0, int(ends[-1]), _PIECES, endpoint=False).astype(int).tolist():
+            document = int(numpy.searchsorted(ends, place, side="right"))
+            length = int(store.document_lengths[document])
+            start = max(0, min(place - int(ends[document]) + length, length - _PIECE))
+            ids = store.read(document, start, min(_PIECE, length - start)).tolist()
+            text += sources.tokenizer.decode(ids).encode()
+    return 8 * len(lzma.compress(text)) / max(1, len(text))
+
+
+def _turn(
+    dial: Dial, begun: float, unique: int, vocabulary: int, recipe_of: Callable[[Choice], Recipe], device: torch.device
+) -> Dialed:
+    """Return the choice for a dial; only the time needs measurements."""
+    depths, limit = range(1, MOST_DEPTH + 1), dial.value
+
+    def at(depth: int, tokens: float) -> Choice:
+        return choose(1.0, unique, lambda _: 1 / tokens, range(depth, depth + 1))[0]
+
+    match dial.name:
+        case "time":
+            return dial_time(lambda: (begun + limit - time.time() - _START_AND_END) / _OTHER, unique, recipe_of, device)
+        case "flops":
+            ranked = choose(limit, unique, lambda depth: num_flops(depth, vocabulary), depths)
+            return Dialed(best=ranked[0], others=_beside(ranked), token_seconds={})
+        case "tokens":
+            best = min(depths, key=lambda depth: abs(best_tokens(depth) - limit))
+            return Dialed(best=at(best, limit), others=[], token_seconds={})
+        case "params":
+            fits = [depth for depth in depths if recipe_of(at(depth, 1e6)).model.num_parameters <= limit]
+        case _:
+            fits = [d for d in depths if plan_here(recipe_of(at(d, best_tokens(d))), 1, device).peak <= limit]
+    if not fits:
+        raise UserError(f"{dial} is too little for the smallest model: give more")
+    return Dialed(best=at(fits[-1], best_tokens(fits[-1])), others=[], token_seconds={})
+
+
+def _beside(ranked: list[Choice]) -> list[Choice]:
+    near = [choice for choice in ranked if 0 < abs(choice.depth - ranked[0].depth) <= 2]
+    return sorted(near, key=lambda choice: choice.depth)
+
+
+def dial_time(
+    seconds: Callable[[], float], unique: int, recipe_of: Callable[[Choice], Recipe], device: torch.device
+) -> Dialed:
+    """Return the depth with the least predicted loss, timed.
+
+    Args:
+        seconds: returns what is left for steps.
+        unique: tokens of the training split.
+        recipe_of: returns the complete recipe of a choice.
+        device: one of those that train.
+
+    Raises:
+        UserError: not even the smallest model fits in memory.
+    """
+    timed, depths = dict[int, float](), range(1, MOST_DEPTH + 1)
+    guess = choose(max(1.0, seconds()), unique, lambda depth: 1e-5 * depth, range(_FIRST_DEPTH, _FIRST_DEPTH + 1))[0]
+    while guess.depth not in timed:
+        recipe = recipe_of(guess)
+        vocabulary = recipe.model.vocab_size or 1
+        if plan_here(recipe, 1, device).fits:
+            timed[guess.depth] = _token_seconds(recipe, device)
+        else:
+            depths = range(1, guess.depth)
+        if not depths or not timed:
+            raise UserError("not even the smallest model fits in memory; end other programs")
+        ranked = choose(max(0.0, seconds()), unique, _from_nearest(timed, vocabulary), depths)
+        guess = ranked[0]
+    return Dialed(best=guess, others=_beside(ranked), token_seconds=timed)
+
+
+def _from_nearest(timed: dict[int, float], vocabulary: int) -> Callable[[int], float]:
+    """Return the seconds per token of any depth, by the FLOP/s of the nearest that was timed."""
+
+    def seconds(depth: int) -> float:
+        nearest = min(timed, key=lambda other: abs(other - depth))
+        return timed[nearest] * num_flops(depth, vocabulary) / num_flops(nearest, vocabulary)
+
+    return seconds
+
+
+def _token_seconds(recipe: Recipe, device: torch.device) -> float:
+    world = World(device=device)
+    return 1 / measure_steps({NAME: hornbook_step(recipe, world)}, world, rounds=_ROUNDS)[NAME].tokens_per_second

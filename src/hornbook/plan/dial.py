@@ -1,0 +1,256 @@
+"""Choose the decoder to train in a given time: one dial, from which depth, width, batch, rates and steps follow.
+
+    options_of(depth=4, tokens=2_500_000)
+        -> {"model.num_layers": 4, "model.hidden_size": 256, "training.global_batch_size": 16, ...}
+    choose(1800, unique=2_622_203, token_seconds=lambda depth: ...)
+        -> Choice(depth=4, tokens=..., loss=...), and its neighbors
+
+All other options are those of the recipe `BASE`. As in nanochat, width is proportional to depth. Muon's rate does not
+depend on the width, since its updates have a fixed spectral norm; AdamW's rates of tables and head fall with its
+square root. Rates grow with the square root of the batch, and the batch with a power of the tokens.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from hornbook.errors import UserError
+
+BASE: Final = "decoder-demo"
+HEAD_SIZE: Final = 64
+MOST_DEPTH: Final = 48
+LEAST_STEPS: Final = 50
+"""Fewer teach nothing: the rates only rise and fall."""
+_DEPTH, _WINDOWS, _RATE, _TABLE_RATE, _HEAD_RATE = 4, 16, 0.028, 0.045, 0.006
+_BATCH_TOKENS, _BATCH_EXPONENT, _LEAST_BATCH = 2**21, 0.6, 2048
+_MOST_SCALE = math.sqrt(2)  # that of the longest measured run; a larger batch does not raise rates further
+_LONGEST_WARM_UP = 100
+_COUNTS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+_BYTES = {"b": 1, "mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_LONGEST = 365 * 86_400
+MOST_EPOCHS: Final = 8
+"""Of the measured runs; what more repeats do is not known."""
+
+
+DIALS: Final = ("time", "params", "tokens", "flops", "memory")
+_SMALLEST, _LARGEST = 1.0, 1e30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dial:
+    """What the user gives of a training: its time in seconds, or parameters, tokens, FLOPs, or bytes of memory."""
+
+    name: str
+    words: str
+    value: float
+
+    def __str__(self) -> str:
+        """Return it as the user wrote it."""
+        return f"{self.name} {self.words}"
+
+    @classmethod
+    def of(cls, given: Mapping[str, object]) -> "Dial":
+        """Read the dial that is set, a number or text by name, None if it is not.
+
+        Raises:
+            UserError: it is none or several, or not a positive number of sensible size.
+        """
+        known = {name: str(value) for name, value in given.items() if value is not None}
+        if len(known) != 1:
+            told = " and ".join(f"`{name}`" for name in known) or "none"
+            raise UserError(f"`auto` takes one of {', '.join(f'`{name}`' for name in DIALS)}, got {told}")
+        (name, words), *_ = known.items()
+        if name == "time":
+            return cls(name=name, words=words, value=read_time(words))
+        match = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?(?:e\+?\d+)?)\s*([a-z]*)", words.strip().lower())
+        units = _BYTES if name == "memory" else _COUNTS
+        if match is None or match[2] not in units:
+            example = "8GB" if name == "memory" else "30M or 3e7"
+            raise UserError(f"`{name}` is {words!r}: expected a number such as {example}")
+        value = float(re.sub("[_,]", "", match[1])) * units[match[2]]
+        if not _SMALLEST <= value <= _LARGEST:
+            raise UserError(f"`{name}` is {words!r}: expected a number from {_SMALLEST:g} to {_LARGEST:g}")
+        return cls(name=name, words=words, value=value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Law:
+    """Loss of a model with N weights in its blocks after D tokens, without the part that does not depend on them.
+
+    ::
+
+        loss = size · N^-alpha + data · D'^-beta          Hoffmann et al. 2022, arXiv 2203.15556, equation 2
+        D' = U (1 + r (1 - exp(-repeats / r)))            Muennighoff et al. 2023, arXiv 2305.16264, of U tokens
+
+    Attributes:
+        size, data: bits per byte.
+        alpha, beta: exponents.
+        repeats: r, number of repeats after which more of them teach little.
+        largest, longest: N and D of the largest and the longest measured run.
+    """
+
+    size: float
+    alpha: float
+    data: float
+    beta: float
+    repeats: float
+    largest: float
+    longest: float
+
+    def loss(self, depth: int, tokens: float, unique: float) -> float:
+        """Return the loss in bits per byte above a constant of the corpus, which has ``unique`` tokens."""
+        again = max(0.0, tokens / unique - 1)
+        worth = min(tokens, unique) * (1 + self.repeats * -math.expm1(-again / self.repeats))
+        return self.size * num_weights(depth) ** -self.alpha + self.data * worth**-self.beta
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Floor and scale of a corpus's loss: ``floor + scale * Law.loss``, in bits per byte.
+
+    Attributes:
+        floor: bits per byte that no model here would go below.
+        scale: of the rest.
+    """
+
+    floor: float
+    scale: float
+
+    @classmethod
+    def of(cls, compressed: float) -> "Corpus":
+        """Estimate them from the bits per byte of xz on 1 MiB of the text: straight lines through the fit's corpora."""
+        return cls(floor=max(0.0, -1.724 + 1.137 * compressed), scale=max(0.1, 1.982 - 0.430 * compressed))
+
+
+INTERVAL: Final = 0.1
+"""Share of the predicted loss by which a corpus that is not in the fit may differ: a guess, since three are few."""
+LAW: Final = Law(
+    size=2.369, alpha=0.2025, data=14.67, beta=0.2104, repeats=1.36, largest=12 * 384**2 * 6, longest=2.0**23
+)
+"""Fitted by ``benchmarks/scaling_fit.py`` to 51 runs of ``benchmarks/scaling_runs.py`` on three corpora."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A depth and the tokens that it trains on in the given time.
+
+    Attributes:
+        depth: see `options_of`.
+        tokens: of the run.
+        epochs: the same in epochs.
+        seconds: of the steps, without start and end.
+        loss: see `Law`.
+        extrapolates: whether the model is larger, or the run longer, than those that the law was fitted to.
+    """
+
+    depth: int
+    tokens: int
+    epochs: float
+    seconds: float
+    loss: float
+    extrapolates: bool
+
+
+def choose(
+    seconds: float, unique: float, token_seconds: Callable[[int], float], depths: range, law: Law = LAW
+) -> list[Choice]:
+    """Return what each depth would reach in the given time, in the order of the loss, the best first.
+
+    Args:
+        seconds: of the training steps.
+        unique: tokens of the training split, infinite if it is not known.
+        token_seconds: returns the seconds per token of a depth.
+        depths: those that may be chosen.
+        law: of the loss.
+    """
+    found = []
+    for depth in depths:
+        tokens = int(min(seconds / token_seconds(depth), MOST_EPOCHS * unique))
+        beyond = num_weights(depth) > law.largest or tokens > law.longest
+        found.append(
+            Choice(
+                depth=depth,
+                tokens=tokens,
+                epochs=tokens / unique,
+                seconds=tokens * token_seconds(depth),
+                loss=law.loss(depth, max(1, tokens), unique),
+                extrapolates=beyond,
+            )
+        )
+    return sorted(found, key=lambda choice: choice.loss)
+
+
+def best_tokens(depth: int, law: Law = LAW) -> int:
+    """Return the tokens of a model's compute-optimal run: more FLOPs help it as much by size as by tokens."""
+    ratio = law.data * law.beta / (law.size * law.alpha)
+    return int((ratio * num_weights(depth) ** law.alpha) ** (1 / law.beta))
+
+
+def num_flops(depth: int, vocabulary: int) -> float:
+    """Return the FLOPs of a token's training: six for each weight of the blocks' and the head's products."""
+    return 6.0 * (num_weights(depth) + HEAD_SIZE * depth * vocabulary)
+
+
+def useful_epochs(law: Law = LAW) -> float:
+    """Return the epochs after which another one teaches less than a tenth of what the first did."""
+    return 1 + law.repeats * math.log(10)
+
+
+def read_time(text: str) -> float:
+    """Return the seconds of a time such as ``30m``, ``1.5h``, ``1h30m``, ``90s`` or ``2d``.
+
+    Raises:
+        UserError: it is no time, or longer than a year.
+    """
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*([smhd])", text.lower())
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if "".join(f"{number}{unit}" for number, unit in parts) != re.sub(r"\s", "", text.lower()) or seconds <= 0:
+        raise UserError(f"`time` is {text!r}: expected a time such as 30m, 1.5h, 1h30m or 2d")
+    if seconds > _LONGEST:
+        raise UserError(f"`time` is {text!r}: expected at most 365d")
+    return seconds
+
+
+def num_weights(depth: int) -> int:
+    """Return the weights of the blocks' linear layers: twelve times the square of the width in each."""
+    return 12 * (HEAD_SIZE * depth) ** 2 * max(2, depth)
+
+
+def options_of(depth: int, tokens: int, *, windows: int | None = None, length: int = 256) -> dict[str, int | float]:
+    """Return options of `BASE` by dotted name.
+
+    Args:
+        depth: number of layers of the decoder, except that the smallest has two.
+        tokens: to train on, repeats included.
+        windows: of a batch; None: by the number of tokens.
+        length: tokens of a window.
+    """
+    windows = windows or batch_windows(tokens, length)
+    steps = max(1, tokens // (windows * length))
+    scale, narrow = min(_MOST_SCALE, math.sqrt(windows * length / (_WINDOWS * 256))), math.sqrt(_DEPTH / depth)
+    return {
+        "model.num_layers": max(2, depth),
+        "model.hidden_size": HEAD_SIZE * depth,
+        "model.num_heads": depth,
+        "training.global_batch_size": windows,
+        "training.micro_batch_size": min(windows, _WINDOWS),
+        "training.steps": steps,
+        "schedule.warmup_steps": max(1, min(_LONGEST_WARM_UP, steps // 10)),
+        "optimizer.learning_rate": _rounded(_RATE * scale),
+        "optimizer.table_learning_rate": _rounded(_TABLE_RATE * scale * narrow),
+        "optimizer.head_learning_rate": _rounded(_HEAD_RATE * scale * narrow),
+    }
+
+
+def batch_windows(tokens: int, length: int = 256) -> int:
+    """Return the windows of a batch for a number of tokens: a power of two, so that micro-batches divide it."""
+    best = max(_LEAST_BATCH, _WINDOWS * 256 * (tokens / _BATCH_TOKENS) ** _BATCH_EXPONENT)
+    return max(1, 2 ** round(math.log2(best / length)))
+
+
+def _rounded(rate: float) -> float:
+    """Return a rate with three digits, as a person would write it."""
+    return float(f"{rate:.3g}")

@@ -1,0 +1,110 @@
+"""The dial on a real corpus: choice, reasons, resume, and what it refuses; and `hornbook train auto` end to end."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_text import build_tiny
+
+import hornbook
+from hornbook.__main__ import main
+from hornbook.config.overrides import override_leaves
+from hornbook.errors import UserError
+from hornbook.measure.dial import auto_recipe, dial_time
+from hornbook.plan.dial import Dial, num_flops
+from hornbook.samples.sources import complete, open_sources
+
+CPU = torch.device("cpu")
+SHORT = {"data.sequence_length": 8, "precision.compute": "fp32", "evaluation.max_windows": 2}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    build_tiny(tmp_path / "corpus")
+    return tmp_path / "corpus"
+
+
+def chosen(corpus: Path, output: Path, writes: bool = True, **given: str):
+    overrides = override_leaves({"data.train": str(corpus), **SHORT})
+    return auto_recipe(Dial.of(given), overrides, output, CPU, writes=writes)
+
+
+def test_a_choice_has_reasons_and_is_kept_for_the_resume(corpus: Path, tmp_path: Path) -> None:
+    before = time.time()
+    resolved, ends_at = chosen(corpus, tmp_path / "run", time="60s")
+    assert ends_at == pytest.approx(before + 60, abs=5)
+    assert resolved.recipe.name == "auto"
+    assert resolved.sources["model.num_layers"] == "time 60s"
+    assert resolved.notes[0].startswith("time 60s: depth ") and "tokens/s measured" in resolved.notes[0]
+    assert "bits per byte on held-out text like this, between" in resolved.notes[1]
+    again, same_end = chosen(corpus, tmp_path / "run", time="60s")
+    assert again.recipe == resolved.recipe and same_end == ends_at
+    with pytest.raises(UserError, match="was chosen for time 60s, not time 90s"):
+        chosen(corpus, tmp_path / "run", time="90s")
+
+
+def test_printing_leaves_no_files(corpus: Path, tmp_path: Path) -> None:
+    chosen(corpus, tmp_path / "run", writes=False, tokens="10000")
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_dials_need_no_measurement(corpus: Path, tmp_path: Path) -> None:
+    resolved, ends_at = chosen(corpus, tmp_path / "a", params="400k")
+    assert ends_at is None
+    assert resolved.recipe.model.num_parameters <= 400_000
+    flops, _ = chosen(corpus, tmp_path / "b", flops="1e10")
+    recipe = complete(flops.recipe, open_sources(flops.recipe))
+    tokens = recipe.training.steps * recipe.training.global_batch_size * 8
+    depth = recipe.model.hidden_size // 64
+    assert tokens * num_flops(depth, recipe.model.vocab_size) <= 1.001e10
+    memory, _ = chosen(corpus, tmp_path / "c", memory="300MB")
+    assert memory.recipe.model.hidden_size >= 64
+
+
+def test_too_little(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="steps of the smallest model here"):
+        chosen(corpus, tmp_path / "a", time="8s")
+    with pytest.raises(UserError, match="too little for the smallest model"):
+        chosen(corpus, tmp_path / "b", params="10")
+    assert not (tmp_path / "a").exists()
+
+
+def test_the_timed_depth_is_the_chosen_one(corpus: Path) -> None:
+    base, _ = chosen(corpus, corpus.parent / "none", writes=False, tokens="10000")
+    recipe = complete(base.recipe, open_sources(base.recipe))
+    found = dial_time(lambda: 30.0, 10**9, lambda choice: recipe, CPU)
+    assert found.best.depth in found.token_seconds
+    assert found.best.tokens == pytest.approx(30 / found.token_seconds[found.best.depth], rel=1e-3)
+    assert all(0 < abs(other.depth - found.best.depth) <= 2 for other in found.others)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["auto"], "auto takes one of --time"),
+        (["auto", "--time", "0m"], "--time is '0m': expected a time"),
+        (["auto", "--time", "5m", "--params", "3M"], "got --time and --params"),
+        (["auto", "--time", "5m", "--steps", "9"], "--training.steps contradicts"),
+        (["demo", "--time", "5m"], "--time applies only to the recipe auto"),
+    ],
+)
+def test_mistakes_are_one_line(words: list[str], told: str, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *words, "--data.train", str(corpus), "--output", str(corpus / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
+    assert not (corpus / "out").exists()
+
+
+def test_a_run_ends_in_time_and_resumes_as_finished(corpus: Path, tmp_path: Path) -> None:
+    begun = time.time()
+    overrides = {"data.train": str(corpus), **SHORT}
+    run = hornbook.train("auto", overrides, output=tmp_path / "run", device="cpu", time="20s")
+    assert time.time() - begun < 22
+    steps = json.loads((tmp_path / "run" / "choice.json").read_text())["options"]["training.steps"]
+    assert run.summary["step"] > steps / 4 or run.summary["stopped_early"]
+    again = hornbook.train("auto", overrides, output=tmp_path / "run", device="cpu", time="20s")
+    assert again.summary["step"] == run.summary["step"]
+    by_folder = hornbook.train(str(tmp_path / "run"), device="cpu")
+    assert by_folder.summary["step"] == run.summary["step"]

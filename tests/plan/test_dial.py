@@ -1,0 +1,121 @@
+"""The law of scaling against the runs that it was fitted to, and what the dials accept."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from hornbook.config import load_recipe
+from hornbook.errors import UserError
+from hornbook.plan.dial import LAW, MOST_EPOCHS, Corpus, Dial, best_tokens, choose, options_of, read_time, useful_epochs
+
+RUNS = json.loads((Path(__file__).parents[2] / "benchmarks" / "scaling_runs.json").read_text())
+FITTED = {"books": (0.9309, 1.2121, 2.534), "owt": (0.8275, 1.5175, 2.595), "py": (1.2982, 0.0647, 1.590)}
+"""Scale and floor that ``benchmarks/scaling_fit.py`` prints, and the bits per byte of xz."""
+
+
+def test_the_law_has_the_losses_of_the_runs() -> None:
+    errors = []
+    for run in RUNS:
+        scale, floor, _ = FITTED[run["corpus"]]
+        loss = scale * (floor + LAW.loss(run["depth"], run["tokens"], run["unique_tokens"]))
+        errors.append(loss / run["bits_per_byte"] - 1)
+    assert len(errors) == 51
+    assert math.sqrt(sum(error**2 for error in errors) / len(errors)) < 0.0068
+    assert max(map(abs, errors)) < 0.022
+
+
+def test_no_other_constants_of_the_law_fit_better() -> None:
+    def error(**changed: float) -> float:
+        values = {
+            name: getattr(LAW, name) for name in ("size", "alpha", "data", "beta", "repeats", "largest", "longest")
+        }
+        law, total = type(LAW)(**values | changed), 0.0
+        for run in RUNS:
+            scale, floor, _ = FITTED[run["corpus"]]
+            loss = scale * (floor + law.loss(run["depth"], run["tokens"], run["unique_tokens"]))
+            gap = abs(math.log(loss / run["bits_per_byte"]))
+            total += 0.5 * gap**2 if gap < 1e-3 else 1e-3 * (gap - 5e-4)
+        return total
+
+    for name in ("size", "alpha", "data", "beta"):
+        for factor in (0.99, 1.01):
+            assert error(**{name: getattr(LAW, name) * factor}) > error(), (name, factor)
+
+
+def test_compression_places_the_corpora_of_the_fit() -> None:
+    for run in RUNS:
+        corpus = Corpus.of(FITTED[run["corpus"]][2])
+        loss = corpus.floor + corpus.scale * LAW.loss(run["depth"], run["tokens"], run["unique_tokens"])
+        assert loss == pytest.approx(run["bits_per_byte"], rel=0.04)
+
+
+def test_more_time_chooses_a_larger_model_for_more_tokens() -> None:
+    chosen = [
+        choose(seconds, math.inf, lambda depth: 1e-6 * depth**2, range(1, 40))[0] for seconds in (20, 3600, 86400)
+    ]
+    assert [choice.depth for choice in chosen] == sorted({choice.depth for choice in chosen})
+    assert [choice.tokens for choice in chosen] == sorted(choice.tokens for choice in chosen)
+    assert chosen[-1].extrapolates
+    assert not chosen[0].extrapolates
+
+
+def test_a_small_corpus_is_not_repeated_beyond_what_was_measured() -> None:
+    best = choose(1e5, 100_000, lambda depth: 1e-5 * depth, range(1, 10))[0]
+    assert best.epochs == MOST_EPOCHS
+    assert 3 < useful_epochs() < 6
+
+
+def test_best_tokens_balance_size_and_length() -> None:
+    tokens = best_tokens(4)
+    weights, step = 12 * 256**2 * 4, 0.01
+    by_size = LAW.size * weights**-LAW.alpha * LAW.alpha * step
+    by_length = LAW.data * tokens**-LAW.beta * LAW.beta * step
+    assert by_size == pytest.approx(by_length, rel=1e-3)
+
+
+def test_the_options_are_a_recipe_that_trains_on_the_tokens() -> None:
+    options = options_of(3, 1 << 21)
+    words = [f"--{name}={value}" for name, value in options.items()]
+    recipe = load_recipe("decoder-demo", words, require_data=False).recipe
+    assert recipe.training.steps * recipe.training.global_batch_size * recipe.sequence_length == 1 << 21
+    assert recipe.model.hidden_size == 192
+    assert options_of(13, 10**11)["optimizer.learning_rate"] <= 0.04  # of a batch larger than any measured one
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("30m", 1800), ("1.5h", 5400), ("1h30m", 5400), ("90s", 90), ("2d", 172_800)]
+)
+def test_times(text: str, seconds: float) -> None:
+    assert read_time(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["0m", "-5m", "30", "m", "3 weeks", "", "999999d", "30m x", "nan"])
+def test_no_times(text: str) -> None:
+    with pytest.raises(UserError, match=r"`time` is .*: expected"):
+        read_time(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [({"params": "30M"}, 3e7), ({"tokens": 100_000}, 1e5), ({"flops": "1e15"}, 1e15), ({"memory": "2GiB"}, 2**31)],
+)
+def test_dials(given: dict[str, object], value: float) -> None:
+    assert Dial.of({"time": None, **given}).value == value
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, "got none"),
+        ({"time": "5m", "params": "3M"}, "got `time` and `params`"),
+        ({"params": "0"}, "`params` is '0': expected a number from 1"),
+        ({"tokens": "-3"}, "`tokens` is '-3': expected a number such as"),
+        ({"flops": "1e99"}, "from 1 to 1e"),
+        ({"memory": "8"}, "such as 8GB"),
+    ],
+)
+def test_no_dials(given: dict[str, object], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        Dial.of(given)
