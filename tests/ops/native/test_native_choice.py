@@ -2,13 +2,16 @@
 
 import json
 from dataclasses import replace
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
 
+from hornbook.config.sections import PrecisionConfig
+from hornbook.errors import UserError
 from hornbook.ops.block_sparse import choose_kernel
 from hornbook.ops.native import block_sparse, choice, library, products
-from hornbook.ops.native.build import HALVES
+from hornbook.ops.native.build import HALVES, INSTRUCTION_SETS
 from hornbook.ops.native.cache import BuildError
 from hornbook.ops.native.choice import choose
 from hornbook.ops.native.kernels import BLOCKS, Kernels, using
@@ -70,6 +73,43 @@ def test_a_run_keeps_the_forms_that_it_was_computed_with(times):
     assert choose("auto", CPU, torch.bfloat16, earlier={}).forms == {}, "it was computed by PyTorch"
     oldest = {"linear_bf16": instruction_sets()[-1]}
     assert choose("auto", CPU, torch.bfloat16, earlier={"linear_bf16": "of another machine"}).forms == oldest
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_form_that_is_asked_for_computes_all_that_it_can(isa, dtype):
+    if isa not in instruction_sets():
+        with pytest.raises(UserError, match=f'precision.kernels = "{isa}" cannot compute here: not '):
+            choose(isa, CPU, dtype, partials="half")
+        pytest.skip(f"the machine has no {isa}")
+    kernels = choose(isa, CPU, dtype, partials="half", earlier={}, blocks="auto")
+    order = list(INSTRUCTION_SETS)
+    own = {kernel.name for kernel in choice.KERNELS if kernel.dtype in (dtype, None) and isa in kernel.instruction_sets}
+    assert {name for name, form in kernels.forms.items() if form == isa} == own
+    assert set(kernels.forms) == {kernel.name for kernel in choice.KERNELS if kernel.dtype in (dtype, None)}
+    assert all(order.index(form) <= order.index(isa) for form in (*kernels.forms.values(), kernels.blocks))
+    assert kernels.why == "precision.kernels"
+
+
+def test_a_form_that_cannot_compute_the_run_is_refused(monkeypatch):
+    def refused(isa, device="cpu", dtype=torch.bfloat16):
+        with pytest.raises(UserError) as caught:
+            choose(isa, torch.device(device), dtype)
+        return str(caught.value)
+
+    assert "native operators are for CPUs" in refused("avx2", "meta")
+    assert "native operators are for fp32 and bf16" in refused("avx2", dtype=torch.float16)
+    if HALVES in instruction_sets():
+        assert 'requires precision.partials = "half"' in refused(HALVES)
+    monkeypatch.setattr(choice, "is_right", lambda kernel, isa: False)
+    assert "avx2 computes wrong results here" in refused("avx2")
+    monkeypatch.setattr(choice, "load", lambda: BuildError("there is no C++ compiler"))
+    assert "there is no C++ compiler" in refused("avx2")
+
+
+def test_the_recipe_names_every_form():
+    names = get_args(get_type_hints(PrecisionConfig)["kernels"])
+    assert names == ("auto", "torch", "native", *INSTRUCTION_SETS)
 
 
 def test_no_compiler_leaves_pytorch_and_says_why(monkeypatch):

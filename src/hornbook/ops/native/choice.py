@@ -5,6 +5,7 @@
     auto     each kernel's fastest form, if it is faster than PyTorch's operators on this machine
     native   each kernel's fastest form
     torch    only PyTorch's operators
+    avx2     each kernel's form for this instruction set, or the next older one that it has; so for all of them
 
 Forms with partial sums in fp16 are selected only if ``precision.partials`` is ``half``.
 
@@ -25,6 +26,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hornbook.errors import UserError
 from hornbook.ops.native import (
     adamw,
     attention,
@@ -36,10 +38,20 @@ from hornbook.ops.native import (
     products,
     token_block,
 )
-from hornbook.ops.native.build import HALVES
+from hornbook.ops.native.build import HALVES, INSTRUCTION_SETS
 from hornbook.ops.native.cache import BuildError
 from hornbook.ops.native.kernels import BLOCKS, NOT_CHOSEN, Kernels, form_of, in_use
-from hornbook.ops.native.library import PYTORCH, SUFFIXES, Form, Kernel, instruction_sets, is_right, load, seconds
+from hornbook.ops.native.library import (
+    PYTORCH,
+    SUFFIXES,
+    Form,
+    Kernel,
+    form_states,
+    instruction_sets,
+    is_right,
+    load,
+    seconds,
+)
 from hornbook.ops.triton import operators, programs
 
 _logger = logging.getLogger("hornbook.ops")
@@ -57,7 +69,7 @@ _MIN_GAIN = 1.05
 
 
 def choose(
-    asked: Literal["auto", "torch", "native"],
+    asked: Literal["auto", "torch", "native", "avx2", "avx512", "avx512bf16", "avx512fp16", "amx"],
     device: torch.device,
     dtype: torch.dtype,
     *,
@@ -74,7 +86,12 @@ def choose(
         partials: ``precision.partials``; only ``half`` permits forms with partial sums in fp16.
         earlier: ``Kernels.record`` of the run before it was resumed; None for a new run.
         blocks: ``sparsity.kernel`` of a run with block-sparse products; None for a dense run.
+
+    Raises:
+        UserError: a form is asked for that cannot compute the run here.
     """
+    if asked in INSTRUCTION_SETS:
+        _refuse_form(asked, device, dtype, partials)
     dense = _dense(asked, device, dtype, earlier, in_half=partials == "half")
     return dense if blocks is None else replace(dense, blocks=_blocks(asked, blocks, device, earlier))
 
@@ -82,11 +99,14 @@ def choose(
 def _dense(
     asked: str, device: torch.device, dtype: torch.dtype, earlier: Mapping[str, str] | None, *, in_half: bool
 ) -> Kernels:
-    if device.type == "cuda" and asked != "torch":
+    if device.type == "cuda" and asked in ("auto", "native"):
         return _for_gpu(device, earlier)
     if reason := _why_not(asked, device, dtype):
         return Kernels(why=reason)
     forms: dict[str, str] = {}
+    if asked in INSTRUCTION_SETS:
+        forms = {kernel.name: _forced(kernel, asked) for kernel in KERNELS if kernel.dtype in (dtype, None)}
+        return Kernels(why="precision.kernels", forms=forms)
     for kernel in KERNELS:
         if kernel.dtype in (dtype, None):
             isa = _form(kernel, earlier, is_free=asked == "auto", in_half=in_half)
@@ -95,6 +115,26 @@ def _dense(
         return Kernels(why="no native form is right and faster here")
     why = "as before" if earlier is not None else "precision.kernels" if asked == "native" else "faster here"
     return Kernels(why=why, forms=forms)
+
+
+def _refuse_form(isa: str, device: torch.device, dtype: torch.dtype, partials: str) -> None:
+    """Raise UserError if the form of an instruction set cannot compute a run."""
+    reason = _why_not(isa, device, dtype)
+    if reason is None and isa not in instruction_sets():
+        reason = f"{form_states()[isa]}; this machine has {', '.join(instruction_sets())}"
+    if reason is None and isa == HALVES and partials != "half":
+        reason = 'its partial sums are in fp16, which requires precision.partials = "half"'
+    if reason is not None:
+        raise UserError(f'precision.kernels = "{isa}" cannot compute here: {reason}; or set it to "auto"')
+
+
+def _forced(kernel: Kernel, isa: str) -> str:
+    """Return the form of an instruction set, or of the next older one that the kernel has. Raises UserError."""
+    order = list(INSTRUCTION_SETS)
+    form = next(each for each in kernel.instruction_sets if order.index(each) <= order.index(isa))
+    if not is_right(kernel, form):
+        raise UserError(f'precision.kernels = "{isa}": {kernel.name} {form} computes wrong results here; use "auto"')
+    return form
 
 
 def _for_gpu(device: torch.device, earlier: Mapping[str, str] | None) -> Kernels:
@@ -109,6 +149,8 @@ def _blocks(asked: str, kernel: str, device: torch.device, earlier: Mapping[str,
     """Return the instruction set of block-sparse products, or ``PYTORCH`` if they are not native."""
     if device.type != "cpu" or kernel not in ("auto", "native"):
         return PYTORCH
+    if asked in INSTRUCTION_SETS:
+        return _forced(block_sparse.KERNEL, asked)
     # versions that did not record it always used the newest form, whatever precision.kernels was
     before = None if earlier is None else earlier.get(BLOCKS, "")
     if kernel == "auto" and (before == PYTORCH or (before is None and asked == "torch")):
@@ -145,7 +187,7 @@ def _why_not(asked: str, device: torch.device, dtype: torch.dtype) -> str | None
         return "precision.kernels"
     if device.type != "cpu":
         return "native operators are for CPUs"
-    if asked == "auto" and dtype not in SUFFIXES:
+    if asked != "native" and dtype not in SUFFIXES:
         return "native operators are for fp32 and bf16"
     built = load()
     if isinstance(built, BuildError):

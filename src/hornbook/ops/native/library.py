@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import DataError, StorageError
-from hornbook.ops.native.build import HALVES, INSTRUCTION_SETS, TILES, library
+from hornbook.ops.native.build import HALVES, INSTRUCTION_SETS, TILES, library, missing_forms
 from hornbook.ops.native.cache import BuildError, default_cache, make_private
 from hornbook.storage.files import replace_file
 from hornbook.storage.json_files import dump_json, read_json
@@ -149,6 +149,25 @@ def instruction_sets() -> tuple[str, ...]:
     present = [isa for bit, isa in enumerate(INSTRUCTION_SETS) if bits >> bit & 1]
     compiled = [isa for isa in reversed(present) if hasattr(built, f"hb_{isa}_works")]
     return tuple(isa for isa in compiled if isa != TILES or _works(_path(), isa))
+
+
+def form_states() -> dict[str, str]:
+    """Return, for each instruction set, "available" or why there is no form of it here; nothing without a library."""
+    built = load()
+    if isinstance(built, BuildError):
+        return {}
+    missing, bits = missing_forms(_path().parent), built.hb_instruction_sets()
+    states = {}
+    for bit, isa in enumerate(INSTRUCTION_SETS):
+        if isa in instruction_sets():
+            states[isa] = "available"
+        elif isa in missing:
+            states[isa] = f"not compiled, since {missing[isa]}"
+        elif not bits >> bit & 1:
+            states[isa] = "not supported by this processor or its operating system"
+        else:
+            states[isa] = "its instructions do not run here"
+    return states
 
 
 def _works(built: Path, isa: str) -> bool:
