@@ -1,7 +1,7 @@
 """The optional part of an installation: the native operators, where a C++ compiler is at hand; see docs/cpu.md.
 
-    pip wheel .     hornbook-0.1.0-py3-none-manylinux_2_28_x86_64.whl     with native operators
-                    hornbook-0.1.0-py3-none-any.whl                       without a compiler
+pip wheel .     hornbook-0.1.0-py3-none-manylinux_2_28_x86_64.whl     with native operators
+                hornbook-0.1.0-py3-none-any.whl                       without a compiler
 """
 
 import re
