@@ -1,4 +1,4 @@
-"""Compile the native operators, with progress; nothing happens if they are compiled. See docs/internals/cpu-kernels.md."""
+"""Compile the native operators, with progress, unless they are compiled; see docs/internals/cpu-kernels.md."""
 
 import logging
 import sys

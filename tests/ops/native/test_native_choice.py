@@ -15,7 +15,7 @@ from hornbook.ops.native.build import HALVES, INSTRUCTION_SETS
 from hornbook.ops.native.cache import BuildError
 from hornbook.ops.native.choice import choose
 from hornbook.ops.native.kernels import BLOCKS, Kernels, using
-from hornbook.ops.native.library import PYTORCH, Form, Kernel, instruction_sets, is_right, seconds
+from hornbook.ops.native.library import PYTORCH, Form, Kernel, Shape, instruction_sets, is_right, seconds
 
 CPU = torch.device("cpu")
 
@@ -32,7 +32,7 @@ def times(monkeypatch):
     """The time of the linear kernels, the only ones, by instruction set; tests change it."""
     monkeypatch.setattr(choice, "KERNELS", products.KERNELS)
     times = {PYTORCH: 3.0, **dict.fromkeys(instruction_sets(), 2.0), instruction_sets()[-1]: 1.0}
-    monkeypatch.setattr(choice, "seconds", lambda kernel: times)
+    monkeypatch.setattr(choice, "seconds", lambda kernel, shape: times)
     return times
 
 
@@ -143,25 +143,53 @@ def test_forms_are_timed_once_a_machine(monkeypatch, tmp_path):
     path = tmp_path / "seconds.json"
     monkeypatch.setattr(library, "_times_file", lambda: path)
     calls = []
-    kernel = Kernel("odd_bf16", torch.bfloat16, lambda form, _: True, lambda form, _: calls.append(form))
+    kernel = Kernel(
+        "odd_bf16", torch.bfloat16, lambda form, _: True, lambda form, _, **sizes: calls.append((form, *sizes.values()))
+    )
     first = seconds(kernel)
     num_calls = len(calls)
-    assert set(calls) == {None, *map(Form, kernel.instruction_sets)}
+    assert {form for form, *_ in calls} == {None, *map(Form, kernel.instruction_sets)}
     assert seconds(kernel) == first
     assert seconds(replace(kernel, name="even_bf16"))
     assert num_calls < len(calls) <= 2 * num_calls
     (known,) = json.loads(path.read_text()).values()
     assert set(known) == {"odd_bf16", "even_bf16"}
-    for changed in ("torch.__version__", "hornbook.ops.native.library.cpu_model"):
+    sized, num_calls = replace(kernel, name="sized_bf16", sizes=("tokens", "hidden_size")), len(calls)
+    for tokens, width, is_new in ((100, 250, True), (120, 256, False), (129, 256, True), (129, 257, True)):
+        seconds(sized, Shape(tokens=tokens, hidden_size=width, vocab_size=tokens))
+        assert (len(calls) > num_calls) == is_new, "a class of shapes is timed once"
+        num_calls = len(calls)
+    assert calls[-1][1:] == (192, 384), "with its own sizes"
+    for changed in (
+        "torch.__version__",
+        "hornbook.ops.native.library.cpu_model",
+        "hornbook.ops.native.library.cpu_facts",
+    ):
         num_calls = len(calls)
         with monkeypatch.context() as other:
-            other.setattr(changed, "other" if changed.endswith("version__") else lambda: "other")
+            named = {"torch.__version__": "other", "hornbook.ops.native.library.cpu_model": lambda: "other"}
+            other.setattr(changed, named.get(changed, lambda: {"stepping": "9"}))
             library._circumstances.cache_clear()
             seconds(kernel)
         library._circumstances.cache_clear()
         assert len(calls) > num_calls, f"times are those of another {changed}"
     path.write_text("damaged")
     assert set(seconds(kernel)) == set(first)
+
+
+def test_a_time_that_no_other_confirms_is_measured_again(monkeypatch, tmp_path):
+    monkeypatch.setattr(library, "_times_file", lambda: tmp_path / "seconds.json")
+    clock, calls = [0.0], []
+
+    def trial(form, _):
+        calls.append(form)
+        of_form = calls.count(form)
+        clock[0] += 1.0 if of_form in (5, 20) else 2.0 + of_form / 4
+
+    monkeypatch.setattr("time.thread_time", lambda: clock[0])
+    times = seconds(Kernel("odd_bf16", torch.bfloat16, lambda form, _: True, trial))
+    assert set(times.values()) == {1.0}
+    assert {calls.count(form) for form in calls} == {20}
 
 
 def test_block_sparse_products_follow_the_options_and_what_the_run_was_computed_with():

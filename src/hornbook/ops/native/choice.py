@@ -42,10 +42,12 @@ from hornbook.ops.native.build import HALVES, INSTRUCTION_SETS
 from hornbook.ops.native.cache import BuildError
 from hornbook.ops.native.kernels import BLOCKS, NOT_CHOSEN, Kernels, form_of, in_use
 from hornbook.ops.native.library import (
+    DEFAULT_SHAPE,
     PYTORCH,
     SUFFIXES,
     Form,
     Kernel,
+    Shape,
     form_states,
     instruction_sets,
     is_right,
@@ -76,6 +78,7 @@ def choose(
     partials: Literal["auto", "fp32", "half"] = "auto",
     earlier: Mapping[str, str] | None = None,
     blocks: str | None = None,
+    shape: Shape = DEFAULT_SHAPE,
 ) -> Kernels:
     """Return the kernels of a run.
 
@@ -86,18 +89,25 @@ def choose(
         partials: ``precision.partials``; only ``half`` permits forms with partial sums in fp16.
         earlier: ``Kernels.record`` of the run before it was resumed; None for a new run.
         blocks: ``sparsity.kernel`` of a run with block-sparse products; None for a dense run.
+        shape: of the run, for which forms are timed.
 
     Raises:
         UserError: a form is asked for that cannot compute the run here.
     """
     if asked in INSTRUCTION_SETS:
         _refuse_form(asked, device, dtype, partials)
-    dense = _dense(asked, device, dtype, earlier, in_half=partials == "half")
+    dense = _dense(asked, device, dtype, earlier, shape, in_half=partials == "half")
     return dense if blocks is None else replace(dense, blocks=_blocks(asked, blocks, device, earlier))
 
 
 def _dense(
-    asked: str, device: torch.device, dtype: torch.dtype, earlier: Mapping[str, str] | None, *, in_half: bool
+    asked: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    earlier: Mapping[str, str] | None,
+    shape: Shape,
+    *,
+    in_half: bool,
 ) -> Kernels:
     if device.type == "cuda" and asked in ("auto", "native"):
         return _for_gpu(device, earlier)
@@ -109,7 +119,7 @@ def _dense(
         return Kernels(why="precision.kernels", forms=forms)
     for kernel in KERNELS:
         if kernel.dtype in (dtype, None):
-            isa = _form(kernel, earlier, is_free=asked == "auto", in_half=in_half)
+            isa = _form(kernel, earlier, shape, is_free=asked == "auto", in_half=in_half)
             forms |= {} if isa is None else {kernel.name: isa}
     if not forms:
         return Kernels(why="no native form is right and faster here")
@@ -177,7 +187,7 @@ def form_for_tokens(x: Tensor) -> Form | None:
     kernel = next((kernel for kernel in token_block.KERNELS if kernel.dtype == x.dtype), None)
     if kernel is None or _why_not("native", x.device, x.dtype):
         return None
-    isa = _form(kernel, None, is_free=True, in_half=False)
+    isa = _form(kernel, None, DEFAULT_SHAPE, is_free=True, in_half=False)
     return None if isa is None else Form(isa)
 
 
@@ -195,12 +205,15 @@ def _why_not(asked: str, device: torch.device, dtype: torch.dtype) -> str | None
     return None if instruction_sets() else "no native operators: the processor has no AVX2"
 
 
-def _form(kernel: Kernel, earlier: Mapping[str, str] | None, *, is_free: bool, in_half: bool) -> str | None:
+def _form(
+    kernel: Kernel, earlier: Mapping[str, str] | None, shape: Shape, *, is_free: bool, in_half: bool
+) -> str | None:
     """Return the instruction set for a kernel; None for PyTorch.
 
     Args:
         kernel: to select a form of.
         earlier: the forms of the run before it was resumed.
+        shape: of the run.
         is_free: whether PyTorch's operators may be selected if they are faster.
         in_half: whether partial sums may be in fp16.
     """
@@ -210,7 +223,7 @@ def _form(kernel: Kernel, earlier: Mapping[str, str] | None, *, is_free: bool, i
             return before
         if before is None and is_free:
             return None
-    times = {isa: time for isa, time in seconds(kernel).items() if in_half or isa != HALVES}
+    times = {isa: time for isa, time in seconds(kernel, shape).items() if in_half or isa != HALVES}
     of_torch = times.pop(PYTORCH)
     fast = [isa for isa in sorted(times, key=times.__getitem__) if not is_free or of_torch > _MIN_GAIN * times[isa]]
     return next((isa for isa in fast if is_right(kernel, isa)), None)
