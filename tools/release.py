@@ -17,8 +17,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from setuptools.build_meta import build_sdist
-
 ROOT = Path(__file__).parents[1]
 POLICY = "manylinux_2_28_x86_64"
 _PIP = ["-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -29,7 +27,8 @@ def main() -> int:
     os.chdir(ROOT)
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)
-    source = dist / build_sdist(str(dist))
+    _python(["-c", f"from setuptools.build_meta import build_sdist; build_sdist({str(dist)!r})"])
+    (source,) = dist.glob("*.tar.gz")
     _python([*_PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(dist), str(source)])
     (wheel,) = dist.glob("*.whl")
     with tempfile.TemporaryDirectory() as scratch:

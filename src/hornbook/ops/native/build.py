@@ -181,7 +181,7 @@ def find_compiler() -> tuple[list[str], str]:
 
 def _compilers() -> list[list[str]]:
     """Return the command of each C++ compiler, the preferred one first. Raises BuildError if there is none."""
-    found = {}
+    found: dict[tuple[Path | str, ...], list[str]] = {}
     for name, *options in filter(None, (_given_compiler(), ["g++"], ["clang++"], ["c++"])):
         if path := shutil.which(name):
             found.setdefault((Path(path).resolve(), *options), [path, *options])
