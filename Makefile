@@ -5,6 +5,8 @@
 # make check      lint, format and types, then the tests
 # make format     mend what lint and format can mend by themselves
 # make venv       set up .venv and nothing more; TORCH=cuda takes PyTorch's build for NVIDIA GPUs, from TORCH_CUDA_INDEX
+# make native     compile the native operators for CPUs, in the user's cache; a part of make demo and make venv
+# make release    dist/: source distribution and wheel, each tested in a new environment without a compiler
 # make docs       build/site/index.html, a site of README.md and docs/ with search and an API reference; a broken link is an error
 # make lock       update requirements.lock, the exact versions that the tests run with
 # make clean      remove .venv and everything else that was made here
@@ -32,12 +34,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet
 FAIL = { echo "hornbook: $(1)" >&2; exit 1; }
 
-.PHONY: help demo test test-slow test-gpu test-portable reliability check lint format docs venv lock clean
+.PHONY: help demo test test-slow test-gpu test-portable reliability check lint format docs venv native release lock clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
 
-demo: .venv/ready
+demo: native
 	$(BIN)/hornbook demo
 
 # A file's tests stay in one process, where they share what its fixtures have trained. In the order of their names, since
@@ -72,7 +74,14 @@ docs: .venv/ready-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo "build/site/index.html; with search: $(BIN)/python -m http.server --directory build/site 8000"
 
-venv: .venv/ready
+venv: native
+
+# Where there is no compiler, hornbook does without them, and says so.
+native: .venv/ready
+	@$(BIN)/python tools/build_native.py
+
+release: .venv/ready-dev
+	$(BIN)/python tools/release.py
 
 # On Linux, PyPI's torch brings gigabytes of CUDA libraries. PyTorch's own index has a build without them. pip itself
 # is asked whether it reaches that index, since it may know a proxy or a certificate that nothing else here knows.

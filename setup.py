@@ -1,16 +1,25 @@
-"""The optional part of an installation: the native operators, where a C++ compiler is at hand; see docs/cpu.md."""
+"""The optional part of an installation: the native operators, where a C++ compiler is at hand; see docs/cpu.md.
 
+pip wheel .     hornbook-0.1.0-py3-none-manylinux_2_28_x86_64.whl     with native operators
+                hornbook-0.1.0-py3-none-any.whl                       without a compiler
+"""
+
+import re
 import shutil
 import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 sys.path.insert(0, str(Path(__file__).parent / "src"))
 from hornbook.errors import StorageError
 from hornbook.ops.native.build import INSTALLED, build_into
-from hornbook.ops.native.cache import BuildError
+from hornbook.ops.native.cache import LIBRARY, BuildError
+
+NEWEST_SYMBOLS = {b"GLIBC": (2, 28), b"GLIBCXX": (3, 4, 24), b"CXXABI": (1, 3, 11)}
+"""What a library may require of glibc 2.28 and the libstdc++ beside it, as PEP 600 and auditwheel's policy have it."""
 
 
 class BuildNative(build_ext):
@@ -37,5 +46,27 @@ class BuildNative(build_ext):
         return {}
 
 
-# The extension makes setuptools run the command, and mark the wheel as one for this platform.
-setup(cmdclass={"build_ext": BuildNative}, ext_modules=[Extension("hornbook.ops.native.libhornbook", [])])
+class Wheel(bdist_wheel):
+    """Names the systems that the wheel is for: no part of it depends on the version of Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Return the tags of Python, its ABI and the system."""
+        libraries = [path for path in self.get_finalized_command("build_ext").get_outputs() if path.endswith(LIBRARY)]
+        if not libraries:
+            return "py3", "none", "any"
+        if all(is_for_old_systems(Path(path).read_bytes()) for path in libraries):
+            return "py3", "none", "manylinux_2_28_x86_64"
+        return "py3", "none", super().get_tag()[2]
+
+
+def is_for_old_systems(library: bytes) -> bool:
+    """Return whether all versions of symbols that a library names are in the oldest supported system."""
+    found = re.findall(rb"\0(GLIBC|GLIBCXX|CXXABI)_([\d.]+)(?=\0)", library)
+    return all(tuple(map(int, version.split(b"."))) <= NEWEST_SYMBOLS[name] for name, version in found)
+
+
+# The extension makes setuptools run the command.
+setup(
+    cmdclass={"build_ext": BuildNative, "bdist_wheel": Wheel},
+    ext_modules=[Extension("hornbook.ops.native.libhornbook", [])],
+)

@@ -60,8 +60,8 @@ def emulated_tiles() -> Iterator[None]:
 def _emulated_library() -> ctypes.CDLL:
     """Compile the sources with a form for tiles, with this machine's vectors, once for each version of them."""
     flags = ["-DHB_AMX", "-DHORNBOOK_EMULATED_TILES", f"-DHB_ISA={EMULATED}", *build.INSTRUCTION_SETS[forms()[0].isa]]
-    compiler, version = build.find_compiler()
-    folder = default_cache() / f"{EMULATED}-{build._name(f'{version}{flags}')}"
+    compiler, _ = build.find_compiler()
+    folder = default_cache() / f"{EMULATED}-{forms()[0].isa}-{build._name()}"
     target = folder / "libhornbook.so"
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)

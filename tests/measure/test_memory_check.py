@@ -120,7 +120,7 @@ def test_every_layout_of_ranks(layout, kernels):
 def test_native_operators_beside_one_of_pytorch(monkeypatch, slow, dtype):
     """``auto`` measures each kernel by itself, so that it selects some native operators and not others."""
 
-    def seconds(kernel):
+    def seconds(kernel, shape):
         return {PYTORCH: 0.0 if kernel.name.startswith(slow) else 2.0} | dict.fromkeys(instruction_sets(), 1.0)
 
     if not instruction_sets():

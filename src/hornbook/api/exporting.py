@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hornbook.checkpoint.contents import Contents
+from hornbook.checkpoint.tensors import Contents
 from hornbook.config import recipe_to_dict
 from hornbook.exchange.formats import export
 from hornbook.exchange.huggingface import UNTRAINED, write_folder

@@ -104,6 +104,12 @@ def _software(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     operators = facts["operators"]
     using = ", ".join([*operators["backends"], operators["cpu_capability"]])
     yield "operators", f"{operators['kernels']}; PyTorch's use {using}"
+    states = operators["form_states"]
+    if there := [isa for isa, state in states.items() if state == "available"]:
+        yield "native forms", ", ".join(there)
+    for isa, state in states.items():
+        if state != "available":
+            yield f"no {isa}", state
 
 
 def _speed(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -38,7 +38,7 @@ from hornbook.objective import OBJECTIVES, build_objective
 from hornbook.ops.native.build import HALVES
 from hornbook.ops.native.choice import choose
 from hornbook.ops.native.kernels import use
-from hornbook.ops.native.library import instruction_sets
+from hornbook.ops.native.library import DEFAULT_SHAPE, Shape, instruction_sets
 from hornbook.optim.schedules import build_schedule
 from hornbook.optim.updates import UPDATES, Update, build_update, in_groups, with_heads
 from hornbook.parallel.device import DTYPES, add_up_in, compute_dtype, return_large_buffers
@@ -144,7 +144,8 @@ def build_training(
     if world.device.type == "cuda":
         add_up_in(precision.partials)
     blocks = recipe.sparsity.kernel if recipe.sparsity.linears else None
-    use(choose(precision.kernels, world.device, dtype, partials=precision.partials, earlier=forms, blocks=blocks))
+    partials, shape = precision.partials, shape_of(recipe)
+    use(choose(precision.kernels, world.device, dtype, partials=partials, earlier=forms, blocks=blocks, shape=shape))
     with torch.device("meta"):
         model = model_of(recipe, dtype)
     if precision.weights != "fp32":
@@ -245,6 +246,20 @@ def refuse_layout(recipe: Recipe, world: World) -> None:
             f"{type(recipe.optimizer).__name__} may need whole weights, but [parallel] splits them over ranks: "
             'set data_parallel to "replicate" and tensor_parallel to 1'
         )
+
+
+def shape_of(recipe: Recipe) -> Shape:
+    """Return the sizes of a run that the speed of native operators depends on; custom models may lack some."""
+    model, default = recipe.model, DEFAULT_SHAPE
+    hidden_size = getattr(model, "hidden_size", default.hidden_size)
+    return Shape(
+        tokens=recipe.training.micro_batch_size * recipe.sequence_length,
+        hidden_size=hidden_size,
+        feed_forward_size=getattr(model, "effective_feed_forward_size", 4 * hidden_size),
+        sequence_length=recipe.sequence_length,
+        head_size=getattr(model, "effective_head_size", default.head_size),
+        vocab_size=model.vocab_size or default.vocab_size,
+    )
 
 
 def needs_files(recipe: Recipe, device: torch.device) -> bool:

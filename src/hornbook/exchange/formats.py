@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from hornbook import storage
-from hornbook.checkpoint.contents import Contents
+from hornbook.checkpoint.tensors import Contents
 from hornbook.errors import UserError
 from hornbook.exchange.gguf import write_gguf
 from hornbook.exchange.huggingface import write_folder

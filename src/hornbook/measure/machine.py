@@ -10,7 +10,6 @@ mostly for products and the disk, and leaves no files. ``machine_findings`` eval
 import os
 import platform
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from importlib import metadata, util
 from pathlib import Path
@@ -19,7 +18,10 @@ from typing import Any
 import torch
 
 from hornbook.errors import StorageError
+from hornbook.ops.native.build import find_compiler
+from hornbook.ops.native.cache import BuildError
 from hornbook.ops.native.choice import choose
+from hornbook.ops.native.library import form_states
 from hornbook.parallel.device import compute_dtype, dtype_name, physical_cores
 from hornbook.run.preflight import Finding
 from hornbook.run.utilization import Product, measure_rates
@@ -142,12 +144,11 @@ def _processor(load: float) -> dict[str, Any]:
 
 
 def compiler() -> str | None:
-    """Return the version line of the C++ or C compiler, ``CXX`` and ``CC`` first; None without a compiler."""
-    for name in (os.environ.get("CXX"), os.environ.get("CC"), "c++", "g++", "clang++", "cc"):
-        path = shutil.which(name) if name else None
-        if path and (version := _first_line(path, "--version")):
-            return version
-    return None
+    """Return the version line of the C++ compiler that builds native operators; None without one."""
+    try:
+        return find_compiler()[1].splitlines()[1]  # after its command
+    except (BuildError, IndexError):
+        return None
 
 
 def _operators(device: torch.device) -> dict[str, Any]:
@@ -161,6 +162,7 @@ def _operators(device: torch.device) -> dict[str, Any]:
     return {
         "kernels": str(kernels),
         "native_forms": dict(kernels.forms),
+        "form_states": form_states() if device.type == "cpu" else {},
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "backends": [name for name, is_there in backends.items() if is_there],
     }

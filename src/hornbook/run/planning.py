@@ -9,7 +9,7 @@ from hornbook.config import Recipe
 from hornbook.config.description import description_of
 from hornbook.config.sections import Dtype
 from hornbook.corpora.store import TokenStore
-from hornbook.engine.build_training import build_samples, num_steps
+from hornbook.engine.build_training import build_samples, num_steps, shape_of
 from hornbook.ops.native.choice import choose
 from hornbook.ops.native.library import SUFFIXES
 from hornbook.parallel.device import DTYPES, compute_dtype, dtype_name
@@ -49,7 +49,8 @@ def read_data(recipe: Recipe) -> tuple[Recipe, dict[str, str]]:
 def compute_on(recipe: Recipe, device: torch.device) -> Compute:
     """Return the operators that compute a recipe on a device: PyTorch's, or hornbook's own."""
     dtype = compute_dtype(recipe.precision.compute, device)
-    forms = choose(recipe.precision.kernels, device, dtype, partials=recipe.precision.partials).forms
+    precision = recipe.precision
+    forms = choose(precision.kernels, device, dtype, partials=precision.partials, shape=shape_of(recipe)).forms
     return Compute(
         device="cuda" if device.type == "cuda" else "cpu",
         dtype=cast(Dtype, dtype_name(dtype)),

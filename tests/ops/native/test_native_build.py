@@ -1,6 +1,7 @@
 """The build of the native library: found again, anew after a change, once for processes that start together."""
 
 import bisect
+import hashlib
 import os
 import re
 import shlex
@@ -14,7 +15,7 @@ import pytest
 from tiny_native import TINY, num_links, use_tiny_sources
 
 from hornbook.ops.native import build
-from hornbook.ops.native.build import build_into, find_compiler, library
+from hornbook.ops.native.build import build_into, find_compiler, library, missing_forms
 from hornbook.ops.native.cache import BuildError, find_flaw
 from hornbook.ops.native.library import _RUNTIME, _works, load, openmp_runtime
 
@@ -41,7 +42,12 @@ def test_a_build_is_reused_and_repeated_after_a_change(tiny_sources, tmp_path, m
     monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, "-g"))
     assert len({first, second, library(cache)}) == 3
     assert num_links(tmp_path) == 3
-    assert sorted(path.name for path in first.parent.iterdir()) == ["libhornbook.so", "libhornbook.so.sha256", "lock"]
+    assert sorted(path.name for path in first.parent.iterdir()) == [
+        "forms.json",
+        "libhornbook.so",
+        "libhornbook.so.sha256",
+        "lock",
+    ]
 
 
 def test_processes_that_start_together_build_once(tiny_sources, tmp_path):
@@ -71,7 +77,83 @@ def test_the_build_of_the_installation_is_used_until_the_sources_change(tiny_sou
     assert library(cache).is_relative_to(cache), "that of the installation is damaged"
     installed.write_bytes(whole)
     monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.0"))
+    assert library(cache) == installed, "any version of the C library that can load it will do"
+    monkeypatch.setattr("platform.libc_ver", lambda: ("musl", "1.2"))
     assert library(cache).is_relative_to(cache), "it is that of another system"
+
+
+def test_a_build_that_cannot_be_loaded_is_replaced(tiny_sources, tmp_path):
+    """Such as that of a machine with a newer C library, in a home folder that both share."""
+    built = library(tmp_path / "cache")
+    source = tmp_path / "newer.cpp"
+    source.write_text('void newer(); extern "C" int hb_instruction_sets() { newer(); return 0; }')
+    command = [*find_compiler()[0], "-shared", "-fPIC", "-Wl,-z,now", str(source), "-o", str(built)]
+    subprocess.run(command, check=True)
+    built.with_name("libhornbook.so.sha256").write_text(hashlib.sha256(built.read_bytes()).hexdigest())
+    assert "cannot be loaded" in str(find_flaw(built))
+    assert library(tmp_path / "cache") == built and find_flaw(built) is None
+    assert num_links(tmp_path) == 3, "that of this test is one of them"
+
+
+CRASHING = """#!/bin/sh
+echo "$@" >> {folder}/log
+case "$*" in *{form}*-c*) echo "compiler: error: frontend command failed with exit code 139" >&2; exit 1;; esac
+exec {command} "$@"
+"""
+
+
+@pytest.fixture
+def crashing(tiny_sources, tmp_path, monkeypatch):
+    """Put the only compilers in a folder: ``g++``, which crashes on one form, and what the test adds."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (tiny_sources / "form.cpp").write_text('#include "isa.h"\nHB_EXPORT(i64, works)() { return 1; }\n')
+    system = os.environ["PATH"]
+    real = f"env PATH={system} {shutil.which('g++') or shutil.which('c++')}"
+
+    def add(name: str, form: str) -> None:
+        (folder / name).write_text(CRASHING.format(folder=tmp_path, form=form, command=real))
+        (folder / name).chmod(0o755)
+
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", f"{folder}:/nowhere")
+    (folder / "env").symlink_to(shutil.which("env", path=system))
+    add("g++", "DHB_ISA=avx512bf16")
+    return add
+
+
+def has_form(built: Path, isa: str) -> bool:
+    return f"hb_{isa}_works\0".encode() in built.read_bytes()
+
+
+def test_a_form_that_a_compiler_crashes_on_is_left_out_and_remembered(crashing, tmp_path, caplog):
+    built = library(tmp_path / "cache")
+    assert has_form(built, "avx2") and has_form(built, "avx512fp16") and not has_form(built, "avx512bf16")
+    ((isa, why),) = missing_forms(built.parent).items()
+    assert isa == "avx512bf16" and why.endswith(
+        "g++ fails: compiler: error: frontend command failed with exit code 139"
+    )
+    assert [message for message in caplog.messages if "have no avx512bf16 form, since" in message] == caplog.messages[
+        1:
+    ]
+    caplog.clear()
+    assert library(tmp_path / "cache") == built
+    assert num_links(tmp_path) == 1 and not caplog.messages, "it is said once, and no process compiles again"
+
+
+def test_the_next_compiler_compiles_what_the_first_one_crashes_on(crashing, tmp_path, caplog):
+    library(tmp_path / "cache")
+    crashing("clang++", "DHB_ISA=avx2")
+    built = library(tmp_path / "cache")
+    assert num_links(tmp_path) == 2 and missing_forms(built.parent) == {}
+    assert "clang++ of" in caplog.messages[-1] and "may compile its avx512bf16" in caplog.messages[-1]
+    assert all(has_form(built, isa) for isa in build.INSTRUCTION_SETS)
+
+
+def test_a_compiler_that_crashes_on_all_forms_is_an_error(crashing, tmp_path):
+    crashing("g++", "DHB_ISA")
+    with pytest.raises(BuildError, match=r"g\+\+ fails: compiler: error"):
+        library(tmp_path / "cache")
 
 
 @pytest.mark.parametrize(("body", "runs"), [("return 1;", True), ("return 0;", False), ("__builtin_trap();", False)])
@@ -132,16 +214,16 @@ def test_only_the_form_for_tiles_reaches_their_instructions():
 
 @pytest.mark.parametrize("words", ["{} -O2", "env {}", "'{}'  -O1 '-DA=\"b c\"'"])
 def test_a_compiler_with_arguments_is_split_as_a_shell_does(tiny_sources, tmp_path, monkeypatch, words):
-    """Such as ``ccache g++``, or ``c++ -O2``; other arguments make another build."""
-    cache = tmp_path / "cache"
+    """Such as ``ccache g++``, or ``c++ -O2``; other flags make another build, another program does not."""
+    cache, flags = tmp_path / "cache", [word for word in shlex.split(words) if word.startswith("-")]
     first = library(cache)
     monkeypatch.setenv("CXX", words.format(tmp_path / "compiler"))
     second = library(cache)
-    assert num_links(tmp_path) == 2
-    assert first != second and find_flaw(second) is None
+    assert num_links(tmp_path) == 1 + bool(flags)
+    assert (first != second) == bool(flags) and find_flaw(second) is None
     assert find_compiler()[0][1:] == shlex.split(words.format(tmp_path / "compiler"))[1:]
-    flags = " ".join(word for word in shlex.split(words) if word.startswith("-"))
-    assert all(line.startswith(flags) for line in (tmp_path / "log").read_text().splitlines()[-2:])
+    last = (tmp_path / "log").read_text().splitlines()[-2:]
+    assert all(line.startswith(" ".join(flags)) for line in last)
 
 
 def test_a_compiler_that_a_shell_could_not_split_is_reported(monkeypatch):
@@ -185,8 +267,6 @@ def test_every_source_compiles_without_a_warning(tmp_path):
         "-Wno-ignored-attributes",
         "-Werror",
     ]
-    for name, source in [
-        (isa, path) for isa in ("avx512bf16", build.HALVES, build.TILES) for path in build.sources(isa)
-    ]:
+    for name, source in [(isa, path) for isa in build.INSTRUCTION_SETS for path in build.sources(isa)]:
         isa = [f"-DHB_ISA={name}", f"-DHB_{name.upper()}", *build.INSTRUCTION_SETS[name]]
         subprocess.run([*compiler, *flags, *isa, "-c", str(source), "-o", str(tmp_path / "object.o")], check=True)

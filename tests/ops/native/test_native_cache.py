@@ -151,7 +151,7 @@ def test_nothing_remains_of_a_killed_compile(sources, tmp_path):
             time.sleep(0.01)
         os.killpg(child.pid, signal.SIGKILL)
     (folder,) = cache.iterdir()
-    assert [path.name for path in folder.glob("compiling-*/*.o")] == ["cpu-None.o"]
+    assert [path.name for path in folder.glob("compiling-*/*/*.o")] == ["cpu.o"]
     mine = [folder / name for name in ("compiling-notes", "tmpabc", "compiling-0123456789abcdef0")]
     for path in mine:
         path.mkdir()
@@ -161,7 +161,7 @@ def test_nothing_remains_of_a_killed_compile(sources, tmp_path):
     output = subprocess.check_output(command, env=environment(CXX=str(slow)), text=True)
     assert Path(output.strip()).parent == folder
     assert sorted(path.name for path in folder.iterdir()) == sorted(
-        ["libhornbook.so", "libhornbook.so.sha256", "lock", *(path.name for path in mine)]
+        ["forms.json", "libhornbook.so", "libhornbook.so.sha256", "lock", *(path.name for path in mine)]
     )
     assert (mine[0] / "thesis.tex").read_text() == "mine"
 

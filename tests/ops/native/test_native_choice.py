@@ -2,17 +2,20 @@
 
 import json
 from dataclasses import replace
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
 
+from hornbook.config.sections import PrecisionConfig
+from hornbook.errors import UserError
 from hornbook.ops.block_sparse import choose_kernel
 from hornbook.ops.native import block_sparse, choice, library, products
-from hornbook.ops.native.build import HALVES
+from hornbook.ops.native.build import HALVES, INSTRUCTION_SETS
 from hornbook.ops.native.cache import BuildError
 from hornbook.ops.native.choice import choose
 from hornbook.ops.native.kernels import BLOCKS, Kernels, using
-from hornbook.ops.native.library import PYTORCH, Form, Kernel, instruction_sets, is_right, seconds
+from hornbook.ops.native.library import PYTORCH, Form, Kernel, Shape, instruction_sets, is_right, seconds
 
 CPU = torch.device("cpu")
 
@@ -29,7 +32,7 @@ def times(monkeypatch):
     """The time of the linear kernels, the only ones, by instruction set; tests change it."""
     monkeypatch.setattr(choice, "KERNELS", products.KERNELS)
     times = {PYTORCH: 3.0, **dict.fromkeys(instruction_sets(), 2.0), instruction_sets()[-1]: 1.0}
-    monkeypatch.setattr(choice, "seconds", lambda kernel: times)
+    monkeypatch.setattr(choice, "seconds", lambda kernel, shape: times)
     return times
 
 
@@ -72,6 +75,43 @@ def test_a_run_keeps_the_forms_that_it_was_computed_with(times):
     assert choose("auto", CPU, torch.bfloat16, earlier={"linear_bf16": "of another machine"}).forms == oldest
 
 
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_form_that_is_asked_for_computes_all_that_it_can(isa, dtype):
+    if isa not in instruction_sets():
+        with pytest.raises(UserError, match=f'precision.kernels = "{isa}" cannot compute here: not '):
+            choose(isa, CPU, dtype, partials="half")
+        pytest.skip(f"the machine has no {isa}")
+    kernels = choose(isa, CPU, dtype, partials="half", earlier={}, blocks="auto")
+    order = list(INSTRUCTION_SETS)
+    own = {kernel.name for kernel in choice.KERNELS if kernel.dtype in (dtype, None) and isa in kernel.instruction_sets}
+    assert {name for name, form in kernels.forms.items() if form == isa} == own
+    assert set(kernels.forms) == {kernel.name for kernel in choice.KERNELS if kernel.dtype in (dtype, None)}
+    assert all(order.index(form) <= order.index(isa) for form in (*kernels.forms.values(), kernels.blocks))
+    assert kernels.why == "precision.kernels"
+
+
+def test_a_form_that_cannot_compute_the_run_is_refused(monkeypatch):
+    def refused(isa, device="cpu", dtype=torch.bfloat16):
+        with pytest.raises(UserError) as caught:
+            choose(isa, torch.device(device), dtype)
+        return str(caught.value)
+
+    assert "native operators are for CPUs" in refused("avx2", "meta")
+    assert "native operators are for fp32 and bf16" in refused("avx2", dtype=torch.float16)
+    if HALVES in instruction_sets():
+        assert 'requires precision.partials = "half"' in refused(HALVES)
+    monkeypatch.setattr(choice, "is_right", lambda kernel, isa: False)
+    assert "avx2 computes wrong results here" in refused("avx2")
+    monkeypatch.setattr(choice, "load", lambda: BuildError("there is no C++ compiler"))
+    assert "there is no C++ compiler" in refused("avx2")
+
+
+def test_the_recipe_names_every_form():
+    names = get_args(get_type_hints(PrecisionConfig)["kernels"])
+    assert names == ("auto", "torch", "native", *INSTRUCTION_SETS)
+
+
 def test_no_compiler_leaves_pytorch_and_says_why(monkeypatch):
     monkeypatch.setattr(choice, "load", lambda: BuildError("there is no C++ compiler"))
     kernels = choose("native", CPU, torch.bfloat16)
@@ -103,25 +143,53 @@ def test_forms_are_timed_once_a_machine(monkeypatch, tmp_path):
     path = tmp_path / "seconds.json"
     monkeypatch.setattr(library, "_times_file", lambda: path)
     calls = []
-    kernel = Kernel("odd_bf16", torch.bfloat16, lambda form, _: True, lambda form, _: calls.append(form))
+    kernel = Kernel(
+        "odd_bf16", torch.bfloat16, lambda form, _: True, lambda form, _, **sizes: calls.append((form, *sizes.values()))
+    )
     first = seconds(kernel)
     num_calls = len(calls)
-    assert set(calls) == {None, *map(Form, kernel.instruction_sets)}
+    assert {form for form, *_ in calls} == {None, *map(Form, kernel.instruction_sets)}
     assert seconds(kernel) == first
     assert seconds(replace(kernel, name="even_bf16"))
     assert num_calls < len(calls) <= 2 * num_calls
     (known,) = json.loads(path.read_text()).values()
     assert set(known) == {"odd_bf16", "even_bf16"}
-    for changed in ("torch.__version__", "hornbook.ops.native.library.cpu_model"):
+    sized, num_calls = replace(kernel, name="sized_bf16", sizes=("tokens", "hidden_size")), len(calls)
+    for tokens, width, is_new in ((100, 250, True), (120, 256, False), (129, 256, True), (129, 257, True)):
+        seconds(sized, Shape(tokens=tokens, hidden_size=width, vocab_size=tokens))
+        assert (len(calls) > num_calls) == is_new, "a class of shapes is timed once"
+        num_calls = len(calls)
+    assert calls[-1][1:] == (192, 384), "with its own sizes"
+    for changed in (
+        "torch.__version__",
+        "hornbook.ops.native.library.cpu_model",
+        "hornbook.ops.native.library.cpu_facts",
+    ):
         num_calls = len(calls)
         with monkeypatch.context() as other:
-            other.setattr(changed, "other" if changed.endswith("version__") else lambda: "other")
+            named = {"torch.__version__": "other", "hornbook.ops.native.library.cpu_model": lambda: "other"}
+            other.setattr(changed, named.get(changed, lambda: {"stepping": "9"}))
             library._circumstances.cache_clear()
             seconds(kernel)
         library._circumstances.cache_clear()
         assert len(calls) > num_calls, f"times are those of another {changed}"
     path.write_text("damaged")
     assert set(seconds(kernel)) == set(first)
+
+
+def test_a_time_that_no_other_confirms_is_measured_again(monkeypatch, tmp_path):
+    monkeypatch.setattr(library, "_times_file", lambda: tmp_path / "seconds.json")
+    clock, calls = [0.0], []
+
+    def trial(form, _):
+        calls.append(form)
+        of_form = calls.count(form)
+        clock[0] += 1.0 if of_form in (5, 20) else 2.0 + of_form / 4
+
+    monkeypatch.setattr("time.thread_time", lambda: clock[0])
+    times = seconds(Kernel("odd_bf16", torch.bfloat16, lambda form, _: True, trial))
+    assert set(times.values()) == {1.0}
+    assert {calls.count(form) for form in calls} == {20}
 
 
 def test_block_sparse_products_follow_the_options_and_what_the_run_was_computed_with():

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hornbook import storage
-from hornbook.checkpoint.contents import Contents
+from hornbook.checkpoint.tensors import Contents
 from hornbook.errors import CheckpointError, UserError
 from hornbook.exchange.documents import has_start_token, recipe_of, tokenizer_of
 from hornbook.exchange.fit import build_described

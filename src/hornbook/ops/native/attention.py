@@ -327,9 +327,10 @@ def _weights(q_tHK: Tensor, k_tHK: Tensor, sequences: Sequences, heads: Heads) -
     return scores_Htt.masked_fill(hidden_tt, -math.inf).softmax(-1)
 
 
-def _trial(form: Form | None, dtype: torch.dtype) -> None:
+def _trial(form: Form | None, dtype: torch.dtype, sequence_length: int, head_size: int) -> None:
     """Run attention of four heads and 256 tokens forward and backward, causal and bidirectional."""
-    qkv_N3HK, gradient_NHK = torch.ones(256, 3, 4, 64, dtype=dtype), torch.ones(256, 4, 64, dtype=dtype)
+    qkv_N3HK = torch.ones(sequence_length, 3, 4, head_size, dtype=dtype)
+    gradient_NHK = torch.ones(sequence_length, 4, head_size, dtype=dtype)
     for is_causal in (True, False):
         if form is None:
             with torch.enable_grad():
@@ -338,12 +339,12 @@ def _trial(form: Form | None, dtype: torch.dtype) -> None:
                 y_1HtK = causal_attention(*qkv_1HtK) if is_causal else torch_attention(*qkv_1HtK)
                 torch.autograd.grad(y_1HtK.transpose(1, 2), leaf_N3HK, gradient_NHK.unsqueeze(0))
         else:
-            sequences = Sequences(torch.tensor([0]), torch.tensor([256]), is_causal)
+            sequences = Sequences(torch.tensor([0]), torch.tensor([sequence_length]), is_causal)
             _, log_sums_HN = _forward(form, (qkv_N3HK,), sequences)
             _backward(form, gradient_NHK, (qkv_N3HK,), log_sums_HN, sequences)
 
 
 KERNELS = (
-    Kernel("attention_f32", torch.float32, _agrees, _trial),
-    Kernel("attention_bf16", torch.bfloat16, _agrees, _trial),
+    Kernel("attention_f32", torch.float32, _agrees, _trial, sizes=("sequence_length", "head_size")),
+    Kernel("attention_bf16", torch.bfloat16, _agrees, _trial, sizes=("sequence_length", "head_size")),
 )

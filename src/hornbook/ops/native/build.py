@@ -1,11 +1,14 @@
-"""Compile the C++ sources to a shared library, once for each version of sources, flags and compiler.
+"""Compile the C++ sources to a shared library, once for each version of sources and flags.
 
-    csrc/linear.cpp --avx2------->  linear-avx2.o ------+
-                    --avx512----->  linear-avx512.o ----+-->  <sources>-<compiler>/libhornbook.so
-                    --avx512bf16->  ...             ----+
+    csrc/linear.cpp --avx2------->  avx2/linear.o ------+
+                    --avx512----->  avx512/linear.o ----+-->  <sources and ABI>/libhornbook.so
+                    --avx512bf16->  ...             ----+                       forms.json
                     --avx512fp16->  ...             ----+
                     --amx-------->  ...             ----+
-    csrc/cpu.cpp    ------------->  cpu.o --------------+
+    csrc/cpu.cpp    ------------->  None/cpu.o ---------+
+
+A compiler may crash on one form or not know its instructions. The next compiler then compiles that form; if none can,
+the library does without it, and ``forms.json`` says why: no process tries again until there is another compiler.
 
 ``pip install`` compiles it into the package (``setup.py``) if there is a compiler. Otherwise, or if the package has
 changed since, the first process that needs it compiles it into ``$XDG_CACHE_HOME/hornbook/native``. Concurrent
@@ -23,14 +26,17 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from hornbook.errors import DataError, StorageError
 from hornbook.ops.native.cache import (
+    FORMS,
     LIBRARY,
     BuildError,
     commit,
@@ -40,6 +46,7 @@ from hornbook.ops.native.cache import (
     locked,
     make_private,
 )
+from hornbook.storage.json_files import dump_json, read_json
 from hornbook.storage.system import usable_cores
 
 _logger = logging.getLogger("hornbook.ops")
@@ -69,33 +76,29 @@ _FOR_ANY_PROCESSOR = "cpu.cpp"
 _LONGEST_BUILD = 600.0
 
 
-def library(cache: Path | None = None) -> Path:
+def library(cache: Path | None = None, progress: Callable[[int, int], None] | None = None) -> Path:
     """Return the path of the shared library in the installation or the cache, after compiling it if necessary.
 
-    A build is used if sources, flags, version of the C library and compiler match, and if it has no flaw, see
-    `hornbook.ops.native.cache`. Without a compiler, the installation's build is used whatever its compiler.
+    A build is used if sources, flags and ABI match, if it can be loaded, and if it has no flaw, see
+    `hornbook.ops.native.cache`. A build in the cache without all forms is repeated once there is another compiler.
 
     Args:
         cache: folder of all builds; None for the user's.
+        progress: called with the numbers of finished and of all files while it is compiled.
 
     Raises:
         BuildError: this is not x86-64 Linux, there is no compiler, it fails, or other users can write to the cache.
         StorageError: the cache cannot be written.
     """
     _check_system()
-    try:
-        compiler, version = find_compiler()
-    except BuildError as error:
-        found = sorted(INSTALLED.glob(f"{_sources_key()}-*/{LIBRARY}"))
-        flaws = [find_flaw(path, installed=True) for path in found]
-        if None in flaws:
-            return found[flaws.index(None)]
-        raise BuildError("; ".join(map(str, (*flaws, error)))) from error
-    name = _name(version)
-    installed = INSTALLED / name / LIBRARY
-    if installed.exists() and find_flaw(installed, installed=True) is None:
+    installed = INSTALLED / _name() / LIBRARY
+    flaw = find_flaw(installed, installed=True) if installed.exists() else None
+    if installed.exists() and flaw is None:
         return installed
-    return _built(compiler, (cache or default_cache()) / name)
+    try:
+        return _built((cache or default_cache()) / _name(), progress)
+    except BuildError as error:
+        raise BuildError("; ".join(map(str, filter(None, (flaw, error))))) from error
 
 
 def build_into(folder: Path) -> Path:
@@ -105,27 +108,50 @@ def build_into(folder: Path) -> Path:
         BuildError: as for ``library``.
     """
     _check_system()
-    compiler, version = find_compiler()
-    target = folder / _name(version) / LIBRARY
+    target = folder / _name() / LIBRARY
     target.parent.mkdir(parents=True, exist_ok=True)
-    _build(compiler, target.parent)
+    _build(target.parent)
     return target
 
 
-def _built(compiler: Sequence[str], folder: Path) -> Path:
+def _built(folder: Path, progress: Callable[[int, int], None] | None) -> Path:
     """Return the path of the library in ``folder``, after compiling it if necessary."""
     make_private(folder)
     target = folder / LIBRARY
-    if find_flaw(target) is not None:
+    if (flaw := find_flaw(target) or _may_have_more_forms(folder)) is not None:
         with locked(folder):
-            if (flaw := find_flaw(target)) is None:  # another process has built it
+            if (flaw := find_flaw(target) or _may_have_more_forms(folder)) is None:  # another process has built it
                 return target
             again = f" again, since {flaw}" if target.exists() else ", once on this machine"
             _logger.warning("compiling native operators%s (about a minute of processor time)", again)
-            _build(compiler, folder)
+            _build(folder, progress)
             if flaw := find_flaw(target):
                 raise BuildError(flaw)
     return target
+
+
+def missing_forms(folder: Path) -> dict[str, str]:
+    """Return the instruction sets that the build in ``folder`` has no form for, and why."""
+    why = _record(folder).get("missing")
+    return {isa: str(why[isa]) for isa in INSTRUCTION_SETS if isa in why} if isinstance(why, dict) else {}
+
+
+def _may_have_more_forms(folder: Path) -> str | None:
+    """Return why the build in ``folder`` should be repeated, namely a compiler that has not been tried; None if not."""
+    if not (missing := missing_forms(folder)):
+        return None
+    tried = _record(folder).get("tried")
+    new = [name for name in map(_identity, _compilers()) if not isinstance(tried, list) or name not in tried]
+    return f"{new[0]} may compile its {', '.join(missing)}" if new else None
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    """Return ``forms.json`` of a build, or nothing if there is none."""
+    try:
+        found = read_json(folder / FORMS, "the forms of native operators")
+    except (DataError, StorageError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def sources(isa: str | None) -> list[Path]:
@@ -149,44 +175,106 @@ def find_compiler() -> tuple[list[str], str]:
     Raises:
         BuildError: there is no compiler.
     """
+    command = _compilers()[0]
+    return command, f"{shlex.join(command)}\n{run_program([*command, '--version'])}"
+
+
+def _compilers() -> list[list[str]]:
+    """Return the command of each C++ compiler, the preferred one first. Raises BuildError if there is none."""
+    found: dict[tuple[Path | str, ...], list[str]] = {}
+    for name, *options in filter(None, (_given_compiler(), ["g++"], ["clang++"], ["c++"])):
+        if path := shutil.which(name):
+            found.setdefault((Path(path).resolve(), *options), [path, *options])
+    if not found:
+        raise BuildError("there is no C++ compiler; install g++ or clang++, or set CXX")
+    return list(found.values())
+
+
+def _given_compiler() -> list[str]:
     try:
-        given = shlex.split(os.environ.get("CXX", ""))
+        return shlex.split(os.environ.get("CXX", ""))
     except ValueError as error:
         raise BuildError(f"CXX is {os.environ['CXX']}, which a shell could not split: {error}") from error
-    for name, *options in filter(None, (given, ["g++"], ["clang++"], ["c++"])):
-        if path := shutil.which(name):
-            command = [path, *options]
-            return command, f"{shlex.join(command)}\n{run_program([*command, '--version'])}"
-    raise BuildError("there is no C++ compiler; install g++ or clang++, or set CXX")
 
 
-def _name(version: str) -> str:
-    """Return the folder name of a build, a hash of sources and flags, and of the compiler's command and version."""
-    return f"{_sources_key()}-{hashlib.sha256(version.encode()).hexdigest()[:12]}"
+def _identity(command: Sequence[str]) -> str:
+    """Return the command of a compiler with the time of its file, which an update changes."""
+    return f"{shlex.join(command)} of {Path(command[0]).stat().st_mtime_ns}"
 
 
-def _sources_key() -> str:
+def _name() -> str:
+    """Return the folder name of a build, a hash of sources, flags and ABI.
+
+    Neither compiler nor version of the C library is part of it: any build that can be loaded computes the same.
+    """
     digest = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
         digest.update(f"{path.name}\n".encode() + path.read_bytes())
-    digest.update(f"{_FLAGS}{dict(INSTRUCTION_SETS)}{dict(_SOURCES)}{platform.libc_ver()}".encode())
+    abi = platform.machine(), platform.libc_ver()[0]
+    options = [word for word in _given_compiler() if word.startswith("-")]
+    digest.update(f"{_FLAGS}{options}{dict(INSTRUCTION_SETS)}{dict(_SOURCES)}{abi}".encode())
     return digest.hexdigest()[:24]
 
 
-def _build(compiler: Sequence[str], folder: Path) -> None:
-    known = [isa for isa, flags in INSTRUCTION_SETS.items() if _knows(compiler, flags)]
+def _build(folder: Path, progress: Callable[[int, int], None] | None = None) -> None:
+    pending: dict[str | None, list[str]] = {isa: [] for isa in (None, *INSTRUCTION_SETS)}
+    objects: list[str] = []
+    tried, linker = [], None
     with compiling_in(folder) as work:
-        objects, commands = [], []
-        for isa in (None, *known):
-            flags = () if isa is None else (f"-DHB_ISA={isa}", f"-DHB_{isa.upper()}", *INSTRUCTION_SETS[isa])
-            for source in sources(isa):
-                objects.append(f"{work}/{source.stem}-{isa}.o")
-                commands.append([*compiler, *_FLAGS, *flags, "-c", str(source), "-o", objects[-1]])
-        with ThreadPoolExecutor(usable_cores()) as pool:
-            list(pool.map(lambda command: run_program(command, temporary=work), commands))
+        for compiler in _compilers():
+            tried.append(_identity(compiler))
+            failed = _compile(compiler, pending, work, progress)
+            for isa in [isa for isa in pending if isa not in failed]:
+                linker = compiler if isa is None else linker
+                del pending[isa]
+                objects += [f"{work}/{isa}/{source.stem}.o" for source in sources(isa)]
+            for isa, why in failed.items():
+                pending[isa].append(why)
+            if not pending:
+                break
+        if linker is None or len(pending) == len(INSTRUCTION_SETS):
+            raise BuildError(next(iter(pending.values()))[0])
+        missing = {str(isa): "; ".join(dict.fromkeys(whys)) for isa, whys in pending.items()}
+        for isa, why in missing.items():
+            _logger.warning("the native operators have no %s form, since %s", isa, why)
         linked = work / LIBRARY
-        run_program([*compiler, "-shared", "-o", str(linked), *objects], temporary=work)
-        commit(linked, folder)
+        run_program([*linker, "-shared", "-o", str(linked), *objects], temporary=work)
+        commit(linked, folder, dump_json({"missing": missing, "tried": tried}))
+
+
+def _compile(
+    compiler: Sequence[str],
+    forms: Collection[str | None],
+    work: Path,
+    progress: Callable[[int, int], None] | None,
+) -> dict[str | None, str]:
+    """Compile the sources of forms to ``<work>/<form>/<source>.o``; return why, of those that the compiler fails at."""
+    failed, jobs = {}, []
+    for isa in forms:
+        flags = () if isa is None else INSTRUCTION_SETS[isa]
+        if not _knows(compiler, flags):
+            failed[isa] = f"{shlex.join(compiler)} does not know {' '.join(flags)}"
+            continue
+        (work / str(isa)).mkdir(exist_ok=True)
+        names = () if isa is None else (f"-DHB_ISA={isa}", f"-DHB_{isa.upper()}")
+        for source in sources(isa):
+            target = work / str(isa) / f"{source.stem}.o"
+            jobs.append((isa, [*compiler, *_FLAGS, *names, *flags, "-c", str(source), "-o", str(target)]))
+
+    def attempt(job: tuple[str | None, list[str]]) -> str | None:
+        try:
+            run_program(job[1], temporary=work)
+        except BuildError as error:
+            return str(error)
+        return None
+
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        for done, ((isa, _), why) in enumerate(zip(jobs, pool.map(attempt, jobs), strict=True), 1):
+            if why is not None:
+                failed.setdefault(isa, why)
+            if progress is not None:
+                progress(done, len(jobs))
+    return failed
 
 
 def _knows(compiler: Sequence[str], flags: Sequence[str]) -> bool:
@@ -217,6 +305,8 @@ def run_program(command: Sequence[str], temporary: Path | None = None) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise BuildError(f"{command[0]} does not run: {error}") from error
     if done.returncode:
-        told = next((line for line in done.stderr.splitlines() if "error" in line), f"exit code {done.returncode}")
+        code = done.returncode
+        ended = f"exit code {code}" if code > 0 else f"ended by {signal.Signals(-code).name}"
+        told = next((line for line in done.stderr.splitlines() if "error" in line), ended)
         raise BuildError(f"{command[0]} fails: {told.strip()}")
     return done.stdout

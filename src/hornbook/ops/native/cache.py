@@ -1,10 +1,11 @@
 """The folders of builds of the native library, and whether a build in them may be loaded.
 
-    <cache>/<sources>-<compiler>/libhornbook.so             written to disk, then renamed to this name
-                                 libhornbook.so.sha256      its hash, checked once per process before it is loaded
-                                 lock                       of the process that compiles
-                                 compiling-9f3a61c2d04be517/    its objects; the next one removes those of a killed one
-                                 seconds.json               see `hornbook.ops.native.library`
+    <cache>/<sources and ABI>/libhornbook.so             written to disk, then renamed to this name
+                              libhornbook.so.sha256      its hash, checked once per process before it is loaded
+                              forms.json                 the forms that it lacks, see `hornbook.ops.native.build`
+                              lock                       of the process that compiles
+                              compiling-9f3a61c2d04be517/    its objects; the next one removes those of a killed one
+                              seconds.json               see `hornbook.ops.native.library`
 
 Code that another user can change must not be loaded, and a library that was cut off would end the process with SIGBUS.
 So library and hash must belong to this user, root, or the owner of hornbook's own code, and only the owner may write to
@@ -12,6 +13,8 @@ them and to their folders. The price: a folder above them that every user can ch
 error, although it may be harmless on a machine with one user.
 """
 
+import _ctypes
+import ctypes
 import fcntl
 import os
 import re
@@ -29,6 +32,8 @@ from hornbook.storage.system import flush_to_disk, open_own, storage_errors
 
 LIBRARY: Final = "libhornbook.so"
 """File name of the library in the folder of a build."""
+FORMS: Final = "forms.json"
+"""File name of the record of its forms."""
 _HASH: Final = f"{LIBRARY}.sha256"
 _COMPILING: Final = re.compile(r"compiling-[0-9a-f]{16}")
 _OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
@@ -54,7 +59,7 @@ def default_cache() -> Path:
 
 
 def find_flaw(library: Path, *, installed: bool = False) -> str | None:
-    """Return why a build must not be loaded; None if it is complete and no other user can have written it.
+    """Return why a build must not be used; None if it is complete, loads, and no other user can have written it.
 
     ``installed`` is for a build among hornbook's own code; whoever may write to that is trusted anyway.
     """
@@ -71,7 +76,13 @@ def find_flaw(library: Path, *, installed: bool = False) -> str | None:
         is_whole = sha256_file(library) == said
     except (OSError, StorageError) as error:
         return f"{library} or its hash cannot be read ({error})"
-    return None if is_whole else f"{library} is damaged: its SHA-256 is not that of its build"
+    if not is_whole:
+        return f"{library} is damaged: its SHA-256 is not that of its build"
+    try:
+        _ctypes.dlclose(ctypes.CDLL(str(library))._handle)  # else another build of this name would not be loaded later
+    except OSError as error:  # built on a machine with a newer C library
+        return f"it cannot be loaded: {error}"
+    return None
 
 
 def make_private(folder: Path) -> None:
@@ -129,8 +140,10 @@ def compiling_in(folder: Path) -> Iterator[Path]:
         remove_tree(work)
 
 
-def commit(built: Path, folder: Path) -> None:
-    """Move a finished library to the folder of its build, together with its hash, once both are on disk."""
+def commit(built: Path, folder: Path, forms: bytes) -> None:
+    """Move a finished library to the folder of its build, with its hash and ``FORMS``, once all are on disk."""
+    record = built.with_name(FORMS)
+    write_file(record, forms)
     digest = built.with_name(_HASH)
     write_file(digest, f"{sha256_file(built)}\n".encode())
     with storage_errors("write", built):
@@ -141,6 +154,8 @@ def commit(built: Path, folder: Path) -> None:
         finally:
             os.close(descriptor)
         digest.chmod(0o644)
+        record.chmod(0o644)
+    rename(record, folder / FORMS)
     rename(digest, folder / _HASH)
     rename(built, folder / LIBRARY)
 

@@ -5,6 +5,7 @@
     auto     each kernel's fastest form, if it is faster than PyTorch's operators on this machine
     native   each kernel's fastest form
     torch    only PyTorch's operators
+    avx2     each kernel's form for this instruction set, or the next older one that it has; so for all of them
 
 Forms with partial sums in fp16 are selected only if ``precision.partials`` is ``half``.
 
@@ -25,6 +26,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hornbook.errors import UserError
 from hornbook.ops.native import (
     adamw,
     attention,
@@ -36,10 +38,22 @@ from hornbook.ops.native import (
     products,
     token_block,
 )
-from hornbook.ops.native.build import HALVES
+from hornbook.ops.native.build import HALVES, INSTRUCTION_SETS
 from hornbook.ops.native.cache import BuildError
 from hornbook.ops.native.kernels import BLOCKS, NOT_CHOSEN, Kernels, form_of, in_use
-from hornbook.ops.native.library import PYTORCH, SUFFIXES, Form, Kernel, instruction_sets, is_right, load, seconds
+from hornbook.ops.native.library import (
+    DEFAULT_SHAPE,
+    PYTORCH,
+    SUFFIXES,
+    Form,
+    Kernel,
+    Shape,
+    form_states,
+    instruction_sets,
+    is_right,
+    load,
+    seconds,
+)
 from hornbook.ops.triton import operators, programs
 
 _logger = logging.getLogger("hornbook.ops")
@@ -57,13 +71,14 @@ _MIN_GAIN = 1.05
 
 
 def choose(
-    asked: Literal["auto", "torch", "native"],
+    asked: Literal["auto", "torch", "native", "avx2", "avx512", "avx512bf16", "avx512fp16", "amx"],
     device: torch.device,
     dtype: torch.dtype,
     *,
     partials: Literal["auto", "fp32", "half"] = "auto",
     earlier: Mapping[str, str] | None = None,
     blocks: str | None = None,
+    shape: Shape = DEFAULT_SHAPE,
 ) -> Kernels:
     """Return the kernels of a run.
 
@@ -74,27 +89,62 @@ def choose(
         partials: ``precision.partials``; only ``half`` permits forms with partial sums in fp16.
         earlier: ``Kernels.record`` of the run before it was resumed; None for a new run.
         blocks: ``sparsity.kernel`` of a run with block-sparse products; None for a dense run.
+        shape: of the run, for which forms are timed.
+
+    Raises:
+        UserError: a form is asked for that cannot compute the run here.
     """
-    dense = _dense(asked, device, dtype, earlier, in_half=partials == "half")
+    if asked in INSTRUCTION_SETS:
+        _refuse_form(asked, device, dtype, partials)
+    dense = _dense(asked, device, dtype, earlier, shape, in_half=partials == "half")
     return dense if blocks is None else replace(dense, blocks=_blocks(asked, blocks, device, earlier))
 
 
 def _dense(
-    asked: str, device: torch.device, dtype: torch.dtype, earlier: Mapping[str, str] | None, *, in_half: bool
+    asked: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    earlier: Mapping[str, str] | None,
+    shape: Shape,
+    *,
+    in_half: bool,
 ) -> Kernels:
-    if device.type == "cuda" and asked != "torch":
+    if device.type == "cuda" and asked in ("auto", "native"):
         return _for_gpu(device, earlier)
     if reason := _why_not(asked, device, dtype):
         return Kernels(why=reason)
     forms: dict[str, str] = {}
+    if asked in INSTRUCTION_SETS:
+        forms = {kernel.name: _forced(kernel, asked) for kernel in KERNELS if kernel.dtype in (dtype, None)}
+        return Kernels(why="precision.kernels", forms=forms)
     for kernel in KERNELS:
         if kernel.dtype in (dtype, None):
-            isa = _form(kernel, earlier, is_free=asked == "auto", in_half=in_half)
+            isa = _form(kernel, earlier, shape, is_free=asked == "auto", in_half=in_half)
             forms |= {} if isa is None else {kernel.name: isa}
     if not forms:
         return Kernels(why="no native form is right and faster here")
     why = "as before" if earlier is not None else "precision.kernels" if asked == "native" else "faster here"
     return Kernels(why=why, forms=forms)
+
+
+def _refuse_form(isa: str, device: torch.device, dtype: torch.dtype, partials: str) -> None:
+    """Raise UserError if the form of an instruction set cannot compute a run."""
+    reason = _why_not(isa, device, dtype)
+    if reason is None and isa not in instruction_sets():
+        reason = f"{form_states()[isa]}; this machine has {', '.join(instruction_sets())}"
+    if reason is None and isa == HALVES and partials != "half":
+        reason = 'its partial sums are in fp16, which requires precision.partials = "half"'
+    if reason is not None:
+        raise UserError(f'precision.kernels = "{isa}" cannot compute here: {reason}; or set it to "auto"')
+
+
+def _forced(kernel: Kernel, isa: str) -> str:
+    """Return the form of an instruction set, or of the next older one that the kernel has. Raises UserError."""
+    order = list(INSTRUCTION_SETS)
+    form = next(each for each in kernel.instruction_sets if order.index(each) <= order.index(isa))
+    if not is_right(kernel, form):
+        raise UserError(f'precision.kernels = "{isa}": {kernel.name} {form} computes wrong results here; use "auto"')
+    return form
 
 
 def _for_gpu(device: torch.device, earlier: Mapping[str, str] | None) -> Kernels:
@@ -109,6 +159,8 @@ def _blocks(asked: str, kernel: str, device: torch.device, earlier: Mapping[str,
     """Return the instruction set of block-sparse products, or ``PYTORCH`` if they are not native."""
     if device.type != "cpu" or kernel not in ("auto", "native"):
         return PYTORCH
+    if asked in INSTRUCTION_SETS:
+        return _forced(block_sparse.KERNEL, asked)
     # versions that did not record it always used the newest form, whatever precision.kernels was
     before = None if earlier is None else earlier.get(BLOCKS, "")
     if kernel == "auto" and (before == PYTORCH or (before is None and asked == "torch")):
@@ -135,7 +187,7 @@ def form_for_tokens(x: Tensor) -> Form | None:
     kernel = next((kernel for kernel in token_block.KERNELS if kernel.dtype == x.dtype), None)
     if kernel is None or _why_not("native", x.device, x.dtype):
         return None
-    isa = _form(kernel, None, is_free=True, in_half=False)
+    isa = _form(kernel, None, DEFAULT_SHAPE, is_free=True, in_half=False)
     return None if isa is None else Form(isa)
 
 
@@ -145,7 +197,7 @@ def _why_not(asked: str, device: torch.device, dtype: torch.dtype) -> str | None
         return "precision.kernels"
     if device.type != "cpu":
         return "native operators are for CPUs"
-    if asked == "auto" and dtype not in SUFFIXES:
+    if asked != "native" and dtype not in SUFFIXES:
         return "native operators are for fp32 and bf16"
     built = load()
     if isinstance(built, BuildError):
@@ -153,12 +205,15 @@ def _why_not(asked: str, device: torch.device, dtype: torch.dtype) -> str | None
     return None if instruction_sets() else "no native operators: the processor has no AVX2"
 
 
-def _form(kernel: Kernel, earlier: Mapping[str, str] | None, *, is_free: bool, in_half: bool) -> str | None:
+def _form(
+    kernel: Kernel, earlier: Mapping[str, str] | None, shape: Shape, *, is_free: bool, in_half: bool
+) -> str | None:
     """Return the instruction set for a kernel; None for PyTorch.
 
     Args:
         kernel: to select a form of.
         earlier: the forms of the run before it was resumed.
+        shape: of the run.
         is_free: whether PyTorch's operators may be selected if they are faster.
         in_half: whether partial sums may be in fp16.
     """
@@ -168,7 +223,7 @@ def _form(kernel: Kernel, earlier: Mapping[str, str] | None, *, is_free: bool, i
             return before
         if before is None and is_free:
             return None
-    times = {isa: time for isa, time in seconds(kernel).items() if in_half or isa != HALVES}
+    times = {isa: time for isa, time in seconds(kernel, shape).items() if in_half or isa != HALVES}
     of_torch = times.pop(PYTORCH)
     fast = [isa for isa in sorted(times, key=times.__getitem__) if not is_free or of_torch > _MIN_GAIN * times[isa]]
     return next((isa for isa in fast if is_right(kernel, isa)), None)

@@ -130,17 +130,17 @@ def exact_cross_entropy(
     return losses_C.detach(), of_logits_CV, of_bias_V, log_sums_C.detach(), predictions_C
 
 
-def _trial(form: Form | None, dtype: torch.dtype) -> None:
-    logits, targets = torch.ones(64, 8192, dtype=dtype), torch.arange(64)
+def _trial(form: Form | None, dtype: torch.dtype, vocab_size: int) -> None:
+    logits, targets = torch.ones(64, vocab_size, dtype=dtype), torch.arange(64) % vocab_size
     if form is None:
         logarithms = torch.log_softmax(logits, -1, dtype=torch.float32)
         logarithms.gather(1, targets.unsqueeze(1)).sum()
         logarithms.exp_().to(dtype)
     else:
-        _compute(form, logits, targets, None, 8192, True, False)
+        _compute(form, logits, targets, None, vocab_size, True, False)
 
 
 KERNELS = (
-    Kernel("cross_entropy_f32", torch.float32, _agrees, _trial),
-    Kernel("cross_entropy_bf16", torch.bfloat16, _agrees, _trial),
+    Kernel("cross_entropy_f32", torch.float32, _agrees, _trial, sizes=("vocab_size",)),
+    Kernel("cross_entropy_bf16", torch.bfloat16, _agrees, _trial, sizes=("vocab_size",)),
 )

@@ -201,9 +201,9 @@ def exact_norm(
     )
 
 
-def _trial(form: Form | None, dtype: torch.dtype) -> None:
-    x, gradient = torch.ones(2, 2048, 384, dtype=dtype)
-    weight_D, bias_D = torch.ones(2, 384)
+def _trial(form: Form | None, dtype: torch.dtype, hidden_size: int) -> None:
+    x, gradient = torch.ones(2, (1 << 20) // hidden_size or 1, hidden_size, dtype=dtype)
+    weight_D, bias_D = torch.ones(2, hidden_size)
     if form is not None:
         _, means_N, inverse_stds_N = _forward(form, x, weight_D, bias_D, 1e-5)
         _backward(form, gradient, x, weight_D, bias_D, means_N, inverse_stds_N, gradient)
@@ -211,13 +211,13 @@ def _trial(form: Form | None, dtype: torch.dtype) -> None:
     with torch.enable_grad():
         leaf, gain_D, shift_D = (tensor.detach().requires_grad_() for tensor in (x, weight_D, bias_D))
         if dtype == torch.float32:
-            y = functional.layer_norm(leaf, (384,), gain_D, shift_D, 1e-5)
+            y = functional.layer_norm(leaf, (hidden_size,), gain_D, shift_D, 1e-5)
         else:
             y = mixed_layer_norm(leaf, gain_D, shift_D, 1e-5)
         torch.autograd.grad((y, leaf), (leaf, gain_D, shift_D), (gradient, gradient))
 
 
 KERNELS = (
-    Kernel("layer_norm_f32", torch.float32, _agrees, _trial),
-    Kernel("layer_norm_bf16", torch.bfloat16, _agrees, _trial),
+    Kernel("layer_norm_f32", torch.float32, _agrees, _trial, sizes=("hidden_size",)),
+    Kernel("layer_norm_bf16", torch.bfloat16, _agrees, _trial, sizes=("hidden_size",)),
 )

@@ -19,7 +19,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,17 +29,21 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import DataError, StorageError
-from hornbook.ops.native.build import HALVES, INSTRUCTION_SETS, TILES, library
+from hornbook.ops.native.build import HALVES, INSTRUCTION_SETS, TILES, library, missing_forms
 from hornbook.ops.native.cache import BuildError, default_cache, make_private
 from hornbook.storage.files import replace_file
 from hornbook.storage.json_files import dump_json, read_json
+from hornbook.storage.system import cpu_facts
 from hornbook.track.environment import cpu_model
 
 SUFFIXES: Final[Mapping[torch.dtype, str]] = {torch.float32: "f32", torch.bfloat16: "bf16"}
 """Suffixes of C functions by the dtype of the activations."""
 PYTORCH = "torch"
 """Represents PyTorch's operators among the names of instruction sets."""
-_ROUNDS = 7
+_ROUNDS, _MOST_ROUNDS = 7, 40
+_SPREAD = 1.03
+_MOST_PRODUCTS = 1 << 27
+"""Multiplications of one product of a trial, which take some milliseconds."""
 _RUNTIME = re.compile(r"(libgomp|libiomp5|libomp)[^/]*\.so[.\d]*$")
 _LONGEST_PROBE = 60.0
 
@@ -65,6 +69,37 @@ class Form:
 
 
 @dataclass(frozen=True)
+class Shape:
+    """Sizes of a run that the times of its kernels depend on; those of the trials without a run by default."""
+
+    tokens: int = 256
+    """Of a micro-batch."""
+    hidden_size: int = 384
+    feed_forward_size: int = 768
+    sequence_length: int = 256
+    head_size: int = 64
+    vocab_size: int = 8192
+
+    def rounded(self) -> "Shape":
+        """Return the class of the shape, so that similar runs share their times.
+
+        Sizes become the next 2ⁿ or 1.5·2ⁿ, so that they keep what affects blocks of caches. Tokens, of which a time
+        hardly depends beyond some hundred, become few enough for a trial of milliseconds.
+        """
+        ceilings = sorted(base << bits for base in (2, 3) for bits in range(16))
+        sizes = {name: next((c for c in ceilings if c >= size), ceilings[-1]) for name, size in vars(self).items()}
+        hidden, inner = sizes["hidden_size"], sizes["feed_forward_size"]
+        most = min(512, max(32, _MOST_PRODUCTS // (hidden * inner)))
+        sizes["tokens"] = max(c for c in ceilings if c <= min(most, sizes["tokens"]))
+        sizes["sequence_length"] = min(sizes["sequence_length"], 512)
+        sizes["vocab_size"] = min(sizes["vocab_size"], 1 << 15)
+        return Shape(**sizes)
+
+
+DEFAULT_SHAPE: Final = Shape()
+
+
+@dataclass(frozen=True)
 class Kernel:
     """A group of C functions that are checked, timed and selected together."""
 
@@ -74,10 +109,12 @@ class Kernel:
     """Dtype of the activations; None: the kernel does not depend on it."""
     check: Callable[[Form, Any], bool]
     """Compares a form with PyTorch's operators on small inputs."""
-    trial: Callable[[Form | None, Any], None]
-    """Runs a typical call to be timed, with PyTorch's operators if the form is None."""
+    trial: Callable[..., None]
+    """Runs a typical call to be timed, given the form, None for PyTorch's operators, the dtype, and ``sizes``."""
     special: Collection[str] = ()
     """Which of ``HALVES`` and ``TILES`` it has a form for."""
+    sizes: tuple[str, ...] = ()
+    """The fields of ``Shape`` that its time depends on."""
 
     @property
     def instruction_sets(self) -> tuple[str, ...]:
@@ -151,6 +188,25 @@ def instruction_sets() -> tuple[str, ...]:
     return tuple(isa for isa in compiled if isa != TILES or _works(_path(), isa))
 
 
+def form_states() -> dict[str, str]:
+    """Return, for each instruction set, "available" or why there is no form of it here; nothing without a library."""
+    built = load()
+    if isinstance(built, BuildError):
+        return {}
+    missing, bits = missing_forms(_path().parent), built.hb_instruction_sets()
+    states = {}
+    for bit, isa in enumerate(INSTRUCTION_SETS):
+        if isa in instruction_sets():
+            states[isa] = "available"
+        elif isa in missing:
+            states[isa] = f"not compiled, since {missing[isa]}"
+        elif not bits >> bit & 1:
+            states[isa] = "not supported by this processor or its operating system"
+        else:
+            states[isa] = "its instructions do not run here"
+    return states
+
+
 def _works(built: Path, isa: str) -> bool:
     """Return whether the instructions of a form run, tested in a separate process, which they may kill.
 
@@ -170,37 +226,51 @@ def is_right(kernel: Kernel, isa: str) -> bool:
         return isa in kernel.instruction_sets and kernel.check(Form(isa), kernel.dtype)
 
 
-def seconds(kernel: Kernel) -> Mapping[str, float]:
+def seconds(kernel: Kernel, shape: Shape = DEFAULT_SHAPE) -> Mapping[str, float]:
     """Return the time of the kernel's trial for each instruction set, and for ``PYTORCH``.
 
-    It is processor time on one thread, on which other load has little effect, and measured once per machine, so that
-    the selection does not change.
+    It is processor time on one thread, on which other load has little effect, and measured once per machine and class
+    of shapes, so that the selection does not change.
     """
-    times = _all_seconds().get(_circumstances(), {}).get(kernel.name)
+    sizes = {name: size for name, size in vars(shape.rounded()).items() if name in kernel.sizes}
+    name = " ".join([kernel.name, *(f"{size_name}={size}" for size_name, size in sizes.items())])
+    times = _all_seconds().get(_circumstances(), {}).get(name)
     if times is None or not set(times) >= {PYTORCH, *kernel.instruction_sets}:
-        times = _measure(kernel)
+        times = _measure(kernel, sizes)
         with suppress(BuildError, StorageError):  # a cache that cannot be written is measured again
             make_private(_times_file().parent)
             known = _all_seconds()
-            known.setdefault(_circumstances(), {})[kernel.name] = times
+            known.setdefault(_circumstances(), {})[name] = times
             replace_file(_times_file(), dump_json(known))
     return times
 
 
-def _measure(kernel: Kernel) -> dict[str, float]:
+def _measure(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, float]:
+    """Return the shortest time of each form, which other processes can only lengthen.
+
+    Rounds are added until each form's shortest time is confirmed by another one, or there are too many.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     taken: dict[str, list[float]] = {isa: [] for isa in (PYTORCH, *kernel.instruction_sets)}
     try:
         with torch.no_grad():
-            for _ in range(1 + _ROUNDS):
+            for number in range(_MOST_ROUNDS):
+                if number > _ROUNDS and all(_is_confirmed(times[1:]) for times in taken.values()):
+                    break
                 for isa, times in taken.items():
                     start = time.thread_time()
-                    kernel.trial(None if isa == PYTORCH else Form(isa), kernel.dtype)
+                    kernel.trial(None if isa == PYTORCH else Form(isa), kernel.dtype, **sizes)
                     times.append(time.thread_time() - start)
     finally:
         torch.set_num_threads(threads)
-    return {isa: min(times[1:]) for isa, times in taken.items()}  # the minimum, since other processes only add time
+    return {isa: min(times[1:]) for isa, times in taken.items()}  # the first ones warm up
+
+
+def _is_confirmed(times: Sequence[float]) -> bool:
+    """Return whether the second shortest time is close to the shortest."""
+    shortest, second = sorted(times)[:2]
+    return second <= _SPREAD * shortest
 
 
 def _times_file() -> Path:
@@ -235,7 +305,9 @@ def _circumstances() -> str:
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
-    return f"{cpu_model()}, PyTorch {torch.__version__}, trials {digest.hexdigest()[:12]}"
+    facts = cpu_facts()  # hypervisors give different processors one name
+    numbers = " ".join(f"{name} {facts.get(name, '?')}" for name in ("cpu family", "model", "stepping"))
+    return f"{cpu_model()}, {numbers}, PyTorch {torch.__version__}, trials {digest.hexdigest()[:12]}"
 
 
 @functools.cache

@@ -214,14 +214,15 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
 
 
 @functools.cache
-def _trial_layers() -> list[tuple[Tensor, Tensor]]:
-    return [(torch.nn.Parameter(torch.ones(shape)), torch.ones(shape[0])) for shape in ((768, 384), (384, 768))]
+def _trial_layers(hidden: int, inner: int) -> list[tuple[Tensor, Tensor]]:
+    shapes = (inner, hidden), (hidden, inner)
+    return [(torch.nn.Parameter(torch.ones(shape)), torch.ones(shape[0])) for shape in shapes]
 
 
-def _trial(form: Form | None, dtype: torch.dtype) -> None:
+def _trial(form: Form | None, dtype: torch.dtype, tokens: int, hidden_size: int, feed_forward_size: int) -> None:
     """Run 256 tokens through a feed-forward, forward and backward."""
-    x, g = torch.ones(2, 256, 384, dtype=dtype)
-    (up, up_bias), (down, down_bias) = _trial_layers()
+    x, g = torch.ones(2, tokens, hidden_size, dtype=dtype)
+    (up, up_bias), (down, down_bias) = _trial_layers(hidden_size, feed_forward_size)
     if form is None:
         with torch.enable_grad():
             leaves = [tensor.detach().requires_grad_() for tensor in (x, up, up_bias, down, down_bias)]
@@ -231,7 +232,7 @@ def _trial(form: Form | None, dtype: torch.dtype) -> None:
         return
     with kernels.weights_unchanged():
         panels = [panels_of(form, weight, dtype, for_gradient=back) for weight in (up, down) for back in (False, True)]
-    u = x.new_empty(256, 768)
+    u = x.new_empty(tokens, feed_forward_size)
     h = product(form, x, panels[0], up, up_bias, activation="gelu_tanh", before=u)
     product(form, h, panels[2], down, down_bias)
     of_u = product(form, g, panels[3], down, for_gradient=True, activation="gelu_tanh", derivative_at=u)
@@ -241,7 +242,8 @@ def _trial(form: Form | None, dtype: torch.dtype) -> None:
         add_weight_gradient(form, gradient, operand, *totals, accumulate=False)
 
 
+_SIZES = ("tokens", "hidden_size", "feed_forward_size")
 KERNELS = (
-    Kernel("linear_f32", torch.float32, _agrees, _trial),
-    Kernel("linear_bf16", torch.bfloat16, _agrees, _trial, special=(HALVES, TILES)),
+    Kernel("linear_f32", torch.float32, _agrees, _trial, sizes=_SIZES),
+    Kernel("linear_bf16", torch.bfloat16, _agrees, _trial, special=(HALVES, TILES), sizes=_SIZES),
 )
