@@ -55,8 +55,8 @@ def _train_until(kind: str, run: Path, step: int) -> bool:
 
 RESUMES = Part(
     name="resumes",
-    promise="a run of any kind that SIGTERM stops after any step, up to three times in a row, ends in the same weights, "
-    "moments and progress, bit for bit",
+    promise="a run of any kind that SIGTERM stops after any step, up to three times in a row, ends in the same "
+    "weights, moments and progress, bit for bit",
     run=_run,
     prepare=_prepare,
     trials=len(KINDS) * (STEPS - 1),
