@@ -3,23 +3,32 @@
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack
 
 from hornbook.checkpoint.tensors import Contents
 from hornbook.config import recipe_to_dict
-from hornbook.exchange.formats import export
+from hornbook.exchange.formats import ExportFormat, export
 from hornbook.exchange.huggingface import UNTRAINED, write_folder
 from hornbook.exchange.restore import LoadedModel, read_source
 from hornbook.extras import require
 from hornbook.storage.json_files import read_json
 
 
-def export_loaded(loaded: LoadedModel, path: Path, **options: Any) -> list[Path]:
+class ExportOptions(TypedDict, total=False):
+    """The options of `hornbook.Model.export`; see there."""
+
+    format: ExportFormat
+    dtype: Literal["fp32", "bf16", "fp16"]
+    license: str | None
+    shard_size: float | None
+
+
+def export_loaded(loaded: LoadedModel, path: Path, **options: Unpack[ExportOptions]) -> list[Path]:
     """Write a model as `hornbook.exchange.formats.export` does, with the documents of its source; return the files."""
     _, stored = read_source(loaded.path, only={"model"})
     contents = replace(stored, tensors={"model": loaded.model.saved_tensors()})
     files = export(path, contents, source=loaded.path, **options)
-    return [path] if options["format"] == "gguf" else [path / name for name in files]
+    return [path] if options.get("format") == "gguf" else [path / name for name in files]
 
 
 def to_transformers(loaded: LoadedModel) -> Any:

@@ -24,7 +24,6 @@ from hornbook.config import GenerationConfig, Recipe
 from hornbook.config.sections import Compute
 from hornbook.errors import UserError
 from hornbook.evaluate.validation import validate
-from hornbook.exchange.formats import ExportFormat
 from hornbook.exchange.restore import LoadedModel, load_model
 from hornbook.generate.answers import FoundAnswer
 from hornbook.generate.classes import Classified
@@ -341,27 +340,17 @@ class Model:
         found = passes.predict(self._loaded, firsts, seconds, top_k=top_k, batch_size=batch_size, window=window)
         return found[0] if isinstance(texts, str) else found
 
-    def export(
-        self,
-        path: str | Path,
-        *,
-        format: ExportFormat = "transformers",  # noqa: A002 - the option's name
-        dtype: Literal["fp32", "bf16", "fp16"] = "fp32",
-        license: str | None = None,  # noqa: A002 - the option's name
-        shard_size: float | None = None,
-    ) -> list[Path]:
+    def export(self, path: str | Path, **options: Unpack[exporting.ExportOptions]) -> list[Path]:
         """Write the model with its present weights, as ``hornbook checkpoint export`` does; return the files.
 
         Args:
             path: the new folder or, for ``"gguf"``, the new file.
-            format: ``"transformers"`` or ``"gguf"``, for llama.cpp.
-            dtype: dtype of the weights.
-            license: such as apache-2.0; None leaves a line to fill in the model card.
-            shard_size: bytes of the largest file of weights in a folder; None for 5 GB.
+            options: ``format``, ``"transformers"`` (default) or ``"gguf"``, for llama.cpp; ``dtype`` of the weights,
+                ``"fp32"`` (default), ``"bf16"`` or ``"fp16"``; ``license``, such as apache-2.0, by default a line to
+                fill in the model card; ``shard_size``, bytes of the largest file of weights in a folder, 5 GB.
 
         Raises UserError if ``path`` exists or the library ``gguf`` is missing, CheckpointError if no such model exists.
         """
-        options = {"format": format, "dtype": dtype, "license": license, "shard_size": shard_size}
         return exporting.export_loaded(self._loaded, Path(path), **options)
 
     def to_transformers(self) -> Any:
