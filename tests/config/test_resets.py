@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from hornbook.__main__ import main
-from hornbook.api.training import override_leaves, override_recipe
 from hornbook.config import AdamWConfig, LambConfig, LinearConfig, load_recipe, recipe_to_toml
 from hornbook.config.options import show
+from hornbook.config.overrides import override_leaves, override_recipe
 
 RECIPE = """[training]
 steps = 3

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hornbook.config.overrides import override_leaves
 from tiny_text import build_tiny
 
 import hornbook
 from hornbook.__main__ import main
+from hornbook.config.overrides import override_leaves
 from hornbook.errors import UserError
 from hornbook.measure.dial import auto_recipe, dial_time
 from hornbook.plan.dial import Dial, num_flops

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hornbook.api.model import Model, load
-from hornbook.config.build import Resolved, resolve
-from hornbook.config.recipe import Recipe, flatten
-from hornbook.config.recipe_files import Leaf, Tree, merge
+from hornbook.config.overrides import override_leaves, override_recipe
+from hornbook.config.recipe import Recipe
 from hornbook.config.sections import Compute
 from hornbook.errors import UserError
 from hornbook.measure.dial import NAME, auto_recipe
@@ -27,37 +26,6 @@ from hornbook.run.initial_weights import InitFrom
 from hornbook.run.launch import train as train_resolved
 from hornbook.run.start_recipe import start_recipe
 from hornbook.track.runs import find_runs, read_run, summarize
-
-
-def override_leaves(values: Mapping[str, object], source: str = "overrides") -> Tree:
-    """Return the leaves of options given by dotted name (``training.steps``); dashes and underscores are equal.
-
-    Args:
-        values: typed as in a recipe file; a path may be a ``Path``, and None is ``"none"``. Paths are relative to the
-            working directory.
-        source: name of the values' source in messages.
-    """
-    tree: Tree = {}
-    for name, value in values.items():
-        section, _, key = name.replace("-", "_").rpartition(".")
-        entries = [_plain(entry) for entry in value] if isinstance(value, list | tuple) else _plain(value)
-        tree[section, key] = Leaf(value=entries, source=source, folder=Path.cwd())
-    return tree
-
-
-def override_recipe(recipe: Recipe, overrides: Tree) -> Resolved:
-    """Return ``recipe`` with overridden options, validated.
-
-    Raises:
-        RecipeError: lists all mistakes.
-    """
-    return resolve(merge(override_leaves(flatten(recipe), "recipe"), overrides), Path(recipe.name))
-
-
-def _plain(value: object) -> object:
-    if value is None:
-        return "none"
-    return str(value) if isinstance(value, Path) else value
 
 
 @dataclass(frozen=True, kw_only=True)

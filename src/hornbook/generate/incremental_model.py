@@ -17,11 +17,10 @@ from hornbook.generate.cache import Columns
 from hornbook.model import LanguageModel
 from hornbook.model.attention import CausalSelfAttention
 from hornbook.model.block import FeedForward, PreNormBlock
-from hornbook.model.decoder import DecoderAttention
+from hornbook.model.decoder import DecoderAttention, ShortcutBlock, ValueEmbedding
 from hornbook.model.head import CausalHead, OutputHead
 from hornbook.model.incremental import CastLinear, for_generation, is_incremental, with_parameters
 from hornbook.model.layers import LayerNorm, NoNorm, RMSNorm, is_unmodified
-from hornbook.model.shortcuts import ShortcutBlock, ValueEmbedding
 from hornbook.ops.layers import for_few_rows
 from hornbook.ops.native.choice import form_for_tokens
 from hornbook.ops.native.token_block import (
@@ -111,7 +110,8 @@ def _token_block(block: nn.Module) -> TokenBlock | None:
     has_shortcuts = is_unmodified(block, ShortcutBlock)
     if not (has_shortcuts or is_unmodified(block, PreNormBlock)):
         return None
-    attention, feed_forward = block.attention, block.feed_forward
+    attention: Any = block.attention
+    feed_forward: Any = block.feed_forward
     is_decoder = is_unmodified(attention, DecoderAttention)
     embedding = getattr(attention, "value_embedding", None)
     if embedding is not None and not is_unmodified(embedding, ValueEmbedding):
@@ -129,21 +129,22 @@ def _token_block(block: nn.Module) -> TokenBlock | None:
     modules = [block.attention_norm, block.feed_forward_norm]
     modules += [getattr(attention, name, NoNorm()) for name in ("query_norm", "key_norm")]
     modules += [block.attention_output_norm, block.feed_forward_output_norm]
-    norms = [*map(_token_norm, modules)]
+    before, between, query, key, after, last = norms = [*map(_token_norm, modules)]
     if any(norm is None and type(of) is not NoNorm for norm, of in zip(norms, modules, strict=True)):
         return None
     options: dict[str, Any] = {}
     if is_decoder:
         options = {"window": attention.window, "cap": attention.cap, "norms_all_heads": attention.norm_kind == "width"}
         options["scale"] = attention.scale * attention.head_size**-0.5
-    values = scales = None
+    values, scales = None, None
     if embedding is not None:
         values = TokenValues(*(tensor.detach().float().contiguous() for tensor in (embedding.table, embedding.gate)))
     if has_shortcuts and block.state_scale is not None:
-        scales = torch.cat((block.state_scale, block.embedding_scale)).detach().float()
+        of_both: list[Any] = [block.state_scale, block.embedding_scale]
+        scales = torch.cat(of_both).detach().float()
     sizes = (attention.num_heads, attention.head_size, feed_forward.activation, attention.num_kv_heads)
     return TokenBlock(
-        TokenParts(norms[0], tuple(qkv_layers), out, norms[1], first, second, *norms[2:], values, scales),
+        TokenParts(before, tuple(qkv_layers), out, between, first, second, query, key, after, last, values, scales),
         TokenOptions(*sizes, feed_forward.is_gated, **options),
     )
 

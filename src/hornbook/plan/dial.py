@@ -104,7 +104,7 @@ class Law:
         """Return the loss in bits per byte above a constant of the corpus, which has ``unique`` tokens."""
         again = max(0.0, tokens / unique - 1)
         worth = min(tokens, unique) * (1 + self.repeats * -math.expm1(-again / self.repeats))
-        return self.size * num_weights(depth) ** -self.alpha + self.data * worth**-self.beta
+        return float(self.size * num_weights(depth) ** -self.alpha + self.data * worth**-self.beta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +248,7 @@ def options_of(depth: int, tokens: int, *, windows: int | None = None, length: i
 def batch_windows(tokens: int, length: int = 256) -> int:
     """Return the windows of a batch for a number of tokens: a power of two, so that micro-batches divide it."""
     best = max(_LEAST_BATCH, _WINDOWS * 256 * (tokens / _BATCH_TOKENS) ** _BATCH_EXPONENT)
-    return max(1, 2 ** round(math.log2(best / length)))
+    return max(1, int(2 ** round(math.log2(best / length))))
 
 
 def _rounded(rate: float) -> float:

@@ -158,7 +158,7 @@ def tensors_of(
         found = names.get_name(name, try_suffixes=_SUFFIXES)
         assert found is not None, f"{architecture.name} has no {name}"
         yield found, tensor
-    if family is not None and architecture.needs_head and config.tied:
+    if family is not None and architecture.needs_head and isinstance(config, DecoderConfig) and config.tied:
         yield "output.weight", weights["embedding.tokens"]
     if isinstance(config, DecoderConfig) and config.rope_scaling == "llama3":
         scaled, plain = rotary_of(config), plain_rotary(config.rope_theta, config.rotated_size)
@@ -186,4 +186,4 @@ def _decoder(
 
 def _adjacent(tensor: Tensor, head_size: int) -> Tensor:
     """Return the rows of a matrix, or a bias, with the rotated pairs of each head beside each other."""
-    return tensor.unflatten(0, (-1, 2, head_size // 2)).transpose(1, 2).flatten(0, 2)
+    return tensor.view(-1, 2, head_size // 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)

@@ -112,6 +112,6 @@ def _chunks(header: bytes, tensors: Mapping[str, Tensor], alignment: int) -> Ite
     yield header
     yield bytes(-len(header) % alignment)
     for tensor in tensors.values():
-        data = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+        data: memoryview = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
         yield data
         yield bytes(-data.nbytes % alignment)
