@@ -241,7 +241,7 @@ def _turn(
             best = min(depths, key=lambda depth: abs(best_tokens(depth) - limit))
             return Dialed(best=at(best, limit), others=[], token_seconds={})
         case "params":
-            fits = [depth for depth in depths if recipe_of(at(depth, 1e6)).num_parameters <= limit]
+            fits = [depth for depth in depths if recipe_of(at(depth, 1e6)).num_parameters() <= limit]
         case _:
             fits = [d for d in depths if plan_here(recipe_of(at(d, best_tokens(d))), 1, device).peak <= limit]
     if not fits:
