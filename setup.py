@@ -25,9 +25,13 @@ NEWEST_SYMBOLS = {b"GLIBC": (2, 28), b"GLIBCXX": (3, 4, 24), b"CXXABI": (1, 3, 1
 class BuildNative(build_ext):
     """Compiles the native operators into the package, or says why they will be compiled when they are first needed."""
 
+    def initialize_options(self) -> None:
+        """Start without files, also for an editable installation, which asks for the outputs before it runs this."""
+        super().initialize_options()
+        self.built: list[str] = []
+
     def run(self) -> None:
         """Compile them, unless the installation is editable: its sources change."""
-        self.built: list[str] = []
         if self.inplace or self.editable_mode:
             return
         folder = Path(self.build_lib) / "hornbook/ops/native" / INSTALLED.name
