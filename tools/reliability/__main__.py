@@ -2,10 +2,11 @@
 
 ::
 
-    python tools/reliability                          the whole suite, hours; run it again to go on
+    python tools/reliability                          the whole suite, an hour or more; run it again to go on
     python tools/reliability --short                  some minutes
     python tools/reliability deaths --trials 40 --seed 7
     python tools/reliability --table                  only the table of the results so far
+    python tools/reliability --planted                faults planted in a copy of the tree: does the suite notice?
 
 Results go to ``build/reliability``: a row a trial in ``PART.jsonl``, and ``table.md`` and ``table.json``. The exit
 code is 1 if a promise was broken; the folder of such a trial is kept in ``build/reliability/work``.
@@ -23,10 +24,11 @@ from crash_points import CRASH_POINTS
 from damage import DAMAGE
 from deaths import DEATHS
 from inputs import INPUTS
+from planted import read_faults, try_faults
 from power_loss import POWER_LOSS
 from resumes import RESUMES
 from table import write_table
-from trials import Part, failures, read_outcomes, run_part
+from trials import Choice, Part, failures, read_outcomes, run_part
 
 PARTS: tuple[Part, ...] = (DEATHS, CRASH_POINTS, POWER_LOSS, DAMAGE, INPUTS, RESUMES)
 _ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +44,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="(default: 1)")
     parser.add_argument("--short", action="store_true", help="fewer trials: minutes instead of hours")
     parser.add_argument("--table", action="store_true", help="run nothing, only write the table")
+    parser.add_argument("--planted", action="store_true", help="plant known faults, one at a time")
+    parser.add_argument("--first-failure", action="store_true", help="stop at the first broken promise")
     parser.add_argument("--output", type=Path, default=_ROOT / "build" / "reliability", help="folder of the results")
     given = parser.parse_args()
     if unknown := set(given.parts) - {part.name for part in PARTS}:
@@ -49,19 +53,23 @@ def main() -> int:
     if given.trials is not None and given.trials < 1:
         parser.error("--trials must be at least 1")
     parts = [part for part in PARTS if not given.parts or part.name in given.parts]
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=_ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
+    if given.planted:
+        chosen = [fault for fault in read_faults() if not given.parts or fault.part in given.parts]
+        return min(1, try_faults(chosen))
+    described = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    commit = subprocess.run(described, cwd=_ROOT, capture_output=True, text=True).stdout.strip() or "no commit"
     given.output.mkdir(parents=True, exist_ok=True)
     if given.table:
         found = {part: read_outcomes(given.output / f"{part.name}.jsonl") for part in parts}
     else:
-        found = {
-            part: run_part(
-                part, given.output, seed=given.seed, commit=commit, trials=given.trials, is_short=given.short
-            )
-            for part in parts
-        }
+        choice = Choice(
+            seed=given.seed,
+            commit=commit,
+            trials=given.trials,
+            is_short=given.short,
+            stops_at_failure=given.first_failure,
+        )
+        found = {part: run_part(part, given.output, choice) for part in parts}
     print(write_table(found, given.output))
     return 1 if any(failures(outcomes) for outcomes in found.values()) else 0
 

@@ -78,8 +78,20 @@ class Outcome:
     seconds: float
 
 
-def run_part(part: Part, results: Path, *, seed: int, commit: str, trials: int | None, is_short: bool) -> list[Outcome]:
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which trials to run: a number of each part, the suite's or those of its short form if None."""
+
+    seed: int
+    commit: str
+    trials: int | None
+    is_short: bool
+    stops_at_failure: bool
+
+
+def run_part(part: Part, results: Path, choice: Choice) -> list[Outcome]:
     """Run the trials of a part that are missing in its file, and return all of them in the order of their numbers."""
+    seed, commit = choice.seed, choice.commit
     shared = results / "work" / part.name
     file = results / f"{part.name}.jsonl"
     known = {each.number: each for each in read_outcomes(file) if (each.seed, each.commit) == (seed, commit)}
@@ -90,16 +102,17 @@ def run_part(part: Part, results: Path, *, seed: int, commit: str, trials: int |
         if problem := in_child(lambda: part.prepare(shared), results / "work" / f"{part.name}.log", 3 * LONGEST)[1]:
             raise SystemExit(f"{part.name} could not be prepared: {problem}")
         marker.write_text(commit)
-    number_of_trials = trials or (part.short if is_short else part.trials or part.count(shared))
-    if part.trials is None:
-        number_of_trials = min(number_of_trials, part.count(shared))
-    for number in range(number_of_trials):
+    all_trials = part.trials or part.count(shared)
+    num_trials = min(choice.trials or (part.short if choice.is_short else all_trials), all_trials)
+    for number in range(num_trials):
         if number not in known:
             known[number] = _try(part, number, shared, results / "work", seed=seed, commit=commit)
             with file.open("a", encoding="utf-8") as log:
                 log.write(json.dumps(asdict(known[number])) + "\n")
-            _show(part, known[number])
-    return [known[number] for number in range(number_of_trials)]
+            print(f"{part.name} {number}: {known[number].error or known[number].kind}", flush=True)
+        if choice.stops_at_failure and known[number].error:
+            break
+    return [known[number] for number in sorted(known) if number < num_trials]
 
 
 def read_outcomes(file: Path) -> list[Outcome]:
@@ -164,10 +177,6 @@ def _try(part: Part, number: int, shared: Path, work: Path, *, seed: int, commit
         trial.log.unlink()
     seconds = round(time.monotonic() - start, 3)
     return Outcome(number=number, seed=seed, commit=commit, kind=kind or "", error=error, seconds=seconds)
-
-
-def _show(part: Part, outcome: Outcome) -> None:
-    print(f"{part.name} {outcome.number}: {outcome.error or outcome.kind}, {outcome.seconds:.1f} s", flush=True)
 
 
 def failures(outcomes: Sequence[Outcome]) -> list[Outcome]:

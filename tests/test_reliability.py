@@ -1,0 +1,41 @@
+"""The tools of `make reliability`: its short form runs in .ci/run."""
+
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+TOOLS = Path(__file__).parents[1] / "tools" / "reliability"
+
+
+@pytest.fixture(autouse=True)
+def import_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(TOOLS), *sys.path])
+
+
+def test_every_planted_fault_can_be_planted() -> None:
+    from planted import read_faults
+
+    stale = [fault.name for fault in read_faults() if fault.is_stale]
+    assert not stale
+
+
+def test_a_power_failure_loses_what_was_not_synced(tmp_path: Path) -> None:
+    from power_loss import Node, write_after_failure
+
+    durable, pending = Node(is_folder=False, data=b"durable"), Node(is_folder=False, writes=[b"written"])
+    top = Node(is_folder=True, entries={"old": durable}, changes=[{"new": pending}, {"old": None}])
+    seen = set()
+    for number in range(200):
+        folder = tmp_path / str(number)
+        write_after_failure(top, folder, Random(number))
+        seen.add(tuple(sorted((path.name, path.read_bytes()) for path in folder.iterdir())))
+    assert (("old", b"durable"),) in seen, "nothing of what was pending"
+    assert (("new", b"written"),) in seen, "all of it"
+    assert (("new", b""), ("old", b"durable")) in seen, "a name without its content"
+    assert any(("new", bytes(7)) in files for files in seen), "zeros"
+    pending.sync()
+    top.sync()
+    write_after_failure(top, tmp_path / "synced", Random(0))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "synced").iterdir()} == {"new": b"written"}

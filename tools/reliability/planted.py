@@ -1,0 +1,68 @@
+"""Faults planted by hand, one at a time, in a copy of the tree: the suite must notice each."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A fault, the part that must notice it, and how many of its trials run."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    part: str
+    trials: int
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether it can no longer be planted."""
+        return (ROOT / "src/hornbook" / self.file).read_text(encoding="utf-8").count(self.old) != 1
+
+
+def read_faults() -> list[Fault]:
+    """Return the faults of ``planted.toml``."""
+    content = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    return [Fault(**entry) for entry in content["fault"]]
+
+
+def try_faults(faults: list[Fault]) -> int:
+    """Print what became of each fault; return how many were not noticed."""
+    missed = 0
+    for fault in faults:
+        verdict = _verdict(fault)
+        missed += verdict != "caught"
+        print(f"{verdict:<8} {fault.part:<13} {fault.name}", flush=True)
+    print(f"{len(faults) - missed} of {len(faults)} planted faults caught")
+    return missed
+
+
+def _verdict(fault: Fault) -> str:
+    if fault.is_stale:
+        return "stale"
+    with tempfile.TemporaryDirectory(prefix="hornbook-planted-") as folder:
+        for name in ("src", "tools"):
+            shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
+        file = Path(folder, "src/hornbook", fault.file)
+        file.write_text(file.read_text(encoding="utf-8").replace(fault.old, fault.new), encoding="utf-8")
+        words = [
+            "tools/reliability",
+            fault.part,
+            "--trials",
+            str(fault.trials),
+            "--output",
+            "results",
+            "--first-failure",
+        ]
+        environment = {**os.environ, "PYTHONPATH": str(Path(folder, "src"))}
+        done = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
+    return {0: "missed", 1: "caught"}.get(done.returncode, f"exit {done.returncode}")
