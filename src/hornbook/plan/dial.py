@@ -168,6 +168,9 @@ def choose(
     """
     found = []
     for depth in depths:
+        # the law has no term for overfitting, so on little text it would choose the largest model of all
+        if found and num_weights(depth) > MOST_EPOCHS * unique:
+            break
         tokens = int(min(seconds / token_seconds(depth), MOST_EPOCHS * unique))
         beyond = num_weights(depth) > law.largest or tokens > law.longest
         found.append(
