@@ -15,7 +15,7 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class Fit:
         return _log_loss(torch.tensor(values + corpora, dtype=torch.float64), _columns(runs, self.corpora)).exp()
 
 
-def fit(runs: Sequence[Run], starts: dict[str, tuple[float, ...]] = _STARTS) -> Fit:
+def fit(runs: Sequence[Run], starts: Mapping[str, tuple[float, ...]] = _STARTS) -> Fit:
     """Return the best fit over all starts."""
     corpora = sorted({run["corpus"] for run in runs})
     columns = _columns(runs, corpora)
@@ -65,10 +65,10 @@ def fit(runs: Sequence[Run], starts: dict[str, tuple[float, ...]] = _STARTS) -> 
         def objective(point: torch.Tensor = point, optimizer: torch.optim.Optimizer = optimizer) -> torch.Tensor:
             optimizer.zero_grad()
             value = torch.nn.functional.huber_loss(_log_loss(point, columns), target, delta=_DELTA, reduction="sum")
-            value.backward()
+            value.backward()  # type: ignore[no-untyped-call]
             return value
 
-        optimizer.step(objective)
+        optimizer.step(objective)  # type: ignore[no-untyped-call]
         value = objective().item()
         if math.isfinite(value) and (best is None or value < best[0]):
             best = value, point.detach()
@@ -107,7 +107,7 @@ def _log_loss(point: torch.Tensor, columns: dict[str, torch.Tensor]) -> torch.Te
     )
     scale = scales - scales.mean()
     terms = [floors[columns["corpus"]], size - alpha.exp() * columns["weights"], data - beta.exp() * worth.log()]
-    return scale[columns["corpus"]] + torch.stack(torch.broadcast_tensors(*terms)).logsumexp(0)
+    return scale[columns["corpus"]] + torch.stack([term.expand_as(terms[1]) for term in terms]).logsumexp(0)
 
 
 def main() -> None:

@@ -109,6 +109,11 @@ def auto_recipe(
     assert vocabulary is not None, "`complete` fills it in"
     found = _turn(dial, begun, unique, vocabulary, recipe_of, device)
     options: dict[str, Any] = options_of(found.best.depth, found.best.tokens, length=length)
+    if options["training.steps"] < LEAST_STEPS and found.best.epochs > MOST_EPOCHS - 0.01:
+        raise UserError(
+            f"{', '.join(base.data.train)} has {unique:,} tokens, too few for {LEAST_STEPS} steps in {MOST_EPOCHS} "
+            "epochs: build a larger corpus"
+        )
     if options["training.steps"] < LEAST_STEPS:
         raise UserError(
             f"{dial} is enough for {options['training.steps']} steps of the smallest model here, but teaching it "
@@ -241,7 +246,7 @@ def _turn(
             best = min(depths, key=lambda depth: abs(best_tokens(depth) - limit))
             return Dialed(best=at(best, limit), others=[], token_seconds={})
         case "params":
-            fits = [depth for depth in depths if recipe_of(at(depth, 1e6)).model.num_parameters <= limit]
+            fits = [depth for depth in depths if recipe_of(at(depth, 1e6)).model.num_parameters() <= limit]
         case _:
             fits = [d for d in depths if plan_here(recipe_of(at(d, best_tokens(d))), 1, device).peak <= limit]
     if not fits:

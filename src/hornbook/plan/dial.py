@@ -104,7 +104,7 @@ class Law:
         """Return the loss in bits per byte above a constant of the corpus, which has ``unique`` tokens."""
         again = max(0.0, tokens / unique - 1)
         worth = min(tokens, unique) * (1 + self.repeats * -math.expm1(-again / self.repeats))
-        return self.size * num_weights(depth) ** -self.alpha + self.data * worth**-self.beta
+        return float(self.size * num_weights(depth) ** -self.alpha + self.data * worth**-self.beta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ def choose(
         depths: those that may be chosen.
         law: of the loss.
     """
-    found = []
+    found = list[Choice]()
     for depth in depths:
         # the law has no term for overfitting, so on little text it would choose the largest model of all
         if found and num_weights(depth) > MOST_EPOCHS * unique:
