@@ -57,7 +57,7 @@ def test_printing_leaves_no_files(corpus: Path, tmp_path: Path) -> None:
 def test_other_dials_need_no_measurement(corpus: Path, tmp_path: Path) -> None:
     resolved, ends_at = chosen(corpus, tmp_path / "a", params="400k")
     assert ends_at is None
-    assert resolved.recipe.model.num_parameters <= 400_000
+    assert complete(resolved.recipe, open_sources(resolved.recipe)).model.num_parameters() <= 400_000
     flops, _ = chosen(corpus, tmp_path / "b", flops="1e12")
     recipe = complete(flops.recipe, open_sources(flops.recipe))
     tokens = recipe.training.steps * recipe.training.global_batch_size * 8

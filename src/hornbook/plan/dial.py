@@ -251,7 +251,7 @@ def options_of(depth: int, tokens: int, *, windows: int | None = None, length: i
 def batch_windows(tokens: int, length: int = 256) -> int:
     """Return the windows of a batch for a number of tokens: a power of two, so that micro-batches divide it."""
     best = max(_LEAST_BATCH, _WINDOWS * 256 * (tokens / _BATCH_TOKENS) ** _BATCH_EXPONENT)
-    return max(1, 2 ** round(math.log2(best / length)))
+    return max(1, 1 << max(0, round(math.log2(best / length))))
 
 
 def _rounded(rate: float) -> float:
