@@ -94,11 +94,6 @@ def auto_recipe(
     base = check(draft).recipe
     sources = open_sources(base)
     unique = sum(store.num_tokens for store in sources.train if isinstance(store, TokenStore))
-    if unique < 2 * base.sequence_length:
-        raise UserError(
-            f"{', '.join(base.data.train)} has {unique:,} tokens to train on, fewer than two windows of "
-            f"{base.sequence_length}: build a larger corpus"
-        )
 
     def recipe_of(choice: Choice) -> Recipe:
         return complete(
