@@ -107,7 +107,7 @@ def _log_loss(point: torch.Tensor, columns: dict[str, torch.Tensor]) -> torch.Te
     )
     scale = scales - scales.mean()
     terms = [floors[columns["corpus"]], size - alpha.exp() * columns["weights"], data - beta.exp() * worth.log()]
-    return scale[columns["corpus"]] + torch.stack(torch.broadcast_tensors(*terms)).logsumexp(0)  # type: ignore[no-untyped-call]
+    return scale[columns["corpus"]] + torch.stack([term.expand_as(terms[1]) for term in terms]).logsumexp(0)
 
 
 def main() -> None:

@@ -59,13 +59,20 @@ def test_train_passes_the_resolved_recipe_to_the_engine(recipe, trained, capsys)
     assert json.loads(capsys.readouterr().out) == {"step": 2}
     ((resolved, options),) = trained
     assert resolved == load_recipe(recipe, ["--training.steps=3"])
-    expected = {"device": "cpu", "threads": 1, "init_from": None, "allow_rate_change": False}
+    expected = {"device": "cpu", "threads": 1, "init_from": None, "allow_rate_change": False, "ends_at": None}
     assert (str(options.pop("output")), options) == ("runs/a", expected)
 
 
 def test_defaults(recipe, trained):
     assert main(["train", recipe]) == 0
-    expected = {"output": None, "device": "auto", "threads": None, "init_from": None, "allow_rate_change": False}
+    expected = {
+        "output": None,
+        "device": "auto",
+        "threads": None,
+        "init_from": None,
+        "allow_rate_change": False,
+        "ends_at": None,
+    }
     assert trained[0][1] == expected
 
 

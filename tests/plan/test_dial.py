@@ -8,7 +8,18 @@ import pytest
 
 from hornbook.config import load_recipe
 from hornbook.errors import UserError
-from hornbook.plan.dial import LAW, MOST_EPOCHS, Corpus, Dial, best_tokens, choose, options_of, read_time, useful_epochs
+from hornbook.plan.dial import (
+    LAW,
+    MOST_EPOCHS,
+    Corpus,
+    Dial,
+    best_tokens,
+    choose,
+    num_weights,
+    options_of,
+    read_time,
+    useful_epochs,
+)
 
 RUNS = json.loads((Path(__file__).parents[2] / "benchmarks" / "scaling_runs.json").read_text())
 FITTED = {"books": (0.9309, 1.2121, 2.534), "owt": (0.8275, 1.5175, 2.595), "py": (1.2982, 0.0647, 1.590)}
@@ -58,12 +69,13 @@ def test_more_time_chooses_a_larger_model_for_more_tokens() -> None:
     assert [choice.depth for choice in chosen] == sorted({choice.depth for choice in chosen})
     assert [choice.tokens for choice in chosen] == sorted(choice.tokens for choice in chosen)
     assert chosen[-1].extrapolates
-    assert not chosen[0].extrapolates
+    assert not choose(5, math.inf, lambda depth: 1e-6 * depth**2, range(1, 3))[0].extrapolates
 
 
 def test_a_small_corpus_is_not_repeated_beyond_what_was_measured() -> None:
     best = choose(1e5, 100_000, lambda depth: 1e-5 * depth, range(1, 10))[0]
     assert best.epochs == MOST_EPOCHS
+    assert num_weights(best.depth) <= MOST_EPOCHS * 100_000  # though the law alone prefers depth 9
     assert 3 < useful_epochs() < 6
 
 

@@ -21,7 +21,7 @@ def test_the_corrected_run_is_that_of_its_recipe(tmp_path: Path) -> None:
     build_tiny(tmp_path / "corpus")
     words = ["--data.train", str(tmp_path / "corpus"), "--data.sequence-length=8", "--model.hidden-size=64"]
     words += ["--model.num-layers=1", "--training.steps=400", "--schedule.warmup-steps=10", "--precision.compute=fp32"]
-    words += ["--evaluation.every-steps=none", "--checkpoint.every-steps=1000", "--tracking.sample-every-steps=none"]
+    words += ["--evaluation.every-steps=1000", "--checkpoint.every-steps=1000", "--tracking.sample-every-steps=none"]
     resolved = load_recipe("decoder-demo", words)
     short, again = tmp_path / "short", tmp_path / "again"
     found = train(resolved, output=short, device="cpu", threads=1, ends_at=time.time() + 1)

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from hornbook.api.model import Model, load
+from hornbook.config import Resolved
 from hornbook.config.overrides import override_leaves, override_recipe
 from hornbook.config.recipe import Recipe
+from hornbook.config.recipe_files import Tree
 from hornbook.config.sections import Compute
 from hornbook.errors import UserError
 from hornbook.measure.dial import NAME, auto_recipe
@@ -97,19 +99,7 @@ def train(
     leaves = override_leaves(overrides or {})
     folder = None if output is None else Path(output)
     source = None if init_from is None else InitFrom(source=str(init_from), keep_optimizer=keep_optimizer)
-    ends_at = None
-    if recipe == NAME:
-        if source is not None:
-            raise UserError("auto chooses the architecture, but init_from sets it: remove it, or train its recipe")
-        chosen = choose_device(device)
-        prepare(chosen, threads)
-        resolved, ends_at = auto_recipe(Dial.of(dial), leaves, folder, chosen, writes=True)
-    elif dial:
-        raise UserError(f"{next(iter(dial))} applies only to the recipe auto, and is no other argument of train")
-    elif isinstance(recipe, Recipe):
-        resolved = override_recipe(recipe, leaves)
-    else:
-        resolved = start_recipe(str(recipe), leaves, output=folder, init_from=source)
+    resolved, ends_at = _resolve(recipe, leaves, folder, source, device, threads, dial)
     summary = train_resolved(
         resolved,
         output=folder,
@@ -121,6 +111,29 @@ def train(
         ends_at=ends_at,
     )
     return Run(path=Path(summary["run"]), recipe=resolved.recipe, summary=summary)
+
+
+def _resolve(
+    recipe: str | Path | Recipe,
+    leaves: Tree,
+    folder: Path | None,
+    source: InitFrom | None,
+    device: str,
+    threads: int | None,
+    dial: Mapping[str, str | float],
+) -> tuple[Resolved, float | None]:
+    """Return the recipe of a start, and the `time.time` at which it shall end; None if it may take any time."""
+    if recipe == NAME:
+        if source is not None:
+            raise UserError("auto chooses the architecture, but init_from sets it: remove it, or train its recipe")
+        chosen = choose_device(device)
+        prepare(chosen, threads)
+        return auto_recipe(Dial.of(dial), leaves, folder, chosen, writes=True)
+    if dial:
+        raise UserError(f"{next(iter(dial))} applies only to the recipe auto, and is no other argument of train")
+    if isinstance(recipe, Recipe):
+        return override_recipe(recipe, leaves), None
+    return start_recipe(str(recipe), leaves, output=folder, init_from=source), None
 
 
 def metrics(run: str | Path, kind: str | None = None) -> list[dict[str, Any]]:

@@ -42,10 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ),
     )
     add_process_arguments(parser)
-    dials = parser.add_argument_group("for RECIPE auto, which chooses the model, its rates and its length, one of")
-    dials.add_argument("--time", metavar="TIME", help="duration, such as 30m or 1h30m, from the start to the end")
+    dials = parser.add_argument_group("for RECIPE auto, which chooses model and length, one of")
+    dials.add_argument("--time", metavar="TIME", help="duration, such as 30m or 1h30m")
     dials.add_argument("--params", metavar="N", help="parameters at most, such as 30M")
-    dials.add_argument("--tokens", metavar="N", help="tokens to train on, repeats included, such as 100M")
+    dials.add_argument("--tokens", metavar="N", help="tokens to train on, such as 100M")
     dials.add_argument("--flops", metavar="N", help="FLOPs of the training, such as 1e15")
     dials.add_argument("--memory", metavar="SIZE", help="memory of the training at most, such as 8GB")
     add_run_arguments(parser)

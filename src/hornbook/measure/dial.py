@@ -94,11 +94,6 @@ def auto_recipe(
     base = check(draft).recipe
     sources = open_sources(base)
     unique = sum(store.num_tokens for store in sources.train if isinstance(store, TokenStore))
-    if unique < 2 * base.sequence_length:
-        raise UserError(
-            f"{', '.join(base.data.train)} has {unique:,} tokens to train on, fewer than two windows of "
-            f"{base.sequence_length}: build a larger corpus"
-        )
 
     def recipe_of(choice: Choice) -> Recipe:
         return complete(
@@ -109,6 +104,11 @@ def auto_recipe(
     assert vocabulary is not None, "`complete` fills it in"
     found = _turn(dial, begun, unique, vocabulary, recipe_of, device)
     options: dict[str, Any] = options_of(found.best.depth, found.best.tokens, length=length)
+    if options["training.steps"] < LEAST_STEPS and found.best.epochs > MOST_EPOCHS - 0.01:
+        raise UserError(
+            f"{', '.join(base.data.train)} has {unique:,} tokens, too few for {LEAST_STEPS} steps in {MOST_EPOCHS} "
+            "epochs: build a larger corpus"
+        )
     if options["training.steps"] < LEAST_STEPS:
         raise UserError(
             f"{dial} is enough for {options['training.steps']} steps of the smallest model here, but teaching it "

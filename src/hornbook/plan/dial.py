@@ -166,8 +166,11 @@ def choose(
         depths: those that may be chosen.
         law: of the loss.
     """
-    found = []
+    found = list[Choice]()
     for depth in depths:
+        # the law has no term for overfitting, so on little text it would choose the largest model of all
+        if found and num_weights(depth) > MOST_EPOCHS * unique:
+            break
         tokens = int(min(seconds / token_seconds(depth), MOST_EPOCHS * unique))
         beyond = num_weights(depth) > law.largest or tokens > law.longest
         found.append(
@@ -248,7 +251,7 @@ def options_of(depth: int, tokens: int, *, windows: int | None = None, length: i
 def batch_windows(tokens: int, length: int = 256) -> int:
     """Return the windows of a batch for a number of tokens: a power of two, so that micro-batches divide it."""
     best = max(_LEAST_BATCH, _WINDOWS * 256 * (tokens / _BATCH_TOKENS) ** _BATCH_EXPONENT)
-    return max(1, int(2 ** round(math.log2(best / length))))
+    return max(1, 1 << max(0, round(math.log2(best / length))))
 
 
 def _rounded(rate: float) -> float:
