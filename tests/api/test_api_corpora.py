@@ -58,7 +58,7 @@ def test_what_cannot_be_read_is_skipped_with_a_warning(tmp_path: Path, caplog: p
         ({"suffixes": ".txt"}, "suffixes is a string, '.txt'; expected a list"),
         ({"suffixes": [b".txt"]}, "suffixes is [b'.txt']; expected a list of strings"),
         ({"kind": "bpe"}, "kind is 'bpe'; expected one of byte-bpe"),
-        ({"vocab_size": 1}, "vocab_size 1 is out of range"),
+        ({"vocab_size": 1}, "`vocab_size=1` is out of range"),
         ({"cased": True}, "applies only to `kind='wordpiece'`"),
     ],
 )

@@ -82,8 +82,8 @@ def test_train_takes_the_options_of_inputs(place, capsys):
         (["texts", "--kind", "wordpiece", "--vocab-size", "300", "--output", "tok"], "already contains another"),
         (["texts", "--kind", "sentencepiece", "--output", "x"], "--kind"),
         (["texts", "--cased", "--output", "x"], "--cased applies only to --kind wordpiece"),
-        (["texts", "--output", "empty.txt/x"], "cannot create the folder empty.txt: File exists"),
-        (["texts", "--output", "/dev/null/x/y"], "cannot create the folder /dev/null: File exists"),
+        (["texts", "--output", "empty.txt/x"], "empty.txt is a file: choose another --output"),
+        (["texts", "--output", "/dev/null/x/y"], "/dev/null is a file: choose another --output"),
         (["texts", "--output", "x" * 300], "File name too long"),
     ],
 )

@@ -51,6 +51,8 @@ _EXTRAS = {
     "patterns": "re2",
     "language": "py3langid",
     "warc": "resiliparse",
+    "ray": "ray",
+    "remote": "s3fs",
     "transformers": "transformers",
     "gguf": "gguf",
     "tensorboard": "tensorboard",

@@ -151,7 +151,7 @@ def test_texts_are_those_of_pytorchs_blocks(dtype):
 def test_generation_takes_it_where_nothing_else_was_chosen(monkeypatch):
     model = tiny_model().eval()
     times = {"torch": 1.0, forms()[0].isa: 0.1}
-    monkeypatch.setattr("hornbook.ops.native.choice.seconds", lambda kernel: times)
+    monkeypatch.setattr("hornbook.ops.native.choice.seconds", lambda kernel, shape: times)
     with using(Kernels(why="precision.kernels")):
         assert incremental_model(model)._token is None
     with using(NOT_CHOSEN):
