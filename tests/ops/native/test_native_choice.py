@@ -150,8 +150,9 @@ def test_forms_are_timed_once_a_machine(monkeypatch, tmp_path):
     num_calls = len(calls)
     assert {form for form, *_ in calls} == {None, *map(Form, kernel.instruction_sets)}
     assert seconds(kernel) == first
+    assert len(calls) == num_calls
     assert seconds(replace(kernel, name="even_bf16"))
-    assert num_calls < len(calls) <= 2 * num_calls
+    assert num_calls < len(calls)
     (known,) = json.loads(path.read_text()).values()
     assert set(known) == {"odd_bf16", "even_bf16"}
     sized, num_calls = replace(kernel, name="sized_bf16", sizes=("tokens", "hidden_size")), len(calls)

@@ -88,7 +88,9 @@ class Shape:
         """
         ceilings = sorted(base << bits for base in (2, 3) for bits in range(16))
         sizes = {name: next((c for c in ceilings if c >= size), ceilings[-1]) for name, size in vars(self).items()}
-        hidden, inner = sizes["hidden_size"], sizes["feed_forward_size"]
+        # wider products leave the caches in the same way, but their weights take gigabytes
+        hidden, inner = min(sizes["hidden_size"], 1024), min(sizes["feed_forward_size"], 4096)
+        sizes |= {"hidden_size": hidden, "feed_forward_size": inner}
         most = min(512, max(32, _MOST_PRODUCTS // (hidden * inner)))
         sizes["tokens"] = max(c for c in ceilings if c <= min(most, sizes["tokens"]))
         sizes["sequence_length"] = min(sizes["sequence_length"], 512)
