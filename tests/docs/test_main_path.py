@@ -27,9 +27,9 @@ STEP = "--between hornbook.engine.step:train_step"
         (f"{STEP} {TRAIN} {NATIVE}", 34, 151),
         (f"{STEP} {TRAIN} --precision.kernels=torch", 30, 107),
         (f"{STEP} {BERT} {NATIVE}", 36, 163),
-        (f"--until hornbook.optim.adam:adamw {TRAIN} {NATIVE}", 83, 645),
-        ("generate run --prompt a --output-length 8", 66, 397),
-        (BUILD, 33, 247),
+        (f"--until hornbook.optim.adam:adamw {TRAIN} {NATIVE}", 83, 651),
+        ("generate run --prompt a --output-length 8", 67, 400),
+        (BUILD, 41, 284),
     ],
     ids=["one step", "one step by PyTorch", "one BERT step", "until the first update", "generation", "corpus build"],
 )
