@@ -25,18 +25,8 @@ import types
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import (
-    Any,
-    Literal,
-    NamedTuple,
-    Protocol,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    runtime_checkable,
-)
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import runtime_checkable as checkable
 
 from hornbook.errors import UserError
 
@@ -72,7 +62,7 @@ class Problem(NamedTuple):
     message: str
 
 
-@runtime_checkable
+@checkable
 class Checked(Protocol):
     """A section whose options depend on each other."""
 
