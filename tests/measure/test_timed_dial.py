@@ -93,7 +93,7 @@ def test_the_timed_depth_is_the_chosen_one(corpus: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["auto"], "`auto` takes one of --time"),
+        (["auto"], "the recipe auto takes one of --time"),
         (["auto", "--time", "0m"], "--time is '0m': expected a time"),
         (["auto", "--time", "5m", "--params", "3M"], "got --time and --params"),
         (["auto", "--time", "5m", "--steps", "9"], "--training.steps contradicts"),

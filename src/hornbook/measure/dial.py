@@ -101,7 +101,7 @@ def auto_recipe(
         )
 
     length, vocabulary = base.sequence_length, complete(base, sources).model.vocab_size
-    assert vocabulary is not None, "`complete` fills it in"
+    assert vocabulary is not None, "complete sources have a vocabulary"
     found = _turn(dial, begun, unique, vocabulary, recipe_of, device)
     options: dict[str, Any] = options_of(found.best.depth, found.best.tokens, length=length)
     if options["training.steps"] < LEAST_STEPS and found.best.epochs > MOST_EPOCHS - 0.01:
@@ -135,7 +135,8 @@ def prepared_choice(dial: Dial, overrides: Tree, output: Path | None) -> tuple[R
     folder = output or Path("runs") / draft.name
     if not (folder / _FILE).exists():
         raise UserError(
-            "`auto` measures before the ranks start: use `--processes` instead of torchrun, or `--print-recipe` first"
+            "the recipe auto measures before the ranks start: use `processes` instead of torchrun, or print the "
+            "recipe and train that"
         )
     return _again(draft, dial, folder)
 
@@ -206,7 +207,7 @@ def compressed_bits(sources: Sources) -> float:
     """Return the bits per byte of xz on about a mebibyte of the training text, in pieces from all of it."""
     if sources.tokenizer is None:
         raise UserError(
-            "the corpus does not name its tokenizer, which `auto` needs: build it with `hornbook corpus build`"
+            "the corpus does not name its tokenizer, which the recipe auto needs: build it with `hornbook corpus build`"
         )
     text = b""
     for store in sources.train:

@@ -61,7 +61,7 @@ class Dial:
         known = {name: str(value) for name, value in given.items() if value is not None}
         if len(known) != 1:
             told = " and ".join(f"`{name}`" for name in known) or "none"
-            raise UserError(f"`auto` takes one of {', '.join(f'`{name}`' for name in DIALS)}, got {told}")
+            raise UserError(f"the recipe auto takes one of {', '.join(f'`{name}`' for name in DIALS)}, got {told}")
         (name, words), *_ = known.items()
         if name == "time":
             return cls(name=name, words=words, value=read_time(words))
