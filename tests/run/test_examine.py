@@ -109,18 +109,17 @@ def test_ranks_that_need_more_memory_than_there_is_now(tmp_path: Path, monkeypat
 
 def test_activations_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The state alone would fit; the advice makes the rest fit, too."""
-    kernels = "--precision.kernels=torch"  # other micro-batches may have other operators, with other memory
-    recipe = tiny_recipe(tmp_path, kernels).recipe
+    recipe = tiny_recipe(tmp_path).recipe
     available = int(0.95 * plan_here(recipe, 1, CPU).peak)
     assert bytes_of_training(recipe) < available
     monkeypatch.setattr("hornbook.run.planning.available_memory_bytes", lambda: available)
-    ((level, about, message),) = look(tmp_path, kernels)
+    ((level, about, message),) = look(tmp_path)
     assert (level, about) == ("warning", "memory")
     assert "the run is predicted to need" in message
     words = message.partition(": add ")[2].partition(", or end other programs")[0].split()
     options = [f"--{word.strip('`')}" for word in words]
     assert options
-    assert look(tmp_path, kernels, *options) == []
+    assert look(tmp_path, *options) == []
 
 
 def test_a_layout_that_the_ranks_do_not_fill(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ class Shape:
     """Sizes of a run that the times of its kernels depend on; those of the trials without a run by default."""
 
     tokens: int = 256
-    """Of a micro-batch."""
+    """Of a product; a time hardly depends on more than some hundred."""
     hidden_size: int = 384
     feed_forward_size: int = 768
     sequence_length: int = 256
