@@ -20,6 +20,7 @@ from hornbook.config import (
 from hornbook.engine.build_training import build_loader, build_samples, build_training
 from hornbook.errors import DataError, UserError
 from hornbook.ops import cross_entropy
+from hornbook.ops.native.kernels import FORMS, NOT_CHOSEN, use
 from hornbook.parallel.ranks import Ranks
 from hornbook.parallel.world import Axes, World
 from hornbook.samples.sources import open_sources
@@ -35,10 +36,19 @@ class MyOptimizer(AdamWConfig):
     """An optimizer of one's own."""
 
 
+class Agreeing(Ranks):
+    """Ranks that cannot send anything, and have the same ``value`` in ``share``, or that of ``first``."""
+
+    first = None
+
+    def share(self, value, source):
+        return value if self.first is None else self.first
+
+
 def of_two(*, tensor: int = 1) -> World:
     """A world of two ranks that share the weights; nothing can be sent."""
     axes = Axes(data=Ranks(0, 2 // tensor), tensor=Ranks(0, tensor), holders=Ranks(0, 2), mesh=object())
-    return World(Ranks(0, 2), axes)
+    return World(Agreeing(0, 2), axes)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +109,7 @@ def in_pipeline(schedule: str, rank: int = 0) -> tuple[Recipe, World]:
     """A tiny recipe, and a rank of a pipeline of two; nothing can be sent."""
     model = GPTConfig(vocab_size=70, hidden_size=32, num_heads=2, num_layers=4, max_positions=16)
     recipe = Recipe(model=model, parallel=ParallelConfig(pipeline_parallel=2, pipeline_schedule=schedule))
-    return recipe, World(Ranks(rank, 2), Axes(pipeline=Ranks(rank, 2)))
+    return recipe, World(Agreeing(rank, 2), Axes(pipeline=Ranks(rank, 2)))
 
 
 @pytest.mark.parametrize("schedule", ["zero-bubble", "v-shaped"])
@@ -120,6 +130,27 @@ def test_the_ranks_of_a_pipeline_that_hold_the_tied_table(schedule, tables):
         model = build_training(recipe, 1, world)[0].model
         held = [table for table in (model.embedding.tokens, model.head.table) if not table.is_meta]
         assert len({table.data_ptr() for table in held}) == num_tables
+
+
+def test_all_ranks_compute_with_the_forms_of_the_first():
+    ranks = Agreeing()
+    assert "layer_norm_f32" in forms_of_training(World(ranks))
+    ranks.first = {}
+    assert not forms_of_training(World(ranks))
+
+
+def forms_of_training(world: World) -> dict[str, str]:
+    """Return the kernels that a tiny training selects."""
+    precision = PrecisionConfig(compute="fp32")
+    recipe = replace(
+        Recipe(), model=GPTConfig(num_layers=1, hidden_size=16, num_heads=2, vocab_size=32), precision=precision
+    )
+    before = use(NOT_CHOSEN)
+    try:
+        build_training(recipe, 1, world)
+        return dict(FORMS)
+    finally:
+        use(before)
 
 
 def test_tokens_are_checked_once():

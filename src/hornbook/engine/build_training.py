@@ -145,7 +145,10 @@ def build_training(
         add_up_in(precision.partials)
     blocks = recipe.sparsity.kernel if recipe.sparsity.linears else None
     partials, shape = precision.partials, shape_of(recipe)
-    use(choose(precision.kernels, world.device, dtype, partials=partials, earlier=forms, blocks=blocks, shape=shape))
+    select = partial(choose, precision.kernels, world.device, dtype, partials=partials, blocks=blocks, shape=shape)
+    kernels = select(earlier=forms)
+    first = world.everyone.share(kernels.record, 0)  # trials of other ranks may have ended differently
+    use(kernels if kernels.record == first else select(earlier=first))
     with torch.device("meta"):
         model = model_of(recipe, dtype)
     if precision.weights != "fp32":

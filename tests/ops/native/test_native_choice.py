@@ -1,6 +1,8 @@
 """Whose operators compute: the option, the machine, what was measured, and what a run was computed with before."""
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import get_args, get_type_hints
 
@@ -176,6 +178,14 @@ def test_forms_are_timed_once_a_machine(monkeypatch, tmp_path):
         assert len(calls) > num_calls, f"times are those of another {changed}"
     path.write_text("damaged")
     assert set(seconds(kernel)) == set(first)
+
+
+def test_processes_that_start_together_use_the_times_of_one(monkeypatch, tmp_path):
+    monkeypatch.setattr(library, "_times_file", lambda: tmp_path / "seconds.json")
+    kernel = Kernel("odd_bf16", torch.bfloat16, lambda form, _: True, lambda form, _: time.sleep(0.001))
+    with ThreadPoolExecutor(2) as threads:  # a lock of a file is that of an open file, not of a process
+        one, other = threads.map(seconds, (kernel, kernel))
+    assert one == other
 
 
 def test_a_time_that_no_other_confirms_is_measured_again(monkeypatch, tmp_path):

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from hornbook.errors import DataError, StorageError
 from hornbook.ops.native.build import HALVES, INSTRUCTION_SETS, TILES, library, missing_forms
-from hornbook.ops.native.cache import BuildError, default_cache, make_private
+from hornbook.ops.native.cache import BuildError, default_cache, locked, make_private
 from hornbook.storage.files import replace_file
 from hornbook.storage.json_files import dump_json, read_json
 from hornbook.storage.system import cpu_facts
@@ -236,15 +236,25 @@ def seconds(kernel: Kernel, shape: Shape = DEFAULT_SHAPE) -> Mapping[str, float]
     """
     sizes = {name: size for name, size in vars(shape.rounded()).items() if name in kernel.sizes}
     name = " ".join([kernel.name, *(f"{size_name}={size}" for size_name, size in sizes.items())])
-    times = _all_seconds().get(_circumstances(), {}).get(name)
-    if times is None or not set(times) >= {PYTORCH, *kernel.instruction_sets}:
-        times = _measure(kernel, sizes)
-        with suppress(BuildError, StorageError):  # a cache that cannot be written is measured again
-            make_private(_times_file().parent)
-            known = _all_seconds()
-            known.setdefault(_circumstances(), {})[name] = times
-            replace_file(_times_file(), dump_json(known))
+    if (times := _stored_seconds(kernel, name)) is not None:
+        return times
+    try:
+        make_private(_times_file().parent)
+        with locked(_times_file().parent):  # processes that start together use the times of one of them
+            if (times := _stored_seconds(kernel, name)) is None:
+                times = _measure(kernel, sizes)
+                known = _all_seconds()
+                known.setdefault(_circumstances(), {})[name] = times
+                replace_file(_times_file(), dump_json(known))
+    except (BuildError, StorageError):  # a cache that cannot be written is measured again
+        times = _measure(kernel, sizes) if times is None else times
     return times
+
+
+def _stored_seconds(kernel: Kernel, name: str) -> dict[str, float] | None:
+    """Return the stored times of a kernel's trial, by name; None unless they are complete."""
+    times = _all_seconds().get(_circumstances(), {}).get(name)
+    return times if times is not None and set(times) >= {PYTORCH, *kernel.instruction_sets} else None
 
 
 def _measure(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, float]:
