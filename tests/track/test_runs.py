@@ -86,6 +86,12 @@ def test_a_summary_holds_the_last_and_the_best(tmp_path: Path) -> None:
     assert summary.num_sessions == 1
 
 
+def test_the_mfu_of_a_summary_is_of_one_peak(tmp_path: Path) -> None:
+    rates = ((1.0, 4.0), (1.2, 4.0), (8.0, 40.0), (10.0, 40.0), (12.0, 40.0))  # TFLOP/s, and the machine's peak
+    rows = [train_row(step) | {"tflops": rate, "mfu": rate / peak} for step, (rate, peak) in enumerate(rates, 1)]
+    assert summarize(make_run(tmp_path / "run", rows=rows)).mfu == 0.25
+
+
 def test_a_number_older_than_a_newer_measurement_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [*default_rows(), train_row(50), {"kind": "validation", "step": 50, "loss": 2.4}]
     run = make_run(tmp_path / "run", rows=rows)

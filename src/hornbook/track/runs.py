@@ -9,6 +9,7 @@ row of every run.
 """
 
 import hashlib
+import math
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -108,7 +109,7 @@ class RunSummary:
     """Whether it is from ``hornbook evaluate``, with overlapping windows, or from the validation loss, without."""
     tokens_per_second: float | None
     mfu: float | None
-    """Median share of the machine's peak."""
+    """Median share of the peak rate, over the steps that were measured by the same peak as the last one."""
     seconds: float | None
     seconds_left: float | None
     """Time to the last step at the speed last logged; None if the run is not running."""
@@ -273,7 +274,7 @@ def summary_of(run: RunFiles) -> RunSummary:
         bits_per_byte_step=bits_step,
         bits_per_byte_by=bits_by,
         tokens_per_second=_middle(number(row, "tokens_per_second") for row in train),
-        mfu=_middle(number(row, "mfu") for row in train),
+        mfu=_median_mfu(train),
         seconds=training_seconds(counters),
         seconds_left=seconds_left(newest, total_steps) if total_steps else None,
         skipped_steps=int(skipped or 0),
@@ -386,6 +387,11 @@ def _total_steps(run: RunFiles) -> int | None:
     asked = training.get("steps") if isinstance(training, dict) else None
     found = (session.get("to_step") for session in reversed(run.sessions))
     return next((steps for steps in (*found, asked) if type(steps) is int and steps > 0), None)
+
+
+def _median_mfu(train: Iterable[Row]) -> float | None:
+    rates = [(mfu, (number(row, "tflops") or 0.0) / mfu) for row in train if (mfu := number(row, "mfu"))]
+    return _middle(mfu for mfu, peak in rates if math.isclose(peak, rates[-1][1]))  # another machine has another peak
 
 
 def _middle(values: Iterable[float | None]) -> float | None:
