@@ -9,6 +9,7 @@ hornbook corpus which runs/mine --step 1200 --sample 9599 --full
 
 import argparse
 import importlib
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -37,7 +38,8 @@ SUBCOMMANDS: Final = {
 """Help text of each subcommand; those not in ``_HERE`` are modules ``corpus_<subcommand>``, imported on demand."""
 
 _SECONDS_BETWEEN_LINES = 30.0
-_BAR_WIDTH = 40
+_WIDEST_BAR = 40
+_BEFORE_BAR = 41  # columns of a row of the histogram
 _DEFAULT_SAMPLES = 3
 _SHOWN_CHARACTERS = 100
 _PAIRS = {None: "", 0: "; the second text follows the first", 1: "; the second text is another document's"}
@@ -132,8 +134,9 @@ def _inspect_lines(facts: dict[str, Any]) -> Iterator[str]:
         f"median {lengths['median']:,.0f}"
     )
     most = max(row["documents"] for row in lengths["bins"])
+    room = min(_WIDEST_BAR, max(1, shutil.get_terminal_size().columns - _BEFORE_BAR))
     for row in lengths["bins"]:
-        bar = "█" * round(_BAR_WIDTH * row["documents"] / most) or "▏" * bool(row["documents"])
+        bar = "█" * round(room * row["documents"] / most) or "▏" * bool(row["documents"])
         yield f"    {row['start']:>9,} - {row['end'] - 1:<9,} {row['documents']:>11,}  {bar}".rstrip()
     if sources:
         yield f"  from {counted(facts['num_sources'], 'file')}: {', '.join(map(_plain, sources[:3]))}" + ", ..." * (
@@ -143,7 +146,7 @@ def _inspect_lines(facts: dict[str, Any]) -> Iterator[str]:
         file, offset = sample["source"] or (None, 0)
         place = f", {_plain(file)} at {sample['unit']} {offset:,}" if file is not None else ""
         yield f"  document {sample['document']:,}{place}"
-        yield f"    {_plain(sample['text'])[:100]}"
+        yield f"    {' '.join(_plain(sample['text']).split())[:100]}"
 
 
 def describe_documents(count: int, num_sentences: int | None) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hornbook.cli.arguments import positive_integer
-from hornbook.cli.table import print_columns
+from hornbook.cli.table import print_columns, say
 from hornbook.cli.train_command import add_run_arguments, resolve_run
 from hornbook.track.units import flop_rate, size
 from hornbook.wording import counted, spelled
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         print()
         print_columns([(finding.level, finding.about, finding.message) for finding in found])
     errors = sum(finding.level == "error" for finding in found)
-    print(f"\n{_verdict(arguments.recipe, errors, len(found) - errors)}")
+    say("", _verdict(arguments.recipe, errors, len(found) - errors))
     documents = [vars(finding) for finding in found]
     asked = {"recipe": arguments.recipe, "output": str(output), "processes": processes}
     return {**facts, **asked, "findings": documents, "exit_code": _REFUSED if errors else 0}

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hornbook.cli.table import print_columns
+from hornbook.cli.table import print_columns, say
 from hornbook.track.units import duration, flop_rate, short, short_time, significant, size
 from hornbook.wording import counted, spelled
 
@@ -25,7 +25,7 @@ def print_plan(plan: "Plan", facts: Mapping[str, str]) -> None:
     """
     machine, recipe = plan.machine, plan.recipe
     count = f"{machine.num_ranks:,} x " if machine.num_ranks > 1 else ""
-    print(
+    say(
         f"{recipe.name} on {count}{machine.device.label}, {size(machine.limit)} each: "
         f"{recipe.num_parameters():,} parameters"
     )
@@ -34,7 +34,7 @@ def print_plan(plan: "Plan", facts: Mapping[str, str]) -> None:
     print_columns([*_memory(plan)], right=range(1, 7))
     print()
     print_columns([*_activations(plan), *_speed(plan)])
-    print(f"\n{_verdict(plan)}")
+    say("", _verdict(plan))
 
 
 def _layout(plan: "Plan") -> Iterator[tuple[str, str]]:
@@ -55,7 +55,7 @@ def _layout(plan: "Plan") -> Iterator[tuple[str, str]]:
 
 
 def _memory(plan: "Plan") -> Iterator[tuple[str, ...]]:
-    yield "memory of a rank", "weights", "gradients", "moments", "activations", "workspace", "peak", ""
+    yield "memory", "weights", "gradients", "moments", "activations", "workspace", "peak", ""
     per_stage = plan.machine.num_ranks // len(plan.stages)
     for first, memory in plan.stages.items():
         ranks = f"rank {first}" if per_stage == 1 else f"ranks {first}-{first + per_stage - 1}"
