@@ -29,7 +29,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, variance
+from statistics import fmean, median, variance
 from typing import Any
 
 import numpy as np
@@ -77,8 +77,8 @@ class Spread:
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
         """Summarize one or more numbers; quartiles are interpolated linearly (type 7 of Hyndman and Fan)."""
-        least, lower, middle, upper, greatest = np.quantile(values, (0, 0.25, 0.5, 0.75, 1)).tolist()
-        return cls(len(values), least, lower, middle, upper, greatest)
+        least, lower, upper, greatest = np.quantile(values, (0, 0.25, 0.75, 1)).tolist()
+        return cls(len(values), least, lower, median(values), upper, greatest)
 
 
 def run_cases(
