@@ -47,7 +47,7 @@ def test_losses_gradients_and_predictions(num_rows, num_real, padding, offset, d
     for form in forms():
         own = memory.clone()
         with threads(num_threads):
-            ours = module._compute(form, own[:, columns], targets, bias, num_real, True, True)
+            ours = module.cross_entropy_(own[:, columns], targets, bias, num_real, True, True, form.isa)
         torch.testing.assert_close(ours[0].double(), losses, rtol=1e-5, atol=2e-6)
         rounding = 1e-6 if dtype == torch.float32 else 2**-8
         gradient = own[:, columns]
@@ -82,8 +82,8 @@ def test_capped_logits_and_the_gradient_of_z_loss(num_rows, num_real, spread, ca
     right = module.exact_cross_entropy(logits, targets, bias, cap, z_weight)
     for form in forms():
         own = logits.clone()
-        losses, predictions, of_bias, log_sums = module._compute(
-            form, own, targets, bias, num_real, True, True, cap, z_weight
+        losses, predictions, of_bias, log_sums = module.cross_entropy_(
+            own, targets, bias, num_real, True, True, form.isa, cap, z_weight
         )
         torch.testing.assert_close(losses.double(), right[0], rtol=1e-5, atol=2e-5)
         rounding = 2e-5 if dtype == torch.float32 else 2**-8
@@ -101,8 +101,8 @@ def test_of_equal_logits_the_first_is_the_prediction(dtype):
     logits[0, 40] = logits[0, 67] = 2.0
     logits[1, 69] = 1.0
     for form in forms():
-        _, predictions, *_ = module._compute(
-            form, logits.clone(), torch.zeros(3, dtype=torch.int64), None, 70, False, True
+        _, predictions, *_ = module.cross_entropy_(
+            logits.clone(), torch.zeros(3, dtype=torch.int64), None, 70, False, True, form.isa
         )
         assert predictions.tolist() == [40, 69, 0]
 
@@ -110,7 +110,7 @@ def test_of_equal_logits_the_first_is_the_prediction(dtype):
 def test_extreme_logits():
     rows = torch.tensor([[1e4, -1e4, 0.0], [-math.inf, 0.0, 0.0], [math.nan, 0.0, 0.0], [1e-40, 0.0, -1e-40]])
     for form in forms():
-        losses, *_ = module._compute(form, rows.clone(), torch.tensor([0, 1, 1, 2]), None, 3, True, False)
+        losses, *_ = module.cross_entropy_(rows.clone(), torch.tensor([0, 1, 1, 2]), None, 3, True, False, form.isa)
         assert losses[0] == 0.0
         assert losses[1] == pytest.approx(math.log(2))
         assert losses[2].isnan()
@@ -127,7 +127,7 @@ def test_same_bits_from_any_number_of_threads(dtype):
         for count in (1, 2, 3):
             gradient = logits.clone()
             with threads(count):
-                losses, _, of_bias, _ = module._compute(form, gradient, targets, bias, 77, True, False)
+                losses, _, of_bias, _ = module.cross_entropy_(gradient, targets, bias, 77, True, False, form.isa)
             results.append((losses, gradient, of_bias))
         for other in results[1:]:
             assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))

@@ -28,8 +28,8 @@ def assert_near(tensor, right, tolerance):
 
 
 def compute(form, x, weight, bias, gradient, residual):
-    y, *statistics = module._forward(form, x, weight, bias, 1e-5)
-    return y, *module._backward(form, gradient, x, weight, bias, *statistics, residual)
+    y, *statistics = module.norm(x, weight, bias, 1e-5, form.isa)
+    return y, *module.norm_backward(gradient, x, weight, bias, *statistics, residual, form.isa, False)
 
 
 @settings(max_examples=60, deadline=None)
@@ -83,9 +83,9 @@ def test_rms_norm_and_gradients(num_rows, size, gap, dtype, has_gain, has_residu
     of_x, *of_weight = torch.autograd.grad(y, leaves, gradient.double())
     of_x = of_x + residual.double() if has_residual else of_x
     for form in forms():
-        own_y, *statistics = module._forward(form, x, weight, None, 1e-5, True)
-        others = (weight, None, *statistics, residual if has_residual else None, True)
-        ours = (own_y, *module._backward(form, gradient, x, *others))
+        own_y, *statistics = module.norm(x, weight, None, 1e-5, form.isa, True)
+        others = (weight, None, *statistics, residual if has_residual else None, form.isa, True)
+        ours = (own_y, *module.norm_backward(gradient, x, *others))
         small = x.double().square().mean(1).add(1e-5).sqrt().min() if num_rows else 1.0
         tolerance = 3e-6 * (1.0 + 1.0 / float(small))
         for own, right in zip(ours[:2], (y.detach(), of_x), strict=True):

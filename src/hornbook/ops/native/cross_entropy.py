@@ -39,7 +39,19 @@ def cross_entropy_(
         empty; the gradient of the bias, fp32 ``[num_real]``, or empty; the logarithms of the softmax's sums, fp32
         ``[C]``, 0 where nothing is scored.
     """
-    return _compute(Form(isa), logits_CV, targets_C, bias_V, num_real, with_gradient, with_predictions, cap, z_weight)
+    assert logits_CV.stride(1) == 1 or logits_CV.shape[1] == 1, "rows must be contiguous"
+    with_bias = with_gradient and bias_V is not None
+    results = losses_C, predictions_C, of_bias_V, log_sums_C = _results(
+        logits_CV, num_real, with_bias, with_predictions
+    )
+    Form(isa)(
+        f"cross_entropy_{SUFFIXES[logits_CV.dtype]}", logits_CV, *logits_CV.shape, logits_CV.stride(0), num_real,
+        targets_C.contiguous(), None if bias_V is None else bias_V.detach().contiguous(),
+        torch.tensor([cap or 0.0, z_weight], dtype=torch.float32), losses_C,
+        predictions_C if with_predictions else None, log_sums_C, of_bias_V if with_bias else None, int(with_gradient),
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return results
 
 
 @shapes_of("cross_entropy_")
@@ -66,32 +78,6 @@ def _results(
     return losses_C, predictions_C, of_bias_V, log_sums_C
 
 
-def _compute(
-    form: Form,
-    logits_CV: Tensor,
-    targets_C: Tensor,
-    bias_V: Tensor | None,
-    num_real: int,
-    with_gradient: bool,
-    with_predictions: bool,
-    cap: float | None = None,
-    z_weight: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    assert logits_CV.stride(1) == 1 or logits_CV.shape[1] == 1, "rows must be contiguous"
-    with_bias = with_gradient and bias_V is not None
-    results = losses_C, predictions_C, of_bias_V, log_sums_C = _results(
-        logits_CV, num_real, with_bias, with_predictions
-    )
-    form(
-        f"cross_entropy_{SUFFIXES[logits_CV.dtype]}", logits_CV, *logits_CV.shape, logits_CV.stride(0), num_real,
-        targets_C.contiguous(), None if bias_V is None else bias_V.detach().contiguous(),
-        torch.tensor([cap or 0.0, z_weight], dtype=torch.float32), losses_C,
-        predictions_C if with_predictions else None, log_sums_C, of_bias_V if with_bias else None, int(with_gradient),
-        torch.get_num_threads(),
-    )  # fmt: skip
-    return results
-
-
 def _agrees(form: Form, dtype: torch.dtype) -> bool:
     """Compare a form with float64, on sizes that no block divides, with padding and a row unscored."""
     generator = torch.Generator().manual_seed(0)
@@ -101,7 +87,8 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
     tolerance = 1e-4 if dtype == torch.float32 else 1e-2
     for cap, z_weight in ((None, 0.0), (4.0, 0.1)):
         gradient = logits.clone()
-        losses, predictions, of_bias, log_sums = _compute(form, gradient, targets, bias, 71, True, True, cap, z_weight)
+        given = (gradient, targets, bias, 71, True, True, form.isa, cap, z_weight)
+        losses, predictions, of_bias, log_sums = cross_entropy_(*given)
         exact = exact_cross_entropy(logits[:, :71], targets, bias, cap, z_weight)
         pairs = zip((losses, gradient[:, :71], of_bias, log_sums), exact[:4], strict=True)
         if not all(torch.allclose(ours.double(), other, rtol=tolerance, atol=1e-5) for ours, other in pairs):
@@ -137,7 +124,7 @@ def _trial(form: Form | None, dtype: torch.dtype, vocab_size: int) -> None:
         logarithms.gather(1, targets.unsqueeze(1)).sum()
         logarithms.exp_().to(dtype)
     else:
-        _compute(form, logits, targets, None, vocab_size, True, False)
+        cross_entropy_(logits, targets, None, vocab_size, True, False, form.isa)
 
 
 KERNELS = (

@@ -23,7 +23,13 @@ def dropout(x: Tensor, residual: Tensor | None, keys: Tensor, site: int, probabi
         probability: share of elements to drop, in [0, 1).
         isa: instruction set of the form for this operator and its gradient.
     """
-    return _drop(Form(isa), x, residual, keys, site, probability)
+    x, keys = x.contiguous(), keys.contiguous()
+    result, factor = torch.empty_like(x), torch.tensor(1.0 / (1.0 - probability), dtype=torch.float32)
+    Form(isa)(
+        f"dropout_{SUFFIXES[x.dtype]}", x, None if residual is None else residual.contiguous(), keys, keys.numel(),
+        x.shape[-1], site, int(probability * (1 << 31)), factor, result, torch.get_num_threads(),
+    )  # fmt: skip
+    return result
 
 
 @shapes_of("dropout")
@@ -45,16 +51,6 @@ def _of_inputs(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 torch.library.register_autograd("hornbook::dropout", _of_inputs, setup_context=_setup_context)
 
 
-def _drop(form: Form, x: Tensor, residual: Tensor | None, keys: Tensor, site: int, probability: float) -> Tensor:
-    x, keys = x.contiguous(), keys.contiguous()
-    result, factor = torch.empty_like(x), torch.tensor(1.0 / (1.0 - probability), dtype=torch.float32)
-    form(
-        f"dropout_{SUFFIXES[x.dtype]}", x, None if residual is None else residual.contiguous(), keys, keys.numel(),
-        x.shape[-1], site, int(probability * (1 << 31)), factor, result, torch.get_num_threads(),
-    )  # fmt: skip
-    return result
-
-
 def _agrees(form: Form, dtype: torch.dtype) -> bool:
     """Compare a form with float64 and with the mask of PyTorch's operators."""
     generator = torch.Generator().manual_seed(0)
@@ -62,7 +58,7 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
     keys = torch.randint(1 << 32, (7,), generator=generator)
     right = residual.double() + x.double() * keep_mask(keys, 5, 37, 0.3) / 0.7
     tolerance = 1e-6 if dtype == torch.float32 else 2e-2
-    ours = _drop(form, x, residual, keys, 5, 0.3)
+    ours = dropout(x, residual, keys, 5, 0.3, form.isa)
     return torch.allclose(ours.double(), right, rtol=tolerance, atol=tolerance)
 
 
@@ -72,7 +68,7 @@ def _trial(form: Form | None, dtype: torch.dtype) -> None:
     if form is None:
         _ = residual + pytorch_dropout(x, keys, 0, 0.1)
     else:
-        _drop(form, x, residual, keys, 0, 0.1)
+        dropout(x, residual, keys, 0, 0.1, form.isa)
 
 
 KERNELS = (

@@ -29,7 +29,13 @@ def norm(
         isa: instruction set of the form for this operator and its gradients.
         is_rms: whether means count as 0 (RMS norm, Zhang and Sennrich 2019), and are not returned.
     """
-    return _forward(Form(isa), x, weight_D, bias_D, epsilon, is_rms)
+    x_ND, y, statistics = rows(x), x.new_empty(x.shape), _statistics(x, is_rms)
+    parameters = (None if parameter_D is None else parameter_D.contiguous() for parameter_D in (weight_D, bias_D))
+    Form(isa)(
+        f"{'rms' if is_rms else 'layer'}_norm_forward_{SUFFIXES[x.dtype]}", x_ND, *x_ND.shape, x_ND.stride(0),
+        *parameters, torch.tensor(epsilon, dtype=torch.float32), y, *statistics, torch.get_num_threads(),
+    )  # fmt: skip
+    return y, *statistics
 
 
 @shapes_of("norm")
@@ -55,7 +61,15 @@ def norm_backward(
 
     Arguments as for ``norm``.
     """
-    return _backward(Form(isa), gradient, x, weight_D, bias_D, means_N, inverse_stds_N, residual, is_rms)
+    x_ND, of_x = rows(x), x.new_empty(x.shape)
+    of_weight_D, of_bias_D = _like(weight_D, x), _like(bias_D, x)
+    Form(isa)(
+        f"{'rms' if is_rms else 'layer'}_norm_backward_{SUFFIXES[x.dtype]}", gradient.contiguous(), x_ND, *x_ND.shape,
+        x_ND.stride(0), None if weight_D is None else weight_D.contiguous(), means_N, inverse_stds_N,
+        None if residual is None else residual.contiguous(), of_x, None if weight_D is None else of_weight_D,
+        None if bias_D is None else of_bias_D, torch.get_num_threads(),
+    )  # fmt: skip
+    return of_x, of_weight_D, of_bias_D
 
 
 @shapes_of("norm_backward")
@@ -116,44 +130,6 @@ def _like(parameter_D: Tensor | None, x: Tensor) -> Tensor:
     return x.new_empty(0) if parameter_D is None else torch.empty_like(parameter_D)
 
 
-def _forward(
-    form: Form, x: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, epsilon: float, is_rms: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    x_ND, y, statistics = rows(x), x.new_empty(x.shape), _statistics(x, is_rms)
-    parameters = (None if parameter_D is None else parameter_D.contiguous() for parameter_D in (weight_D, bias_D))
-    form(
-        f"{_kind(is_rms)}_norm_forward_{SUFFIXES[x.dtype]}", x_ND, len(x_ND), x_ND.shape[1], x_ND.stride(0),
-        *parameters, torch.tensor(epsilon, dtype=torch.float32), y, *statistics, torch.get_num_threads(),
-    )  # fmt: skip
-    return y, *statistics
-
-
-def _backward(
-    form: Form,
-    gradient: Tensor,
-    x: Tensor,
-    weight_D: Tensor | None,
-    bias_D: Tensor | None,
-    means_N: Tensor,
-    inverse_stds_N: Tensor,
-    residual: Tensor | None,
-    is_rms: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    x_ND, of_x = rows(x), x.new_empty(x.shape)
-    of_weight_D, of_bias_D = _like(weight_D, x), _like(bias_D, x)
-    form(
-        f"{_kind(is_rms)}_norm_backward_{SUFFIXES[x.dtype]}", gradient.contiguous(), x_ND, len(x_ND), x_ND.shape[1],
-        x_ND.stride(0), None if weight_D is None else weight_D.contiguous(), means_N, inverse_stds_N,
-        None if residual is None else residual.contiguous(), of_x, None if weight_D is None else of_weight_D,
-        None if bias_D is None else of_bias_D, torch.get_num_threads(),
-    )  # fmt: skip
-    return of_x, of_weight_D, of_bias_D
-
-
-def _kind(is_rms: bool) -> str:
-    return "rms" if is_rms else "layer"
-
-
 def _agrees(form: Form, dtype: torch.dtype) -> bool:
     """Compare a form with float64, on sizes that no block divides: layer norm, RMS norm, and that without gain."""
     generator = torch.Generator().manual_seed(0)
@@ -166,9 +142,9 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
         (None, None, True),
     )
     for gain_D, shift_D, is_rms in cases:
-        y, means_N, scales_N = _forward(form, x, gain_D, shift_D, 1e-5, is_rms)
-        ours = (y, *_backward(form, gradient, x, gain_D, shift_D, means_N, scales_N, residual, is_rms))
-        pairs = zip(ours, exact_norm(x, gain_D, shift_D, gradient, residual, is_rms), strict=True)
+        y, means_N, scales_N = norm(x, gain_D, shift_D, 1e-5, form.isa, is_rms)
+        of_all = norm_backward(gradient, x, gain_D, shift_D, means_N, scales_N, residual, form.isa, is_rms)
+        pairs = zip((y, *of_all), exact_norm(x, gain_D, shift_D, gradient, residual, is_rms), strict=True)
         if not all(torch.allclose(own.double(), exact, rtol=tolerance, atol=tolerance) for own, exact in pairs):
             return False
     return True
@@ -205,8 +181,8 @@ def _trial(form: Form | None, dtype: torch.dtype, hidden_size: int) -> None:
     x, gradient = torch.ones(2, (1 << 20) // hidden_size or 1, hidden_size, dtype=dtype)
     weight_D, bias_D = torch.ones(2, hidden_size)
     if form is not None:
-        _, means_N, inverse_stds_N = _forward(form, x, weight_D, bias_D, 1e-5)
-        _backward(form, gradient, x, weight_D, bias_D, means_N, inverse_stds_N, gradient)
+        _, means_N, inverse_stds_N = norm(x, weight_D, bias_D, 1e-5, form.isa)
+        norm_backward(gradient, x, weight_D, bias_D, means_N, inverse_stds_N, gradient, form.isa, False)
         return
     with torch.enable_grad():
         leaf, gain_D, shift_D = (tensor.detach().requires_grad_() for tensor in (x, weight_D, bias_D))
