@@ -56,7 +56,7 @@ def _of_wheel(wheel: Path, scratch: Path) -> list[str]:
 
 def _of_use(distribution: Path, folder: Path, *, has_forms: bool) -> list[str]:
     """Return what is wrong after an installation in a new environment without a compiler."""
-    _python(["-m", "venv", str(folder)])
+    _python(["-m", "venv", "--without-pip", str(folder)])  # its own setuptools would be older than ours
     (site,) = folder.glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")  # .pth files in there do not count
     bare = {"PATH": str(folder / "bin"), "HOME": str(folder), "LANG": "C.UTF-8"}
