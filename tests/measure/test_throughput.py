@@ -87,6 +87,7 @@ def test_an_encoders_tokens_are_counted_without_padding():
     assert 0 < hornbook_step(recipe, World())() < places
 
 
+@pytest.mark.slow  # peers in processes of their own
 def test_the_command_gives_the_ratio(capsys):
     options = ["--peer", "transformers", "--rounds", "1", "--threads", "1", "--json"]
     assert main(["bench", "step", "bert-tiny", *SIZES, *options]) == 0
