@@ -7,6 +7,7 @@ so that the same command resumes the run instead of choosing again.
 """
 
 import lzma
+import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from typing import Any, Final
 import numpy
 import torch
 
-from hornbook.config import WarmupStableDecayConfig
+from hornbook.config import WarmupStableDecayConfig, load_recipe
 from hornbook.config.build import Draft, Resolved, check, read_draft
 from hornbook.config.overrides import override_leaves
 from hornbook.config.recipe import Recipe
@@ -52,6 +53,7 @@ from hornbook.storage.json_files import dump_json, read_json
 NAME: Final = "auto"
 """Of the recipe, and of its run."""
 _FIRST_DEPTH, _ROUNDS = 2, 2
+_VOCABULARY = 8192  # of the measured runs
 _START_AND_END = 8.0  # seconds: opening the run, its last validation, checkpoint and report
 _OTHER = 1.03  # checkpoints, logs and other processes
 _LENGTHS = (("training", "steps"), ("training", "epochs"), ("training", "tokens"))
@@ -287,7 +289,7 @@ def _beside(ranked: list[Choice]) -> list[Choice]:
 
 def dial_time(
     seconds: Callable[[], float],
-    unique: int,
+    unique: float,
     recipe_of: Callable[[Choice], Recipe],
     device: torch.device,
     num_ranks: int = 1,
@@ -319,6 +321,27 @@ def dial_time(
         ranked = choose(max(0.0, seconds()), unique, _from_nearest(timed, vocabulary), depths)
         guess = ranked[0]
     return Dialed(best=guess, others=_beside(ranked), token_seconds=timed)
+
+
+def trained_in(seconds: float, device: torch.device) -> tuple[Choice, int]:
+    """Return the decoder to train in a time on endless text, by timed steps, and its number of parameters.
+
+    Args:
+        seconds: of training steps.
+        device: as for `dial_time`.
+
+    Raises:
+        UserError: not even the smallest model fits in memory.
+    """
+
+    def recipe_of(choice: Choice) -> Recipe:
+        options: dict[str, Any] = options_of(choice.depth, choice.tokens)
+        options["training.global_batch_size"] = options["training.micro_batch_size"]  # of steps as short as possible
+        options |= {"data.synthetic": True, "model.vocab_size": _VOCABULARY}
+        return load_recipe(BASE, override_leaves(options)).recipe
+
+    best = dial_time(lambda: seconds, math.inf, recipe_of, device).best
+    return best, recipe_of(best).num_parameters()
 
 
 def _from_nearest(timed: dict[int, float], vocabulary: int) -> Callable[[int], float]:
