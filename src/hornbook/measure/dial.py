@@ -54,8 +54,8 @@ NAME: Final = "auto"
 """Of the recipe, and of its run."""
 _FIRST_DEPTH, _ROUNDS = 2, 2
 _VOCABULARY = 8192  # of the measured runs
-_START_AND_END = 8.0  # seconds: opening the run, its last validation, checkpoint and report
-_OTHER = 1.03  # checkpoints, logs and other processes
+START_AND_END: Final = 8.0  # seconds: opening the run, its last validation, checkpoint and report
+OTHER: Final = 1.03  # checkpoints, logs and other processes
 _LENGTHS = (("training", "steps"), ("training", "epochs"), ("training", "tokens"))
 _PIECES, _PIECE = 16, 20_000  # tokens of the text that is compressed
 _PATIENCE = 4
@@ -257,7 +257,7 @@ def _turn(
         case "time":
 
             def left() -> float:
-                return (begun + limit - time.time() - _START_AND_END) / _OTHER
+                return (begun + limit - time.time() - START_AND_END) / OTHER
 
             return dial_time(left, unique, recipe_of, device, num_ranks)
         case "flops":
