@@ -45,7 +45,7 @@ def test_a_choice_has_reasons_and_is_kept_for_the_resume(corpus: Path, tmp_path:
     assert resolved.recipe.name == "auto"
     assert resolved.sources["model.num_layers"] == "time 5m"
     assert resolved.notes[0].startswith("time 5m: depth ") and "tokens/s measured" in resolved.notes[0]
-    assert "bits per byte on held-out text like this, between" in resolved.notes[1]
+    assert "bits per byte on held-out text like this, 80 % between" in resolved.notes[1]
     overrides = override_leaves({"data.train": str(corpus), **SHORT})
     again = prepared_choice(Dial.of({"time": "5m"}), overrides, tmp_path / "run")  # of a rank
     assert again.recipe == resolved.recipe

@@ -29,7 +29,6 @@ from hornbook.measure.throughput import hornbook_step, measure_steps
 from hornbook.parallel.world import World
 from hornbook.plan.dial import (
     BASE,
-    INTERVAL,
     LAW,
     LEAST_STEPS,
     MOST_DEPTH,
@@ -39,6 +38,7 @@ from hornbook.plan.dial import (
     Dial,
     best_tokens,
     choose,
+    interval,
     num_flops,
     num_weights,
     options_of,
@@ -199,10 +199,11 @@ def _reasons(found: Dialed, dial: Dial, unique: int, sources: Sources) -> Iterat
         f"{dial}: depth {best.depth}, {num_weights(best.depth):,} weights in blocks, {best.tokens:,} tokens, "
         f"{best.epochs:.2g} epochs{speed}"
     )
-    corpus = Corpus.of(compressed_bits(sources))
+    compressed = compressed_bits(sources)
+    corpus = Corpus.of(compressed)
     loss = corpus.floor + corpus.scale * best.loss
-    low, high = loss * (1 - INTERVAL), loss * (1 + INTERVAL)
-    yield f"predicted loss {loss:.3f} bits per byte on held-out text like this, between {low:.2f} and {high:.2f}"
+    low, high = interval(best.depth, best.tokens, unique, compressed, loss)
+    yield f"predicted loss {loss:.3f} bits per byte on held-out text like this, 80 % between {low:.2f} and {high:.2f}"
     for other in found.others:
         yield (
             f"depth {other.depth} would train on {other.tokens:,} tokens: "
