@@ -81,7 +81,7 @@ def test_too_little(corpus: Path, tmp_path: Path) -> None:
 
 def test_too_little_text(tmp_path: Path) -> None:
     build_tiny(tmp_path / "corpus")
-    with pytest.raises(UserError, match="tokens, too few for 50 steps in 8 epochs: build a larger corpus"):
+    with pytest.raises(UserError, match="tokens, too few for 50 steps in 3 epochs: build a larger corpus"):
         chosen(tmp_path / "corpus", tmp_path / "a", tokens="1M")
 
 

@@ -42,13 +42,13 @@ from hornbook.plan.dial import (
     num_flops,
     num_weights,
     options_of,
-    useful_epochs,
 )
 from hornbook.run.planning import plan_here
 from hornbook.run.run_folder import RunFolder
 from hornbook.samples.sources import Sources, complete, open_sources
 from hornbook.storage.files import replace_file
 from hornbook.storage.json_files import dump_json, read_json
+from hornbook.wording import counted
 
 NAME: Final = "auto"
 """Of the recipe, and of its run."""
@@ -117,8 +117,8 @@ def auto_recipe(
         )
     if options["training.steps"] < LEAST_STEPS:
         raise UserError(
-            f"{dial} is enough for {options['training.steps']} steps of the smallest model here, but teaching it "
-            f"anything takes at least {LEAST_STEPS}: give more"
+            f"{dial} is enough for {counted(options['training.steps'], 'step')} of the smallest model here, but teaching "
+            f"it anything takes at least {LEAST_STEPS}: give more"
         )
     options |= _intervals(options["training.steps"], stops=sources.validation is not None)
     resolved = _with_options(draft, options, dial)
@@ -211,10 +211,8 @@ def _reasons(found: Dialed, dial: Dial, unique: int, sources: Sources) -> Iterat
         )
     if best.extrapolates:
         yield f"extrapolated: measured were up to {LAW.largest:,.0f} weights and {LAW.longest:,.0f} tokens"
-    if best.epochs > (most := useful_epochs()):
-        yield f"the corpus is small: after {most:.1f} epochs, another teaches less than a tenth of the first"
     if best.epochs > MOST_EPOCHS - 0.01:
-        yield f"the run ends before {dial}, since more than {MOST_EPOCHS} epochs were not measured: add text"
+        yield f"the corpus is small for {dial}: after {MOST_EPOCHS} epochs more stop helping, so the run ends; add text"
     if sources.validation is None:
         yield "nothing is held out to measure the loss: build the corpus with `hornbook corpus build --validation 0.05`"
 
@@ -265,6 +263,7 @@ def _turn(
             ranked = choose(limit, unique, lambda depth: num_flops(depth, vocabulary), depths)
             return Dialed(best=ranked[0], others=_beside(ranked), token_seconds={})
         case "tokens":
+            limit = min(limit, MOST_EPOCHS * unique)
             best = min(depths, key=lambda depth: abs(best_tokens(depth) - limit))
             return Dialed(best=at(best, limit), others=[], token_seconds={})
         case "params":
