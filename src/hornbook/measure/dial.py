@@ -19,7 +19,7 @@ import numpy
 import torch
 
 from hornbook.config import WarmupStableDecayConfig, load_recipe
-from hornbook.config.build import Draft, Resolved, check, read_draft
+from hornbook.config.build import Draft, Resolved, check, fit_ranks, read_draft
 from hornbook.config.overrides import override_leaves
 from hornbook.config.recipe import Recipe
 from hornbook.config.recipe_files import Leaf, Tree, merge
@@ -36,6 +36,7 @@ from hornbook.plan.dial import (
     Choice,
     Corpus,
     Dial,
+    batch_windows,
     best_tokens,
     choose,
     interval,
@@ -101,26 +102,28 @@ def auto_recipe(
     sources = open_sources(base)
     unique = sum(store.num_tokens for store in sources.train if isinstance(store, TokenStore))
 
+    def options_for(choice: Choice) -> dict[str, Any]:
+        windows = -(-batch_windows(choice.tokens, length) // num_ranks) * num_ranks
+        return {**options_of(choice.depth, choice.tokens, windows=windows, length=length)}
+
     def recipe_of(choice: Choice) -> Recipe:
-        return complete(
-            _with_options(draft, options_of(choice.depth, choice.tokens, length=length), dial).recipe, sources
-        )
+        return complete(fit_ranks(_with_options(draft, options_for(choice), dial), num_ranks).recipe, sources)
 
     length, vocabulary = base.sequence_length, complete(base, sources).model.vocab_size
     assert vocabulary is not None, "complete sources have a vocabulary"
     found = _turn(dial, begun, unique, vocabulary, recipe_of, device, num_ranks)
-    options: dict[str, Any] = options_of(found.best.depth, found.best.tokens, length=length)
-    if options["training.steps"] < LEAST_STEPS and found.best.epochs > MOST_EPOCHS - 0.01:
+    options = options_for(found.best)
+    if (steps := options["training.steps"]) < LEAST_STEPS and found.best.epochs > MOST_EPOCHS - 0.01:
         raise UserError(
             f"{', '.join(base.data.train)} has {unique:,} tokens, too few for {LEAST_STEPS} steps in {MOST_EPOCHS} "
             "epochs: build a larger corpus"
         )
-    if options["training.steps"] < LEAST_STEPS:
+    if steps < LEAST_STEPS:
         raise UserError(
-            f"{dial} is enough for {counted(options['training.steps'], 'step')} of the smallest model here, but teaching "
-            f"it anything takes at least {LEAST_STEPS}: give more"
+            f"{dial} is enough for {counted(steps, 'step')} of the smallest model here, but teaching it anything takes "
+            f"at least {LEAST_STEPS}: give more"
         )
-    options |= _intervals(options["training.steps"], stops=sources.validation is not None)
+    options |= _intervals(steps, stops=sources.validation is not None)
     resolved = _with_options(draft, options, dial)
     notes = (*_reasons(found, dial, unique, sources), *resolved.notes)
     if writes:
