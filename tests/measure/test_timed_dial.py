@@ -49,6 +49,7 @@ def test_a_choice_has_reasons_and_is_kept_for_the_resume(corpus: Path, tmp_path:
     overrides = override_leaves({"data.train": str(corpus), **SHORT})
     again = prepared_choice(Dial.of({"time": "5m"}), overrides, tmp_path / "run")  # of a rank
     assert again.recipe == resolved.recipe
+    assert again.notes == resolved.notes
     with pytest.raises(UserError, match="was chosen for time 5m, not time 90s"):
         prepared_choice(Dial.of({"time": "90s"}), overrides, tmp_path / "run")
 
@@ -72,7 +73,7 @@ def test_other_dials_need_no_measurement(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_too_little(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="steps of the smallest model here"):
+    with pytest.raises(UserError, match="steps? of the smallest model here"):
         chosen(corpus, tmp_path / "a", time="8s")
     with pytest.raises(UserError, match="too little for the smallest model"):
         chosen(corpus, tmp_path / "b", params="10")

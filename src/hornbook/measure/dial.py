@@ -91,7 +91,6 @@ def auto_recipe(
         UserError: an option contradicts the choice, the folder has that for another dial, or the time is too short.
         DataError: the data are missing or damaged.
     """
-    begun = time.time()
     draft = _draft(dial, overrides)
     folder = RunFolder(path=output or Path("runs") / draft.name)
     if folder.has_begun and folder.choice.exists():
@@ -111,7 +110,7 @@ def auto_recipe(
 
     length, vocabulary = base.sequence_length, complete(base, sources).model.vocab_size
     assert vocabulary is not None, "complete sources have a vocabulary"
-    found = _turn(dial, begun, unique, vocabulary, recipe_of, device, num_ranks)
+    found = _turn(dial, unique, vocabulary, recipe_of, device, num_ranks)
     options = options_for(found.best)
     if (steps := options["training.steps"]) < LEAST_STEPS and found.best.epochs > MOST_EPOCHS - 0.01:
         raise UserError(
@@ -125,13 +124,13 @@ def auto_recipe(
         )
     options |= _intervals(steps, stops=sources.validation is not None)
     resolved = _with_options(draft, options, dial)
-    notes = (*_reasons(found, dial, unique, sources), *resolved.notes)
+    reasons = [*_reasons(found, dial, unique, sources)]
     if writes:
-        limit = {"begun": begun, "seconds": dial.value} if dial.name == "time" else {}
-        document = {"name": draft.name, "dial": str(dial), "options": options, "token_seconds": found.token_seconds}
+        limit = {"begun": dial.begun, "seconds": dial.value} if dial.name == "time" else {}
+        document = {"name": draft.name, "dial": str(dial), "options": options, "reasons": reasons}
         folder.path.mkdir(parents=True, exist_ok=True)
         replace_file(folder.choice, dump_json(document | limit))
-    return replace(resolved, notes=notes)
+    return replace(resolved, notes=(*reasons, *resolved.notes))
 
 
 def _refuse_fixed_end(recipe: Recipe) -> None:
@@ -155,7 +154,9 @@ def prepared_choice(dial: Dial, overrides: Tree, output: Path | None) -> Resolve
             "the recipe auto measures before the ranks start: use `processes` instead of torchrun, or print the "
             "recipe and train that"
         )
-    return _again(draft, dial, folder)
+    resolved = _again(draft, dial, folder)
+    reasons = [] if folder.has_begun else read_json(folder.choice, "choice")["reasons"]
+    return replace(resolved, notes=(*reasons, *resolved.notes))
 
 
 def _draft(dial: Dial, overrides: Tree) -> Draft:
@@ -242,7 +243,6 @@ def compressed_bits(sources: Sources) -> float:
 
 def _turn(
     dial: Dial,
-    begun: float,
     unique: int,
     vocabulary: int,
     recipe_of: Callable[[Choice], Recipe],
@@ -259,7 +259,7 @@ def _turn(
         case "time":
 
             def left() -> float:
-                return (begun + limit - time.time() - START_AND_END) / OTHER
+                return (dial.begun + limit - time.time() - START_AND_END) / OTHER
 
             return dial_time(left, unique, recipe_of, device, num_ranks)
         case "flops":

@@ -12,8 +12,9 @@ square root. Rates grow with the square root of the batch, and the batch with a 
 
 import math
 import re
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from hornbook.errors import UserError
@@ -47,6 +48,8 @@ class Dial:
     name: str
     words: str
     value: float
+    begun: float = field(default_factory=time.time)
+    """`time.time` when it was set, from which a time counts."""
 
     def __str__(self) -> str:
         """Return it as the user wrote it."""
