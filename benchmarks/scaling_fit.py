@@ -2,12 +2,13 @@
 
 ::
 
-    python benchmarks/scaling_fit.py benchmarks/scaling_runs.json
+    python benchmarks/scaling_fit.py benchmarks/scaling_runs.json --resamples src/hornbook/plan/scaling_resamples.py
 
 The loss of a corpus c in bits per byte is scale_c (E_c + A / N^alpha + B / D'^beta), where D' is what D tokens are
 worth of which only U are different (`hornbook.plan.dial.Law`). As Besiroglu et al. (2024, arXiv 2404.10102) found
 necessary, the Huber losses are summed, not averaged, and minimized to a small tolerance from many starts. Intervals
-are those of a bootstrap over the runs. A second fit leaves out the longest runs of each depth, and predicts them.
+are those of a bootstrap over the runs, whose fits the dial keeps for its predictions. Other fits leave out the longest
+runs of each depth, or a corpus, and predict them. All together take some minutes.
 """
 
 import argparse
@@ -16,17 +17,19 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 
 from hornbook.plan.dial import num_weights
 
 _DELTA = 1e-3
 _STARTS = {"alpha": (0.15, 0.35), "beta": (0.25, 0.4), "repeats": (3.0, 15.0)}
-_RESAMPLES = 40
+_RESAMPLES = 24
+_COMPRESSED = {"books": 2.534, "owt": 2.595, "py": 1.590}  # bits per byte of xz, see `hornbook.measure.dial`
 
 Run = dict[str, Any]
 
@@ -114,7 +117,9 @@ def main() -> None:
     """Print the fit, intervals of its exponents, and how well it predicts runs that it was not fitted to."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("runs", type=Path, help="file of results")
-    runs: list[Run] = json.loads(parser.parse_args().runs.read_text())
+    parser.add_argument("--resamples", type=Path, metavar="FILE", help="module to write the bootstrap's fits to")
+    given = parser.parse_args()
+    runs: list[Run] = json.loads(given.runs.read_text())
     found = fit(runs)
     print(f"{len(runs)} runs", {name: float(f"{value:.4g}") for name, value in found.shared.items()})
     for corpus, floor, scale in zip(found.corpora, found.floors, found.scales, strict=True):
@@ -125,15 +130,41 @@ def main() -> None:
         longest[run["corpus"], run["depth"]] = max(longest[run["corpus"], run["depth"]], run["tokens"])
     held_out = [run for run in runs if run["tokens"] == longest[run["corpus"], run["depth"]] > min(longest.values())]
     _report("held out, the longest of each depth", fit([run for run in runs if run not in held_out]), held_out)
-    draw = torch.Generator().manual_seed(0)
     few = {name: values[:1] for name, values in _STARTS.items()}
+    for corpus in found.corpora:
+        own = [run for run in runs if run["corpus"] == corpus]
+        _report(f"of {corpus}, left out", _elsewhere(corpus, fit([run for run in runs if run not in own], few)), own)
+    draw = torch.Generator().manual_seed(0)
     again = [
-        fit([runs[i] for i in torch.randint(len(runs), (len(runs),), generator=draw)], few).shared
-        for _ in range(_RESAMPLES)
+        fit([runs[i] for i in torch.randint(len(runs), (len(runs),), generator=draw)], few) for _ in range(_RESAMPLES)
     ]
     for name in found.shared:
-        values = sorted(shared[name] for shared in again)
+        values = sorted(each.shared[name] for each in again)
         print(f"{name}: {values[_RESAMPLES // 10]:.4g} to {values[-1 - _RESAMPLES // 10]:.4g}, 80 % of resamples")
+    if given.resamples is not None:
+        _write_resamples(again, given.resamples)
+
+
+def _lines(found: Fit) -> tuple[list[float], list[float]]:
+    """Return floor and scale as lines over the bits per byte of xz, of each the value at 0 and the slope."""
+    compressed = [_COMPRESSED[corpus] for corpus in found.corpora]
+    floors = [scale * floor for scale, floor in zip(found.scales, found.floors, strict=True)]
+    floor, scale = (numpy.polyfit(compressed, values, 1)[::-1].tolist() for values in (floors, found.scales))
+    return floor, scale
+
+
+def _elsewhere(corpus: str, found: Fit) -> Fit:
+    """Return a fit to other corpora for one of which only the bits per byte of xz are known."""
+    floor, scale = (max(0.1, at + slope * _COMPRESSED[corpus]) for at, slope in _lines(found))
+    return replace(found, corpora=[corpus], floors=[floor / scale], scales=[scale])
+
+
+def _write_resamples(fits: Sequence[Fit], path: Path) -> None:
+    rows = [[*each.shared.values(), *itertools.chain(*_lines(each))] for each in fits]
+    text = path.read_text()
+    start = text.index(" = (\n") + len(" = (\n")
+    lines = "".join(f"    ({', '.join(f'{value:.4g}' for value in row)}),\n" for row in rows)
+    path.write_text(text[:start] + lines + text[text.index("\n)\n", start) + 1 :])
 
 
 def _report(what: str, found: Fit, runs: Sequence[Run]) -> None:

@@ -178,3 +178,12 @@ def _numbers(shape: list[int]) -> int:
     for size in shape:
         product *= size
     return product
+
+
+def test_the_dial_without_hardware_says_that_it_extrapolates(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = answer_of(capsys, "plan", "auto", "--time", "12h", "--devices", "8 x H100")
+    assert code == 0
+    assert found["chosen"].startswith("depth ")
+    assert found["law"].startswith("extrapolated: measured up to 10.6M weights in blocks and 8.39M tokens, these are ")
+    assert main(["plan", "auto", "--devices", "8 x H100"]) == 2
+    assert "add `--time 12h`" in capsys.readouterr().err

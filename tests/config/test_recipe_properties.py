@@ -100,6 +100,8 @@ def mended(recipe, draw):
         nested["optimizer"] |= {"row_moments": True, "cautious_decay": decays}
     if "factors" in nested["schedule"]:
         nested["schedule"]["factors"] = ("0=1", "7=0.5")
+    if nested["schedule"].get("lengths"):
+        nested["schedule"]["lengths"] = ("0=600", "61=367")
     if nested["precision"]["compute"] == "fp32" and nested["precision"]["partials"] == "half":
         nested["precision"]["partials"] = "fp32"
     nested["precision"] |= draw(st.sampled_from([{"loss_scale": None}, {"loss_scale_by_step": ()}]))

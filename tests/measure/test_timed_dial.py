@@ -12,8 +12,9 @@ import hornbook
 from hornbook.__main__ import main
 from hornbook.config.overrides import override_leaves
 from hornbook.errors import UserError
-from hornbook.measure.dial import auto_recipe, dial_time
+from hornbook.measure.dial import auto_recipe, dial_time, prepared_choice
 from hornbook.plan.dial import Dial, num_flops
+from hornbook.run.run_folder import RunFolder
 from hornbook.samples.sources import complete, open_sources
 
 CPU = torch.device("cpu")
@@ -37,16 +38,20 @@ def chosen(corpus: Path, output: Path, writes: bool = True, **given: str):
 
 def test_a_choice_has_reasons_and_is_kept_for_the_resume(corpus: Path, tmp_path: Path) -> None:
     before = time.time()
-    resolved, ends_at = chosen(corpus, tmp_path / "run", time="5m")
-    assert ends_at == pytest.approx(before + 300, abs=30)
+    resolved = chosen(corpus, tmp_path / "run", time="5m")
+    begun, seconds = RunFolder(path=tmp_path / "run").time_limit("auto")
+    assert begun == pytest.approx(before, abs=1)
+    assert seconds == 300
     assert resolved.recipe.name == "auto"
     assert resolved.sources["model.num_layers"] == "time 5m"
     assert resolved.notes[0].startswith("time 5m: depth ") and "tokens/s measured" in resolved.notes[0]
-    assert "bits per byte on held-out text like this, between" in resolved.notes[1]
-    again, same_end = chosen(corpus, tmp_path / "run", time="5m")
-    assert again.recipe == resolved.recipe and same_end == ends_at
+    assert "bits per byte on held-out text like this, 80 % between" in resolved.notes[1]
+    overrides = override_leaves({"data.train": str(corpus), **SHORT})
+    again = prepared_choice(Dial.of({"time": "5m"}), overrides, tmp_path / "run")  # of a rank
+    assert again.recipe == resolved.recipe
+    assert again.notes == resolved.notes
     with pytest.raises(UserError, match="was chosen for time 5m, not time 90s"):
-        chosen(corpus, tmp_path / "run", time="90s")
+        prepared_choice(Dial.of({"time": "90s"}), overrides, tmp_path / "run")
 
 
 def test_printing_leaves_no_files(corpus: Path, tmp_path: Path) -> None:
@@ -55,20 +60,20 @@ def test_printing_leaves_no_files(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_other_dials_need_no_measurement(corpus: Path, tmp_path: Path) -> None:
-    resolved, ends_at = chosen(corpus, tmp_path / "a", params="400k")
-    assert ends_at is None
+    resolved = chosen(corpus, tmp_path / "a", params="400k")
+    assert RunFolder(path=tmp_path / "a").time_limit("auto") is None
     assert complete(resolved.recipe, open_sources(resolved.recipe)).model.num_parameters() <= 400_000
-    flops, _ = chosen(corpus, tmp_path / "b", flops="1e12")
+    flops = chosen(corpus, tmp_path / "b", flops="1e12")
     recipe = complete(flops.recipe, open_sources(flops.recipe))
     tokens = recipe.training.steps * recipe.training.global_batch_size * 8
     depth = recipe.model.hidden_size // 64
     assert tokens * num_flops(depth, recipe.model.vocab_size) <= 1.001e12
-    memory, _ = chosen(corpus, tmp_path / "c", memory="300MB")
+    memory = chosen(corpus, tmp_path / "c", memory="300MB")
     assert memory.recipe.model.hidden_size >= 64
 
 
 def test_too_little(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="steps of the smallest model here"):
+    with pytest.raises(UserError, match="steps? of the smallest model here"):
         chosen(corpus, tmp_path / "a", time="8s")
     with pytest.raises(UserError, match="too little for the smallest model"):
         chosen(corpus, tmp_path / "b", params="10")
@@ -77,12 +82,12 @@ def test_too_little(corpus: Path, tmp_path: Path) -> None:
 
 def test_too_little_text(tmp_path: Path) -> None:
     build_tiny(tmp_path / "corpus")
-    with pytest.raises(UserError, match="tokens, too few for 50 steps in 8 epochs: build a larger corpus"):
+    with pytest.raises(UserError, match="tokens, too few for 50 steps in 3 epochs: build a larger corpus"):
         chosen(tmp_path / "corpus", tmp_path / "a", tokens="1M")
 
 
 def test_the_timed_depth_is_the_chosen_one(corpus: Path) -> None:
-    base, _ = chosen(corpus, corpus.parent / "none", writes=False, tokens="200000")
+    base = chosen(corpus, corpus.parent / "none", writes=False, tokens="200000")
     recipe = complete(base.recipe, open_sources(base.recipe))
     found = dial_time(lambda: 30.0, 10**9, lambda choice: recipe, CPU)
     assert found.best.depth in found.token_seconds
@@ -97,6 +102,8 @@ def test_the_timed_depth_is_the_chosen_one(corpus: Path) -> None:
         (["auto", "--time", "0m"], "--time is '0m': expected a time"),
         (["auto", "--time", "5m", "--params", "3M"], "got --time and --params"),
         (["auto", "--time", "5m", "--steps", "9"], "--training.steps contradicts"),
+        (["auto", "--time", "5m", "--schedule.name", "cosine"], "remove options of `schedule`"),
+        (["auto", "--time", "5m", "--schedule.decay-end", "500"], "remove options of `schedule`"),
         (["demo", "--time", "5m"], "--time applies only to the recipe auto"),
     ],
 )

@@ -223,6 +223,37 @@ def test_up_to_the_peak_then_down(warmup_steps, decay_steps, final_fraction, sch
     assert factors[-1] == pytest.approx(final_fraction, abs=1e-12)
 
 
+@given(
+    warmup_steps=st.integers(0, 20),
+    plans=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 300)), min_size=1, max_size=5),
+    decay_fraction=st.sampled_from([0.2, 0.65, 1.0]),
+    decay_power=st.sampled_from([1.0, 0.5]),
+)
+def test_a_corrected_length_keeps_the_rates_before_it(warmup_steps, plans, decay_fraction, decay_power):
+    at, entries, before = 0, [], None
+    for gap, left in plans:
+        entries.append(f"{at}={max(warmup_steps, at) + left}")
+        config = WarmupStableDecayConfig(
+            warmup_steps=warmup_steps, decay_fraction=decay_fraction, decay_power=decay_power, lengths=tuple(entries)
+        )
+        length = max(warmup_steps, at) + left
+        factors = [build_schedule(config, 7)(step) for step in range(length + 1)]
+        assert before is None or factors[: at + 1] == before[: at + 1]
+        assert all(later <= earlier for earlier, later in pairwise(factors[max(warmup_steps, 1) - 1 :]))
+        assert factors[-1] == 0.0
+        at, before = min(at + gap, length), factors
+        if at == length:
+            break
+
+
+def test_a_corrected_decay_continues_from_its_rate():
+    config = WarmupStableDecayConfig(decay_fraction=0.5, lengths=("0=10", "7=9"))
+    factors = [build_schedule(config, 9)(step) for step in range(9)]
+    assert factors == pytest.approx([1, 1, 1, 1, 1, 1, 0.8, 0.6, 0.3])
+    longer = WarmupStableDecayConfig(decay_fraction=0.5, lengths=("0=10", "3=20"))
+    assert [build_schedule(longer, 20)(step) for step in (9, 10, 15)] == [1, 1, 0.5]
+
+
 def test_recipes_choose_the_schedule():
     steps = range(13)
     for config, expected in [

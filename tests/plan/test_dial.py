@@ -15,10 +15,10 @@ from hornbook.plan.dial import (
     Dial,
     best_tokens,
     choose,
+    interval,
     num_weights,
     options_of,
     read_time,
-    useful_epochs,
 )
 
 RUNS = json.loads((Path(__file__).parents[2] / "benchmarks" / "scaling_runs.json").read_text())
@@ -76,7 +76,28 @@ def test_a_small_corpus_is_not_repeated_beyond_what_was_measured() -> None:
     best = choose(1e5, 100_000, lambda depth: 1e-5 * depth, range(1, 10))[0]
     assert best.epochs == MOST_EPOCHS
     assert num_weights(best.depth) <= MOST_EPOCHS * 100_000  # though the law alone prefers depth 9
-    assert 3 < useful_epochs() < 6
+
+
+def test_more_epochs_than_the_most_made_no_measured_run_of_depth_2_better() -> None:
+    for corpus, depth in {(run["corpus"], run["depth"]) for run in RUNS if run["depth"] >= 2}:
+        own = [run for run in RUNS if (run["corpus"], run["depth"]) == (corpus, depth)]
+        few = [run["bits_per_byte"] for run in own if run["tokens"] <= MOST_EPOCHS * run["unique_tokens"]]
+        many = [run["bits_per_byte"] for run in own if run["tokens"] > MOST_EPOCHS * run["unique_tokens"]]
+        assert not many or min(few) < min(many), (corpus, depth)
+
+
+def test_the_interval_holds_the_runs_and_grows_beyond_them() -> None:
+    for run in RUNS:
+        compressed = FITTED[run["corpus"]][2]
+        corpus, point = Corpus.of(compressed), (run["depth"], run["tokens"], run["unique_tokens"])
+        loss = corpus.floor + corpus.scale * LAW.loss(*point)
+        low, high = interval(*point, compressed, loss)
+        assert low < run["bits_per_byte"] < high
+        assert (high - low) / loss < 0.1
+    corpus = Corpus.of(2.5)
+    loss = corpus.floor + corpus.scale * LAW.loss(13, 1.8e11, math.inf)
+    low, high = interval(13, 1.8e11, math.inf, 2.5, loss)
+    assert (high - low) / loss > 0.1
 
 
 def test_best_tokens_balance_size_and_length() -> None:

@@ -99,7 +99,7 @@ def train(
     leaves = override_leaves(overrides or {})
     folder = None if output is None else Path(output)
     source = None if init_from is None else InitFrom(source=str(init_from), keep_optimizer=keep_optimizer)
-    resolved, ends_at = _resolve(recipe, leaves, folder, source, device, threads, dial)
+    resolved = _resolve(recipe, leaves, folder, source, device, threads, dial)
     summary = train_resolved(
         resolved,
         output=folder,
@@ -108,7 +108,6 @@ def train(
         init_from=source,
         allow_rate_change=allow_learning_rate_change,
         callbacks=callbacks,
-        ends_at=ends_at,
     )
     return Run(path=Path(summary["run"]), recipe=resolved.recipe, summary=summary)
 
@@ -121,8 +120,7 @@ def _resolve(
     device: str,
     threads: int | None,
     dial: Mapping[str, str | float],
-) -> tuple[Resolved, float | None]:
-    """Return the recipe of a start, and the `time.time` at which it shall end; None if it may take any time."""
+) -> Resolved:
     if recipe == NAME:
         if source is not None:
             raise UserError("auto chooses the architecture, but init_from sets it: remove it, or train its recipe")
@@ -132,8 +130,8 @@ def _resolve(
     if dial:
         raise UserError(f"{next(iter(dial))} applies only to the recipe auto, and is no other argument of train")
     if isinstance(recipe, Recipe):
-        return override_recipe(recipe, leaves), None
-    return start_recipe(str(recipe), leaves, output=folder, init_from=source), None
+        return override_recipe(recipe, leaves)
+    return start_recipe(str(recipe), leaves, output=folder, init_from=source)
 
 
 def metrics(run: str | Path, kind: str | None = None) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from typing import Any
 from hornbook.cli.arguments import positive_integer
 from hornbook.cli.table import print_columns, say
 from hornbook.cli.train_command import add_run_arguments, resolve_run
-from hornbook.track.units import flop_rate, size
+from hornbook.track.units import flop_rate, short, size
 from hornbook.wording import counted, spelled
 
 _REFUSED = 2
@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Print the facts and the findings; the result's exit code is 2 if training would not start."""
     from hornbook.errors import UserError
+    from hornbook.measure.dial import trained_in
     from hornbook.measure.machine import machine_facts, machine_findings
     from hornbook.parallel.device import default_threads, prepare
     from hornbook.run.examine import Findings, choose_devices, examine
@@ -53,6 +54,9 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     device = choose_devices(arguments.device, processes, findings)
     prepare(device, arguments.threads or default_threads(processes))
     facts = machine_facts(device, output)
+    if arguments.recipe is None and (hour := findings.check("memory", trained_in, 3600.0, device)):
+        choice, parameters = hour
+        facts["hour"] = {"depth": choice.depth, "parameters": parameters, "tokens": choice.tokens}
     precision = resolved.recipe.precision.compute if resolved else "auto"
     found = [*findings.found, *machine_findings(facts, precision, processes)]
     if resolved is not None:
@@ -82,6 +86,9 @@ def _rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the rows of the table of facts: name and value."""
     yield from _software(facts)
     yield from _speed(facts)
+    if hour := facts.get("hour"):
+        told = f"depth {hour['depth']}, {short(hour['parameters'])} parameters, on {short(hour['tokens'])} tokens"
+        yield "in an hour", f"{told}: hornbook train auto --time 1h"
     memory, disk = facts["memory"], facts["disk"]
     limit = f"{size(memory['limit'])} by the control group" if memory["limit"] else "no limit of a control group"
     yield "memory", f"{size(memory['total'])}, {size(memory['available'])} available; {limit}"

@@ -27,6 +27,7 @@ from hornbook.cli.plan_table import describe_plan, print_layouts, print_plan
 from hornbook.config.recipe_files import Leaf
 from hornbook.errors import UserError
 from hornbook.parallel import launched
+from hornbook.track.units import short
 from hornbook.wording import spelled
 
 if TYPE_CHECKING:
@@ -169,11 +170,15 @@ def _chosen(arguments: argparse.Namespace) -> tuple["Recipe", dict[str, str]]:
     ranked = choose(seconds, unique, plans.__getitem__, range(1, max(plans) + 1))
     best = ranked[0]
     near = sorted((other for other in ranked if abs(other.depth - best.depth) == 1), key=lambda other: other.depth)
-    told = "; ".join(f"depth {other.depth}: {other.loss - best.loss:+.4f} of the law" for other in near)
+    told = "; ".join(f"depth {other.depth}: {other.loss - best.loss:+.4f} of the law's loss" for other in near)
     beyond = num_weights(best.depth) > LAW.largest or best.tokens > LAW.longest
+    sizes = (
+        f"measured up to {short(LAW.largest)} weights in blocks and {short(LAW.longest)} tokens, these are "
+        f"{short(num_weights(best.depth))} and {short(best.tokens)}"
+    )
     facts = {"data": facts.get("data", "unknown, taken as endless")} | {
         "chosen": f"depth {best.depth}, {best.tokens:,} tokens in {arguments.time}; {told}",
-        **({"law": "extrapolated far beyond the measured runs, so take the size as a start"} if beyond else {}),
+        **({"law": f"extrapolated: {sizes}, so take the size as a start"} if beyond else {}),
     }
     return complete(best.depth, best.tokens), facts
 

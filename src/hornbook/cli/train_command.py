@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     looking = arguments.print_recipe or arguments.dry_run
     with leave_cleanly():
         with report_once():
-            resolved, init_from, ends_at = _resolve(arguments, looking)
+            resolved, init_from = _resolve(arguments, looking)
             if not looking:
                 _refuse_missing_data(resolved.recipe)
                 refuse_file(arguments.output or resolved.output)
@@ -106,12 +106,11 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
             threads=arguments.threads,
             init_from=init_from,
             allow_rate_change=arguments.allow_learning_rate_change,
-            ends_at=ends_at,
         )
 
 
-def _resolve(arguments: argparse.Namespace, looking: bool) -> "tuple[Resolved, InitFrom | None, float | None]":
-    """Return what `resolve_run` does, and the `time.time` at which the run shall end, None if it may take any."""
+def _resolve(arguments: argparse.Namespace, looking: bool) -> "tuple[Resolved, InitFrom | None]":
+    """Return what `resolve_run` does; the recipe auto is chosen first."""
     from hornbook.errors import UserError
     from hornbook.plan.dial import DIALS, Dial
 
@@ -119,19 +118,22 @@ def _resolve(arguments: argparse.Namespace, looking: bool) -> "tuple[Resolved, I
     if arguments.recipe != "auto":
         if used := [name for name, value in given.items() if value is not None]:
             raise UserError(f"--{used[0]} applies only to the recipe auto: `hornbook train auto --{used[0]} ...`")
-        return *resolve_run(arguments, require_data=not looking), None
+        return resolve_run(arguments, require_data=not looking)
     dial = Dial.of(given)
     if arguments.init_from:
         raise UserError("auto chooses the architecture, but --init-from sets it: remove it, or train its recipe")
     from hornbook.config.build import fit_ranks
     from hornbook.measure.dial import auto_recipe, prepared_choice
 
+    num_ranks = arguments.processes or num_launched()
     if launched.is_rank() and num_launched() > 1:
-        resolved, ends_at = prepared_choice(dial, arguments.overrides, arguments.output)
+        resolved = prepared_choice(dial, arguments.overrides, arguments.output)
     else:
         device = prepared_device(arguments)
-        resolved, ends_at = auto_recipe(dial, arguments.overrides, arguments.output, device, writes=not looking)
-    return fit_ranks(resolved, arguments.processes or num_launched()), None, ends_at
+        resolved = auto_recipe(
+            dial, arguments.overrides, arguments.output, device, num_ranks=num_ranks, writes=not looking
+        )
+    return fit_ranks(resolved, num_ranks), None
 
 
 def _refuse_missing_data(recipe: "Recipe") -> None:

@@ -354,6 +354,12 @@ class WarmupStableDecayConfig(DecayConfig):
         0.2, help="decay steps as a fraction of the run, or of decay_end if set", above=0, maximum=1
     )
     decay_power: float = option(1.0, help="exponent of the decay's progress; 1: linear, 0.5: 1 - sqrt", above=0)
+    lengths: tuple[str, ...] = option(
+        (), help="STEP=LENGTH: steps of the run as planned from a step on, instead of the end; `train auto` writes them"
+    )
+
+    def problems(self) -> list[Problem]:
+        return super().problems() + (problems_of_steps("lengths", self.lengths) if self.lengths else [])
 
 
 @choice_of("schedule")
@@ -390,5 +396,4 @@ class ByStepConfig:
     )
 
     def problems(self) -> list[Problem]:
-        """Return the first mistake in the table."""
         return problems_of_steps("factors", self.factors)

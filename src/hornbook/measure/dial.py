@@ -7,7 +7,9 @@ so that the same command resumes the run instead of choosing again.
 """
 
 import lzma
+import math
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +18,8 @@ from typing import Any, Final
 import numpy
 import torch
 
-from hornbook.config.build import Draft, Resolved, check, read_draft
+from hornbook.config import WarmupStableDecayConfig, load_recipe
+from hornbook.config.build import Draft, Resolved, check, fit_ranks, read_draft
 from hornbook.config.overrides import override_leaves
 from hornbook.config.recipe import Recipe
 from hornbook.config.recipe_files import Leaf, Tree, merge
@@ -26,7 +29,6 @@ from hornbook.measure.throughput import hornbook_step, measure_steps
 from hornbook.parallel.world import World
 from hornbook.plan.dial import (
     BASE,
-    INTERVAL,
     LAW,
     LEAST_STEPS,
     MOST_DEPTH,
@@ -34,25 +36,27 @@ from hornbook.plan.dial import (
     Choice,
     Corpus,
     Dial,
+    batch_windows,
     best_tokens,
     choose,
+    interval,
     num_flops,
     num_weights,
     options_of,
-    useful_epochs,
 )
 from hornbook.run.planning import plan_here
 from hornbook.run.run_folder import RunFolder
 from hornbook.samples.sources import Sources, complete, open_sources
 from hornbook.storage.files import replace_file
 from hornbook.storage.json_files import dump_json, read_json
+from hornbook.wording import counted
 
 NAME: Final = "auto"
 """Of the recipe, and of its run."""
-_FILE = "choice.json"
 _FIRST_DEPTH, _ROUNDS = 2, 2
-_START_AND_END = 8.0  # seconds: opening the run, its last validation, checkpoint and report
-_OTHER = 1.03  # checkpoints, logs and other processes
+_VOCABULARY = 8192  # of the measured runs
+START_AND_END: Final = 8.0  # seconds: opening the run, its last validation, checkpoint and report
+OTHER: Final = 1.03  # checkpoints, logs and other processes
 _LENGTHS = (("training", "steps"), ("training", "epochs"), ("training", "tokens"))
 _PIECES, _PIECE = 16, 20_000  # tokens of the text that is compressed
 _PATIENCE = 4
@@ -68,17 +72,18 @@ class Dialed:
 
 
 def auto_recipe(
-    dial: Dial, overrides: Tree, output: Path | None, device: torch.device, *, writes: bool
-) -> tuple[Resolved, float | None]:
-    """Return the recipe for a time or another dial, with the reasons as notes, and the `time.time` at which to end.
+    dial: Dial, overrides: Tree, output: Path | None, device: torch.device, *, num_ranks: int = 1, writes: bool
+) -> Resolved:
+    """Return the recipe for a time or another dial, with the reasons as notes.
 
-    The folder's choice is used again if it has one; then the time is None, since the run resumes.
+    If a run has begun in the folder, its choice is used again, with the length that the run has given itself since.
 
     Args:
         dial: what the user set.
         overrides: options of the recipe.
         output: folder of the run; None for ``runs/auto``.
         device: one of those that train.
+        num_ranks: number of devices, or of processes that share a CPU.
         writes: whether to write the choice to the folder.
 
     Raises:
@@ -86,59 +91,72 @@ def auto_recipe(
         UserError: an option contradicts the choice, the folder has that for another dial, or the time is too short.
         DataError: the data are missing or damaged.
     """
-    begun = time.time()
     draft = _draft(dial, overrides)
-    folder = output or Path("runs") / draft.name
-    if (folder / _FILE).exists():
+    folder = RunFolder(path=output or Path("runs") / draft.name)
+    if folder.has_begun and folder.choice.exists():
         return _again(draft, dial, folder)
     base = check(draft).recipe
+    if dial.name == "time":
+        _refuse_fixed_end(base)
     sources = open_sources(base)
     unique = sum(store.num_tokens for store in sources.train if isinstance(store, TokenStore))
 
+    def options_for(choice: Choice) -> dict[str, Any]:
+        windows = -(-batch_windows(choice.tokens, length) // num_ranks) * num_ranks
+        return {**options_of(choice.depth, choice.tokens, windows=windows, length=length)}
+
     def recipe_of(choice: Choice) -> Recipe:
-        return complete(
-            _with_options(draft, options_of(choice.depth, choice.tokens, length=length), dial).recipe, sources
-        )
+        return complete(fit_ranks(_with_options(draft, options_for(choice), dial), num_ranks).recipe, sources)
 
     length, vocabulary = base.sequence_length, complete(base, sources).model.vocab_size
     assert vocabulary is not None, "complete sources have a vocabulary"
-    found = _turn(dial, begun, unique, vocabulary, recipe_of, device)
-    options: dict[str, Any] = options_of(found.best.depth, found.best.tokens, length=length)
-    if options["training.steps"] < LEAST_STEPS and found.best.epochs > MOST_EPOCHS - 0.01:
+    found = _turn(dial, unique, vocabulary, recipe_of, device, num_ranks)
+    options = options_for(found.best)
+    if (steps := options["training.steps"]) < LEAST_STEPS and found.best.epochs > MOST_EPOCHS - 0.01:
         raise UserError(
             f"{', '.join(base.data.train)} has {unique:,} tokens, too few for {LEAST_STEPS} steps in {MOST_EPOCHS} "
             "epochs: build a larger corpus"
         )
-    if options["training.steps"] < LEAST_STEPS:
+    if steps < LEAST_STEPS:
         raise UserError(
-            f"{dial} is enough for {options['training.steps']} steps of the smallest model here, but teaching it "
-            f"anything takes at least {LEAST_STEPS}: give more"
+            f"{dial} is enough for {counted(steps, 'step')} of the smallest model here, but teaching it anything takes "
+            f"at least {LEAST_STEPS}: give more"
         )
-    options |= _intervals(options["training.steps"], stops=sources.validation is not None)
+    options |= _intervals(steps, stops=sources.validation is not None)
     resolved = _with_options(draft, options, dial)
-    notes = (*_reasons(found, dial, unique, sources), *resolved.notes)
-    end = begun + dial.value if dial.name == "time" else None
+    reasons = [*_reasons(found, dial, unique, sources)]
     if writes:
-        document = {"dial": str(dial), "options": options, "token_seconds": found.token_seconds, "ends_at": end}
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / _FILE, dump_json(document))
-    return replace(resolved, notes=notes), end
+        limit = {"begun": dial.begun, "seconds": dial.value} if dial.name == "time" else {}
+        document = {"name": draft.name, "dial": str(dial), "options": options, "reasons": reasons}
+        folder.path.mkdir(parents=True, exist_ok=True)
+        replace_file(folder.choice, dump_json(document | limit))
+    return replace(resolved, notes=(*reasons, *resolved.notes))
 
 
-def prepared_choice(dial: Dial, overrides: Tree, output: Path | None) -> tuple[Resolved, float | None]:
+def _refuse_fixed_end(recipe: Recipe) -> None:
+    if not isinstance(recipe.schedule, WarmupStableDecayConfig) or recipe.schedule.decay_end is not None:
+        raise UserError(
+            "`time` corrects the length of the run, which takes the schedule warmup_stable_decay without `decay_end`: "
+            "remove options of `schedule`"
+        )
+
+
+def prepared_choice(dial: Dial, overrides: Tree, output: Path | None) -> Resolved:
     """Return what `auto_recipe` does for a rank, which must not choose on its own.
 
     Raises:
         UserError: there is no choice; or see `auto_recipe`.
     """
     draft = _draft(dial, overrides)
-    folder = output or Path("runs") / draft.name
-    if not (folder / _FILE).exists():
+    folder = RunFolder(path=output or Path("runs") / draft.name)
+    if not folder.choice.exists():
         raise UserError(
             "the recipe auto measures before the ranks start: use `processes` instead of torchrun, or print the "
             "recipe and train that"
         )
-    return _again(draft, dial, folder)
+    resolved = _again(draft, dial, folder)
+    reasons = [] if folder.has_begun else read_json(folder.choice, "choice")["reasons"]
+    return replace(resolved, notes=(*reasons, *resolved.notes))
 
 
 def _draft(dial: Dial, overrides: Tree) -> Draft:
@@ -148,17 +166,18 @@ def _draft(dial: Dial, overrides: Tree) -> Draft:
     return replace(draft, file=merge(draft.file, {("", "name"): Leaf(value=NAME, source=str(dial))}))
 
 
-def _again(draft: Draft, dial: Dial, folder: Path) -> tuple[Resolved, float | None]:
-    """Return the choice of a folder, with the time at which its run shall end if that has not begun."""
-    saved = read_json(folder / _FILE, "choice")
+def _again(draft: Draft, dial: Dial, folder: RunFolder) -> Resolved:
+    """Return the choice of a folder, with the length that its run, if any, has given itself."""
+    saved = read_json(folder.choice, "choice")
     if saved["dial"] != str(dial):
         raise UserError(
-            f"the model in {folder} was chosen for {saved['dial']}, not {dial}: use the same to resume it, or choose "
-            "another `output`"
+            f"the model in {folder.path} was chosen for {saved['dial']}, not {dial}: use the same to resume it, or "
+            "choose another `output`"
         )
-    last = RunFolder(path=folder).last_recipe  # its length was corrected during the run
-    corrected = {"training.steps": last.training.steps} if last else {}
-    return _with_options(draft, saved["options"] | corrected, dial), None if last else saved["ends_at"]
+    options, last = dict(saved["options"]), folder.last_recipe
+    if last and isinstance(last.schedule, WarmupStableDecayConfig):
+        options |= {"training.steps": last.training.steps, "schedule.lengths": last.schedule.lengths}
+    return _with_options(draft, options, dial)
 
 
 def _with_options(draft: Draft, options: dict[str, Any], dial: Dial) -> Resolved:
@@ -184,10 +203,11 @@ def _reasons(found: Dialed, dial: Dial, unique: int, sources: Sources) -> Iterat
         f"{dial}: depth {best.depth}, {num_weights(best.depth):,} weights in blocks, {best.tokens:,} tokens, "
         f"{best.epochs:.2g} epochs{speed}"
     )
-    corpus = Corpus.of(compressed_bits(sources))
+    compressed = compressed_bits(sources)
+    corpus = Corpus.of(compressed)
     loss = corpus.floor + corpus.scale * best.loss
-    low, high = loss * (1 - INTERVAL), loss * (1 + INTERVAL)
-    yield f"predicted loss {loss:.3f} bits per byte on held-out text like this, between {low:.2f} and {high:.2f}"
+    low, high = interval(best.depth, best.tokens, unique, compressed, loss)
+    yield f"predicted loss {loss:.3f} bits per byte on held-out text like this, 80 % between {low:.2f} and {high:.2f}"
     for other in found.others:
         yield (
             f"depth {other.depth} would train on {other.tokens:,} tokens: "
@@ -195,10 +215,8 @@ def _reasons(found: Dialed, dial: Dial, unique: int, sources: Sources) -> Iterat
         )
     if best.extrapolates:
         yield f"extrapolated: measured were up to {LAW.largest:,.0f} weights and {LAW.longest:,.0f} tokens"
-    if best.epochs > (most := useful_epochs()):
-        yield f"the corpus is small: after {most:.1f} epochs, another teaches less than a tenth of the first"
     if best.epochs > MOST_EPOCHS - 0.01:
-        yield f"the run ends before {dial}, since more than {MOST_EPOCHS} epochs were not measured: add text"
+        yield f"the corpus is small for {dial}: after {MOST_EPOCHS} epochs more stop helping, so the run ends; add text"
     if sources.validation is None:
         yield "nothing is held out to measure the loss: build the corpus with `hornbook corpus build --validation 0.05`"
 
@@ -224,7 +242,12 @@ def compressed_bits(sources: Sources) -> float:
 
 
 def _turn(
-    dial: Dial, begun: float, unique: int, vocabulary: int, recipe_of: Callable[[Choice], Recipe], device: torch.device
+    dial: Dial,
+    unique: int,
+    vocabulary: int,
+    recipe_of: Callable[[Choice], Recipe],
+    device: torch.device,
+    num_ranks: int,
 ) -> Dialed:
     """Return the choice for a dial; only the time needs measurements."""
     depths, limit = range(1, MOST_DEPTH + 1), dial.value
@@ -234,20 +257,32 @@ def _turn(
 
     match dial.name:
         case "time":
-            return dial_time(lambda: (begun + limit - time.time() - _START_AND_END) / _OTHER, unique, recipe_of, device)
+
+            def left() -> float:
+                return (dial.begun + limit - time.time() - START_AND_END) / OTHER
+
+            return dial_time(left, unique, recipe_of, device, num_ranks)
         case "flops":
             ranked = choose(limit, unique, lambda depth: num_flops(depth, vocabulary), depths)
             return Dialed(best=ranked[0], others=_beside(ranked), token_seconds={})
         case "tokens":
+            limit = min(limit, MOST_EPOCHS * unique)
             best = min(depths, key=lambda depth: abs(best_tokens(depth) - limit))
             return Dialed(best=at(best, limit), others=[], token_seconds={})
         case "params":
-            fits = [depth for depth in depths if recipe_of(at(depth, 1e6)).num_parameters() <= limit]
+
+            def size(depth: int) -> float:
+                return recipe_of(at(depth, 1e6)).num_parameters()
+
         case _:
-            fits = [d for d in depths if plan_here(recipe_of(at(d, best_tokens(d))), 1, device).peak <= limit]
-    if not fits:
+
+            def size(depth: int) -> float:
+                return plan_here(recipe_of(at(depth, best_tokens(depth))), num_ranks, device).peak
+
+    largest = bisect_right(depths, limit, key=size)
+    if not largest:
         raise UserError(f"{dial} is too little for the smallest model: give more")
-    return Dialed(best=at(fits[-1], best_tokens(fits[-1])), others=[], token_seconds={})
+    return Dialed(best=at(largest, best_tokens(largest)), others=[], token_seconds={})
 
 
 def _beside(ranked: list[Choice]) -> list[Choice]:
@@ -256,7 +291,11 @@ def _beside(ranked: list[Choice]) -> list[Choice]:
 
 
 def dial_time(
-    seconds: Callable[[], float], unique: int, recipe_of: Callable[[Choice], Recipe], device: torch.device
+    seconds: Callable[[], float],
+    unique: float,
+    recipe_of: Callable[[Choice], Recipe],
+    device: torch.device,
+    num_ranks: int = 1,
 ) -> Dialed:
     """Return the depth with the least predicted loss, timed.
 
@@ -264,7 +303,8 @@ def dial_time(
         seconds: returns what is left for steps.
         unique: tokens of the training split.
         recipe_of: returns the complete recipe of a choice.
-        device: one of those that train.
+        device: one of those that train; steps are timed on it alone.
+        num_ranks: as for `auto_recipe`.
 
     Raises:
         UserError: not even the smallest model fits in memory.
@@ -274,8 +314,9 @@ def dial_time(
     while guess.depth not in timed:
         recipe = recipe_of(guess)
         vocabulary = recipe.model.vocab_size or 1
-        if plan_here(recipe, 1, device).fits:
-            timed[guess.depth] = _token_seconds(recipe, device)
+        if plan_here(recipe, num_ranks, device).fits:
+            # each GPU adds its own speed, of which the run then measures the rest; processes share the cores
+            timed[guess.depth] = _token_seconds(recipe, device) / (num_ranks if device.type == "cuda" else 1)
         else:
             depths = range(1, guess.depth)
         if not depths or not timed:
@@ -283,6 +324,27 @@ def dial_time(
         ranked = choose(max(0.0, seconds()), unique, _from_nearest(timed, vocabulary), depths)
         guess = ranked[0]
     return Dialed(best=guess, others=_beside(ranked), token_seconds=timed)
+
+
+def trained_in(seconds: float, device: torch.device) -> tuple[Choice, int]:
+    """Return the decoder to train in a time on endless text, by timed steps, and its number of parameters.
+
+    Args:
+        seconds: of training steps.
+        device: as for `dial_time`.
+
+    Raises:
+        UserError: not even the smallest model fits in memory.
+    """
+
+    def recipe_of(choice: Choice) -> Recipe:
+        options: dict[str, Any] = options_of(choice.depth, choice.tokens)
+        options["training.global_batch_size"] = options["training.micro_batch_size"]  # of steps as short as possible
+        options |= {"data.synthetic": True, "model.vocab_size": _VOCABULARY}
+        return load_recipe(BASE, override_leaves(options)).recipe
+
+    best = dial_time(lambda: seconds, math.inf, recipe_of, device).best
+    return best, recipe_of(best).num_parameters()
 
 
 def _from_nearest(timed: dict[int, float], vocabulary: int) -> Callable[[int], float]:

@@ -17,7 +17,7 @@ the peak at s = w. The decays agree, except that the late TensorFlow BERT was on
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import partial, singledispatch
 from typing import Any, TypeAlias
@@ -64,19 +64,37 @@ def cosine(step: int, *, num_steps: int, warmup_steps: int, final_fraction: floa
 
 
 def warmup_stable_decay(
-    step: int, *, num_steps: int, warmup_steps: int, final_fraction: float, decay_fraction: float, decay_power: float
+    step: int,
+    *,
+    lengths: Mapping[int, float],
+    warmup_steps: int,
+    final_fraction: float,
+    decay_fraction: float,
+    decay_power: float,
 ) -> float:
     """Return a constant factor, then a decay: ``1 - (1 - final_fraction) * progress ** decay_power``.
 
     Progress covers the last ``decay_fraction`` of the steps, rounded up, or fewer after a longer warm-up. Hu et al.,
     "MiniCPM", 2024; Hägele et al., "Scaling laws and compute-optimal training beyond fixed training durations", 2024,
     find that a power of 0.5 over a fifth of the steps performs as well as a cosine of that length.
+
+    ``lengths`` has the length of the run by the step from which it was planned, first that of step 0. A decay that has
+    begun continues from its factor to the end of the new length, so a later plan never changes the factors before it.
     """
     if step < warmup_steps:
         return constant(step, warmup_steps=warmup_steps)
-    start = max(warmup_steps, num_steps - math.ceil(Decimal(str(decay_fraction)) * num_steps))
-    progress = _progress(step, num_steps, start) if step > start else 0.0
-    return 1.0 - (1.0 - final_fraction) * math.pow(progress, decay_power)
+    height, factor = 1.0, 1.0
+    for (planned, length), until in zip(lengths.items(), [*lengths, step][1:], strict=True):
+        start = max(warmup_steps, planned)
+        if height == 1.0:
+            start = max(start, int(length) - math.ceil(Decimal(str(decay_fraction)) * int(length)))
+        now = min(step, until)
+        progress = _progress(now, int(length), start) if now > start else 0.0
+        factor = height - (height - final_fraction) * math.pow(progress, decay_power)
+        if step <= until:
+            break
+        height = factor
+    return factor
 
 
 def polynomial(
@@ -137,6 +155,18 @@ def _decay_of(config: DecayConfig, num_steps: int) -> dict[str, Any]:
     }
 
 
+def _build_warmup_stable_decay(config: WarmupStableDecayConfig, num_steps: int) -> Schedule:
+    lengths = read_steps(config.lengths) if config.lengths else {0: _end_of(config, num_steps)}
+    return partial(
+        warmup_stable_decay,
+        lengths=lengths,
+        warmup_steps=warmup_steps_of(config, int(lengths[0])),
+        final_fraction=config.final_fraction,
+        decay_fraction=config.decay_fraction,
+        decay_power=config.decay_power,
+    )
+
+
 def _progress(step: int, num_steps: int, warmup_steps: int) -> float:
     """Return the completed share of the decay: 0 at step ``warmup_steps``, 1 from step ``num_steps`` on."""
     return 1.0 if step >= num_steps else (step - warmup_steps) / (num_steps - warmup_steps)
@@ -146,12 +176,7 @@ SCHEDULES: dict[type, Callable[[Any, int], Schedule]] = {
     ConstantConfig: lambda config, num_steps: partial(constant, warmup_steps=warmup_steps_of(config, num_steps)),
     LinearConfig: lambda config, num_steps: partial(linear, **_decay_of(config, num_steps)),
     CosineConfig: lambda config, num_steps: partial(cosine, **_decay_of(config, num_steps)),
-    WarmupStableDecayConfig: lambda config, num_steps: partial(
-        warmup_stable_decay,
-        **_decay_of(config, num_steps),
-        decay_fraction=config.decay_fraction,
-        decay_power=config.decay_power,
-    ),
+    WarmupStableDecayConfig: _build_warmup_stable_decay,
     PolynomialConfig: lambda config, num_steps: partial(
         polynomial,
         **_decay_of(config, num_steps),

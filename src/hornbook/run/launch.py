@@ -57,7 +57,6 @@ def train(
     init_from: InitFrom | None = None,
     allow_rate_change: bool = False,
     callbacks: Sequence[Callback] = (),
-    ends_at: float | None = None,
 ) -> dict[str, Any]:
     """Train a recipe to its end, from the start or, if its folder has a checkpoint, from there.
 
@@ -69,7 +68,6 @@ def train(
         init_from: weights to start a new run from; None for random ones from the seed.
         allow_rate_change: resume although the length of the run, and so the learning rate, was changed.
         callbacks: called after each step and each validation, in each process.
-        ends_at: `time.time` of the end; a new run corrects its number of steps once, by the speed of the first ones.
 
     Returns:
         A summary: run, step, last and best losses, tokens, seconds.
@@ -88,7 +86,6 @@ def train(
     opened = open_run(resolved.recipe, folder, world, init_from, allow_rate_change=allow_rate_change)
     with world.session(), opened as run:
         run.callbacks = callbacks
-        run.ends_at = None if run.state.progress.step else ends_at
         for note in resolved.notes:
             run.console.note(note)
         if run.is_finished:

@@ -10,7 +10,6 @@ each other each time.
 """
 
 import math
-import time
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,7 @@ from hornbook.engine.topology import patterns
 from hornbook.errors import DivergedError, StoppedBySignal
 from hornbook.parallel.device import memory_in_use
 from hornbook.parallel.launched import Received, listen
-from hornbook.run.fit_length import fit_length
+from hornbook.run.fit_length import Deadline
 from hornbook.run.histograms import send_histograms_if_due
 from hornbook.run.scheduled_tasks import measure_tasks
 from hornbook.run.training_run import TrainingRun
@@ -49,7 +48,7 @@ def train_until_done(run: TrainingRun, stop_after: int | None = None) -> None:
             return
         every_steps = run.recipe.tracking.histogram_every_steps
         look = [] if every_steps is None else [partial(send_histograms_if_due, run, every_steps)]
-        started = time.time()
+        deadline = Deadline.of(run)
         for micro_batches in batches:
             begin = partial(_begin, run, signals, len(micro_batches))
             try:
@@ -67,8 +66,8 @@ def train_until_done(run: TrainingRun, stop_after: int | None = None) -> None:
                 stopping = (num_signals > 0 or run.state.progress.step == stop_after) and not run.is_finished
                 if num_saved == run.world.size:
                     run.finish_saving()
-                if run.ends_at is not None and run.state.progress.step == run.num_steps // 4:
-                    fit_length(run, started)
+                if deadline is not None and not stopping:
+                    deadline.keep(run)
                 if not stopping:
                     _measure(run)
             if run.state.progress.step and (stopping or run.is_due(run.recipe.checkpoint.every_steps)):

@@ -56,12 +56,14 @@ class RunFolder:
         samples: the log of sampled texts, one JSON object per line.
         environment: the record of each session's environment.
         identity: the identity of the run.
+        choice: what `hornbook train auto` chose, before the run began.
     """
 
     def __init__(self, path: Path) -> None:
         self.path, self.checkpoints = path, path / "checkpoints"
         self.metrics, self.samples = path / "metrics.jsonl", path / "samples.jsonl"
         self.environment, self.identity = path / "environment.json", path / "run.json"
+        self.choice = path / "choice.json"
 
     @property
     def forms(self) -> dict[str, str] | None:
@@ -117,6 +119,23 @@ class RunFolder:
         document = read_identity(self.identity)["recipe"]
         refuse_unknown_parts(document, str(self.path))
         return stored_recipe(document, str(self.identity))
+
+    def time_limit(self, name: str) -> tuple[float, float] | None:
+        """Return the `time.time` at which choosing began and the seconds that were given; None if the length is fixed.
+
+        Args:
+            name: of the recipe; a choice for another one is ignored.
+
+        Raises:
+            DataError: the choice is malformed.
+        """
+        choice = read_json(self.choice, "choice") if self.choice.exists() else {}
+        if not isinstance(choice, dict) or choice.get("name") != name or "seconds" not in choice:
+            return None
+        begun, seconds = choice.get("begun"), choice["seconds"]
+        if not isinstance(begun, float) or not isinstance(seconds, float):
+            raise DataError(f"{self.choice}: expected numbers for begun and seconds; remove the file")
+        return begun, seconds
 
     def what_is_saved(self) -> str:
         """Describe the newest checkpoint on disk, from which the run would resume."""

@@ -64,8 +64,6 @@ class TrainingRun:
     """``best_by``, ``best_value`` and ``best_step`` as they were before the last best step."""
     failed_saves: int = 0
     callbacks: Sequence[Callback] = ()
-    ends_at: float | None = None
-    """`time.time` by which the run shall end; None: it has a given number of steps."""
     why_stopped: str | None = None
     """Why early stopping has ended the run; None if it has not."""
     _counted_until: float = field(default=0.0, init=False)

@@ -1,0 +1,79 @@
+"""Does the dial choose well? Its choice for a time beside neighbors that train for the same time.
+
+::
+
+    python benchmarks/dial_proof.py corpora/new results --seconds 120
+
+Time is processor time of one thread, so other work on the machine hardly matters: steps of each depth and batch are
+timed, `hornbook.plan.dial.choose` chooses by these times, and each neighbor gets as many tokens as fit the time. The
+grid has three depths and three batches, the choice in its middle, which is repeated with other seeds.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+
+from hornbook.config import Recipe, load_recipe
+from hornbook.corpora.store import open_store
+from hornbook.measure.dial import OTHER, START_AND_END, compressed_bits
+from hornbook.measure.throughput import hornbook_step
+from hornbook.parallel.world import World
+from hornbook.plan.dial import BASE, Corpus, batch_windows, choose, options_of
+from hornbook.samples.sources import complete, open_sources
+from scaling_runs import Trial, run
+
+_DEPTHS, _STEPS = range(1, 7), 6
+_SEEDS = 3
+
+
+def token_seconds(recipe: Recipe) -> float:
+    """Return the processor time of training on a token."""
+    step = hornbook_step(recipe, World(device=torch.device("cpu")))
+    step()
+    before = time.process_time()
+    tokens = sum(step() for _ in range(_STEPS))
+    return (time.process_time() - before) / tokens
+
+
+def main() -> None:
+    """Choose, train the grid, and print a row for each run, the choice first."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("corpus", type=Path, help="output folder of hornbook corpus build")
+    parser.add_argument("folder", type=Path, help="of the results")
+    parser.add_argument("--seconds", type=float, default=120, help="of processor time, as given to the dial")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    seconds, unique = (given.seconds - START_AND_END) / OTHER, open_store(given.corpus, "train").num_tokens
+
+    def recipe_of(depth: int, tokens: int, windows: int | None = None) -> Recipe:
+        words = [f"--{key}={value}" for key, value in options_of(depth, tokens, windows=windows).items()]
+        recipe = load_recipe(BASE, ["--data.train", str(given.corpus), *words]).recipe
+        return complete(recipe, open_sources(recipe))
+
+    timed = {depth: token_seconds(recipe_of(depth, 1 << 20)) for depth in _DEPTHS}
+    best = choose(seconds, unique, timed.__getitem__, _DEPTHS)[0]
+    corpus, middle = Corpus.of(compressed_bits(open_sources(recipe_of(1, 1 << 20)))), batch_windows(best.tokens)
+    predicted = corpus.floor + corpus.scale * best.loss
+    print(f"chosen: depth {best.depth}, batches of {middle} windows; predicted {predicted:.4f}", flush=True)
+    grid = [(best.depth, middle, seed) for seed in range(_SEEDS)]
+    grid += [
+        (depth, windows, 0)
+        for depth in range(max(1, best.depth - 1), best.depth + 2)
+        for windows in (middle // 2, middle, 2 * middle)
+        if (depth, windows) != (best.depth, middle)
+    ]
+    for depth, windows, seed in grid:
+        recipe = recipe_of(depth, best.tokens, windows)
+        tokens = int(seconds / token_seconds(recipe))
+        trial = Trial(given.corpus, depth, tokens, seed, windows)
+        run(trial, given.folder)
+        bits = json.loads((given.folder / f"{trial.name}.json").read_text())["bits_per_byte"]
+        print(f"depth {depth}, {windows} windows, seed {seed}: {tokens:,} tokens, {bits:.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
