@@ -102,8 +102,8 @@ def test_the_timed_depth_is_the_chosen_one(corpus: Path) -> None:
         (["auto", "--time", "0m"], "--time is '0m': expected a time"),
         (["auto", "--time", "5m", "--params", "3M"], "got --time and --params"),
         (["auto", "--time", "5m", "--steps", "9"], "--training.steps contradicts"),
-        (["auto", "--time", "5m", "--schedule.name", "cosine"], "remove options of `schedule`"),
-        (["auto", "--time", "5m", "--schedule.decay-end", "500"], "remove options of `schedule`"),
+        (["auto", "--time", "5m", "--schedule.name", "cosine"], "remove --schedule.name and --schedule.decay-end"),
+        (["auto", "--time", "5m", "--schedule.decay-end", "500"], "remove --schedule.name and --schedule.decay-end"),
         (["demo", "--time", "5m"], "--time applies only to the recipe auto"),
     ],
 )
