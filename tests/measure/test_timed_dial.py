@@ -102,8 +102,8 @@ def test_the_timed_depth_is_the_chosen_one(corpus: Path) -> None:
         (["auto", "--time", "0m"], "--time is '0m': expected a time"),
         (["auto", "--time", "5m", "--params", "3M"], "got --time and --params"),
         (["auto", "--time", "5m", "--steps", "9"], "--training.steps contradicts"),
-        (["auto", "--time", "5m", "--schedule.name", "cosine"], "remove options of `schedule`"),
-        (["auto", "--time", "5m", "--schedule.decay-end", "500"], "remove options of `schedule`"),
+        (["auto", "--time", "5m", "--schedule.name", "cosine"], "remove --schedule.name and --schedule.decay-end"),
+        (["auto", "--time", "5m", "--schedule.decay-end", "500"], "remove --schedule.name and --schedule.decay-end"),
         (["demo", "--time", "5m"], "--time applies only to the recipe auto"),
     ],
 )
@@ -118,11 +118,11 @@ def test_mistakes_are_one_line(words: list[str], told: str, corpus: Path, capsys
 def test_a_run_ends_in_time_and_resumes_as_finished(corpus: Path, tmp_path: Path) -> None:
     begun = time.time()
     overrides = {"data.train": str(corpus), **SHORT}
-    run = hornbook.train("auto", overrides, output=tmp_path / "run", device="cpu", time="40s")
-    assert time.time() - begun < 44
+    run = hornbook.train("auto", overrides, output=tmp_path / "run", device="cpu", time="90s")
+    assert time.time() - begun < 99
     steps = json.loads((tmp_path / "run" / "choice.json").read_text())["options"]["training.steps"]
     assert run.summary["step"] > steps / 4 or run.summary["stopped_early"]
-    again = hornbook.train("auto", overrides, output=tmp_path / "run", device="cpu", time="40s")
+    again = hornbook.train("auto", overrides, output=tmp_path / "run", device="cpu", time="90s")
     assert again.summary["step"] == run.summary["step"]
     by_folder = hornbook.train(str(tmp_path / "run"), device="cpu")
     assert by_folder.summary["step"] == run.summary["step"]

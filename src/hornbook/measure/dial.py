@@ -136,8 +136,8 @@ def auto_recipe(
 def _refuse_fixed_end(recipe: Recipe) -> None:
     if not isinstance(recipe.schedule, WarmupStableDecayConfig) or recipe.schedule.decay_end is not None:
         raise UserError(
-            "`time` corrects the length of the run, which takes the schedule warmup_stable_decay without `decay_end`: "
-            "remove options of `schedule`"
+            "`time` corrects the length of the run, which takes the schedule warmup_stable_decay without an end of its "
+            "own: remove `schedule.name` and `schedule.decay_end`"
         )
 
 
