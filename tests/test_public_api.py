@@ -61,7 +61,7 @@ def test_the_first_step_is_made_with_few_modules(tmp_path: Path) -> None:
         "added = {name for name in at_first[0] - before if name.partition('.')[0] != 'hornbook'}\n"
         "of_torch = sorted(name for name in added if name.startswith('torch.'))\n"
         "assert 'torch._dynamo' not in at_first[0] and len(of_torch) <= 4, of_torch\n"
-        "assert len(added) <= 100, sorted(added)"
+        "assert len(added) <= 120, sorted(added)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=600, cwd=tmp_path)
 
