@@ -50,20 +50,20 @@ def test_the_page_lists_what_is_public() -> None:
     assert methods <= set(re.findall(r"`(?:model\.)?(\w+)", page))
 
 
-def test_a_run_does_not_import_the_compiler_before_it_compiles() -> None:
-    """It takes two seconds, in each process of a run; SymPy, of which the compiler makes use, half of one."""
+def test_the_first_step_is_made_with_few_modules(tmp_path: Path) -> None:
+    """The compiler takes two seconds, in each process of a run; SymPy, of which it makes use, half of one."""
     program = (
-        "import sys, torch, hornbook.run.launch\n"
-        "from hornbook.config import GPTConfig\n"
-        "from hornbook.model.language_model import build_gpt\n"
-        "sizes = dict(num_layers=1, hidden_size=8, num_heads=1, max_positions=8, vocab_size=16)\n"
-        "with torch.device('meta'):\n"
-        "    model = build_gpt(GPTConfig(**sizes), torch.float32)\n"
-        "model.allocate(torch.device('cpu'))\n"
-        "compiler = {'torch._dynamo', 'sympy'} & sys.modules.keys()\n"
-        "assert not compiler, compiler"
+        "import sys, torch, hornbook\n"
+        "before, at_first = set(sys.modules), []\n"
+        "sizes = {'model.num_layers': 1, 'model.hidden_size': 8, 'model.num_heads': 1, 'model.vocab_size': 16}\n"
+        "length = {'training.steps': 1, 'training.global_batch_size': 16, 'data.synthetic': True}\n"
+        "hornbook.train('demo', sizes | length, callbacks=[lambda event: at_first.append(set(sys.modules))])\n"
+        "added = {name for name in at_first[0] - before if name.partition('.')[0] != 'hornbook'}\n"
+        "of_torch = sorted(name for name in added if name.startswith('torch.'))\n"
+        "assert 'torch._dynamo' not in at_first[0] and len(of_torch) <= 4, of_torch\n"
+        "assert len(added) <= 120, sorted(added)"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=600, cwd=tmp_path)
 
 
 def test_importing_takes_nothing_heavy() -> None:

@@ -158,15 +158,24 @@ def test_a_syntax_error_names_line_and_column(recipe, trained, tmp_path, capsys)
     assert capsys.readouterr().err == "hornbook: error: bad.toml:2:14: not TOML: Invalid value\n"
 
 
-def test_wrong_paths_are_noticed_before_torch_is_imported(tmp_path):
+def test_mistakes_are_noticed_before_torch_is_imported(tmp_path):
     (tmp_path / "texts.txt").write_text("some text\n")
     code = (
-        "import sys; from hornbook.__main__ import main\n"
+        "import sys; from hornbook.__main__ import main; from hornbook.parallel import device_names as names\n"
         "found = [main(['train', 'demo', '--data', name]) for name in ('texts.txt', 'corpora/mine')]\n"
         "start = ['train', 'demo', '--data.synthetic', '--model.vocab-size', '64']\n"
         "found.append(main([*start, '--output', 'texts.txt/run']))\n"
         "found.append(main([*start, '--init-from', 'missing/runs/mine']))\n"
-        "assert 'torch' not in sys.modules and found == [2, 2, 2, 2], found"
+        "found.append(main([*start, '--processes', '3']))\n"
+        "found.append(main([*start, '--evaluation.tasks', 'lambda']))\n"
+        "huge = ['--model.num-layers', '9999', '--model.hidden-size', '16384']\n"
+        "found.append(main([*start, '--device', 'cpu', *huge]))\n"
+        "found.append(main(['evaluate', '.', '--tasks', 'bits_per_bit']))\n"
+        "found.append(main(['evaluate', '.', '--tasks', 'bits_per_byte', '--data', 'texts.txt']))\n"
+        "names._has_only_cpu = lambda version: True\n"
+        "for words in (start, ['evaluate', '.'], ['generate', '.']):\n"
+        "    found.append(main([*words, '--device', 'cuda']))\n"
+        "assert 'torch' not in sys.modules and found == [2] * 12, found"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -174,3 +183,9 @@ def test_wrong_paths_are_noticed_before_torch_is_imported(tmp_path):
     assert "mine: no such token store" in done.stderr
     assert "texts.txt is a file: choose another --output" in done.stderr
     assert "no run or checkpoint at missing/runs/mine" in done.stderr
+    assert "does not divide into micro-batches of 16 on 3 ranks: take a multiple of 3" in done.stderr
+    assert "there is no task 'lambda', the tasks are bits_per_byte, " in done.stderr
+    assert "parameters would fit, with smaller sizes in [model]; or keep the model in files" in done.stderr
+    assert 'did you mean "bits_per_byte"?' in done.stderr
+    assert done.stderr.count("texts.txt: not a token store") == 2
+    assert done.stderr.count("has no device 'cuda:0'; available: cpu; choose another --device") == 3

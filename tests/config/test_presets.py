@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 
 from hornbook.config import ParallelConfig, bundled_recipes, find_recipe, load_recipe
+from hornbook.config.ranks import refuse_misfit
 from hornbook.errors import RecipeError
-from hornbook.samples.batches import refuse_misfit
 
 SIZES = {
     "gpt2-small": (12, 768, 12, 1024, 124_439_808),

@@ -10,11 +10,11 @@ from tiny_runs import run_tiny, tiny_recipe
 from tiny_text import build_tiny
 
 from hornbook.errors import UserError
+from hornbook.run.early import bytes_of_training
 from hornbook.run.examine import Findings, choose_devices, examine
 from hornbook.run.initial_weights import InitFrom
 from hornbook.run.launch import train
 from hornbook.run.planning import plan_here
-from hornbook.run.preflight import bytes_of_training
 from hornbook.storage import lock_folder
 
 CPU = torch.device("cpu")

@@ -282,10 +282,11 @@ def start_processes(arguments: argparse.Namespace, recipe: "Recipe") -> None:
         return
     if launched.is_rank():
         raise UserError("--processes starts the ranks itself: remove it, or start hornbook without torchrun")
-    from hornbook.run.processes import run_ranks, without
-    from hornbook.samples.batches import refuse_misfit
+    from hornbook.config.ranks import refuse_misfit
 
     refuse_misfit(recipe, arguments.processes)
+    from hornbook.run.processes import run_ranks, without  # imports torch
+
     words = without(arguments.words, "--processes", "--max-restarts")
     restarts = arguments.max_restarts or 0
     raise SystemExit(run_ranks(words, arguments.processes, device=arguments.device, max_restarts=restarts))
@@ -297,8 +298,8 @@ def join_ranks(arguments: argparse.Namespace, recipe: "Recipe") -> "World":
     Raises UserError in that case.
     """
     from hornbook.config import recipe_to_dict
+    from hornbook.config.ranks import refuse_misfit
     from hornbook.parallel.world import World
-    from hornbook.samples.batches import refuse_misfit
 
     with launched.report_once():
         device = prepared_device(arguments)

@@ -6,10 +6,12 @@ hornbook evaluate runs/bert-mini --tasks masked_lm pseudo_perplexity         for
 """
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hornbook.cli.arguments import COMPUTE, add_device_arguments, natural_number, positive_integer, prepared_device
+from hornbook.cli.imports import collector_paused
 from hornbook.cli.table import print_columns, say
 
 if TYPE_CHECKING:
@@ -48,21 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Run the tasks, save the result in the run's folder, and print a table."""
-    from hornbook.checkpoint.load import require_source
-    from hornbook.config.options import split_entry
-    from hornbook.config.suggest import did_you_mean_path
-    from hornbook.errors import UserError
-
-    require_source(arguments.checkpoint)
     asked = [name for word in arguments.tasks or () for name in word.split(",") if name]
-    for name, path in map(split_entry, arguments.data):
-        if name in (None, *asked) and not Path(path).exists() and not Path(f"{path}.idx").exists():
-            raise UserError(f"{path}: no such file or folder{did_you_mean_path(Path(path))}")
-    from hornbook.evaluate import TaskInput, run_tasks
-    from hornbook.evaluate.tasks import assign_data, default_task, find_task
-    from hornbook.exchange.restore import load_model
-    from hornbook.track.evaluations import text_of
-    from hornbook.track.runs import run_of
+    _refuse_early(arguments, asked)
+    with collector_paused():
+        from hornbook.evaluate import TaskInput, run_tasks
+        from hornbook.evaluate.tasks import assign_data, default_task, find_task
+        from hornbook.exchange.restore import load_model
+        from hornbook.track.evaluations import text_of
+        from hornbook.track.runs import run_of
 
     for name in asked:
         find_task(name)
@@ -86,6 +81,32 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         for row in task["rows"]:
             _print_table(row.get("table"))
     return result
+
+
+def _refuse_early(arguments: argparse.Namespace, asked: "list[str]") -> None:
+    """Raise the errors that can be found before torch is imported: a wrong path, device or task."""
+    from hornbook.checkpoint.load import require_source
+    from hornbook.config.options import split_entry
+    from hornbook.config.suggest import did_you_mean_path
+    from hornbook.config.task_names import refuse_unknown_task
+    from hornbook.corpora.store import locate_store
+    from hornbook.errors import UserError
+    from hornbook.parallel.device_names import device_without_torch
+    from hornbook.track.run_state import document_of, newest_checkpoint
+
+    require_source(arguments.checkpoint)
+    device_without_torch(arguments.device)
+    if "torch" not in sys.modules:  # else a script may have registered tasks of its own
+        for task in asked:
+            refuse_unknown_task(task)
+    _, checkpoint = newest_checkpoint(Path(arguments.checkpoint)) or (0, Path(arguments.checkpoint))
+    objective = document_of(checkpoint, "recipe").get("objective")
+    is_default = not asked and isinstance(objective, dict) and objective.get("name") == "causal_lm"
+    for name, path in map(split_entry, arguments.data):
+        if name in (None, *asked) and not Path(path).exists() and not Path(f"{path}.idx").exists():
+            raise UserError(f"{path}: no such file or folder{did_you_mean_path(Path(path))}")
+        if ("bits_per_byte" in asked or is_default) and name in (None, "bits_per_byte"):
+            locate_store(Path(path), "validation")
 
 
 def _save(run: Path, tasks: "list[dict[str, object]]") -> None:

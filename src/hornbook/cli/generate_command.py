@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hornbook.cli.arguments import COMPUTE, add_declared, add_device_arguments, declared_values, prepared_device
+from hornbook.cli.imports import collector_paused
 from hornbook.config.generation import GenerationConfig
 from hornbook.config.options import describe
 
@@ -81,8 +82,10 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Generate the texts, print the timing, and return both."""
     from hornbook.checkpoint.load import require_source
     from hornbook.errors import UserError
+    from hornbook.parallel.device_names import device_without_torch
 
     require_source(arguments.checkpoint)
+    device_without_torch(arguments.device)
     is_conversation = not arguments.prompt and arguments.prompt_file is None and sys.stdin.isatty()
     if is_conversation and (arguments.json or arguments.json_lines):
         raise UserError("no prompt: add --prompt or --prompt-file, or pipe prompts to standard input")
@@ -161,7 +164,8 @@ def _prompts(arguments: argparse.Namespace) -> "list[Prompt]":
 
 
 def _load(arguments: argparse.Namespace) -> "LoadedModel":
-    from hornbook.exchange.restore import load_model
+    with collector_paused():
+        from hornbook.exchange.restore import load_model
 
     return load_model(arguments.checkpoint, prepared_device(arguments), compute=arguments.compute)
 

@@ -18,6 +18,7 @@ from hornbook.cli.arguments import (
     prepared_device,
     start_processes,
 )
+from hornbook.cli.imports import collector_paused
 from hornbook.parallel import launched
 from hornbook.parallel.launched import leave_cleanly, report_once
 from hornbook.parallel.launched import num_ranks as num_launched
@@ -78,6 +79,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, required: bool = True)
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Train, or print what would be trained."""
     from hornbook.config import recipe_to_dict, recipe_to_toml
+    from hornbook.run.early import refuse_early
 
     looking = arguments.print_recipe or arguments.dry_run
     with leave_cleanly():
@@ -86,6 +88,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
             if not looking:
                 _refuse_missing_data(resolved.recipe)
                 refuse_file(arguments.output or resolved.output)
+                refuse_early(resolved.recipe, arguments.device, arguments.processes or num_launched())
         if arguments.dry_run:
             sys.stderr.writelines(f"hornbook: {note}\n" for note in resolved.notes)
             from hornbook.cli.dry_run import dry_run
@@ -97,7 +100,8 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
             document = recipe_to_dict(resolved.recipe)
             return {"recipe": document, "sources": resolved.sources, "notes": list(resolved.notes)}
         start_processes(arguments, resolved.recipe)
-        from hornbook.run.launch import train
+        with collector_paused():
+            from hornbook.run.launch import train
 
         return train(
             resolved,

@@ -28,6 +28,7 @@ from hornbook.engine.spaces import Lane, Space
 from hornbook.engine.state import TrainState
 from hornbook.model import LanguageModel
 from hornbook.objective import Objective, weighted_loss
+from hornbook.ops.given_gradients import scalar_with_gradient
 from hornbook.samples.batches import Batch, to_device
 
 Result = TypeVar("Result")
@@ -114,14 +115,14 @@ class Phased:
         for number, batch, states in batches:
             gradient, x_BTD = states.pop(), states.pop().requires_grad_()
             y_BTD = self._block(layer, leaves, x_BTD, batch)
-            y_BTD.backward(gradient)  # type: ignore[no-untyped-call]
+            scalar_with_gradient(y_BTD, gradient).backward()  # type: ignore[no-untyped-call]
             self.rows.write(self.rows.gradients, number, _gradient(x_BTD))
             del gradient, x_BTD, y_BTD  # free the memory before the micro-batch after the next one is read
         self.home.keep(self._blocks[layer], leaves)
 
     def _return_embedding(self, leaves: Leaves, batches: Iterator[tuple[int, Batch, list[Tensor]]]) -> None:
         for _, batch, states in batches:
-            self._embedded(leaves, batch).backward(states.pop())  # type: ignore[no-untyped-call]
+            scalar_with_gradient(self._embedded(leaves, batch), states.pop()).backward()  # type: ignore[no-untyped-call]
         self.home.keep("embedding", leaves)
 
     @torch.no_grad()

@@ -19,6 +19,7 @@ import torch
 from hornbook.config import LabelledConfig
 from hornbook.config.options import definition_of, split_entry
 from hornbook.config.suggest import did_you_mean
+from hornbook.config.task_names import refuse_unknown_task
 from hornbook.errors import CheckpointError, UserError
 from hornbook.exchange.restore import LoadedModel
 from hornbook.model.language_model import Forward, evaluation_mode, forward_resident
@@ -252,9 +253,7 @@ def find_task(name: str) -> Task:
     Raises:
         UserError: there is no such task.
     """
-    if name not in TASKS:
-        known = task_names()
-        raise UserError(f"there is no task {name!r}, the tasks are {', '.join(known)}{did_you_mean(name, known)}")
+    refuse_unknown_task(name, task_names())
     return TASKS[name]
 
 

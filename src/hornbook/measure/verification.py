@@ -22,6 +22,7 @@ from torch.distributed.tensor import Replicate
 from hornbook import checkpoint
 from hornbook.config import ParallelConfig, Recipe
 from hornbook.config.parallel import PipelineSchedule, Sizes
+from hornbook.config.ranks import refuse_misfit
 from hornbook.engine.build_training import build_loader, build_samples, build_training
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, train_step
@@ -33,7 +34,7 @@ from hornbook.parallel.world import World
 from hornbook.run.launch import open_data, open_run
 from hornbook.run.loop import train_until_done
 from hornbook.run.run_folder import RunFolder
-from hornbook.samples.batches import Batch, refuse_misfit
+from hornbook.samples.batches import Batch
 from hornbook.samples.sources import Sources
 from hornbook.track.metrics import read
 

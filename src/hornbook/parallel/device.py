@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 
-from hornbook.errors import UserError
+from hornbook.parallel.device_names import choose_name
 from hornbook.storage.system import cpu_flags, usable_cores
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
@@ -31,16 +31,8 @@ def choose_device(name: str) -> torch.device:
     Raises UserError if the machine does not have it.
     """
     gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    present = [*gpus, *(["mps"] if torch.backends.mps.is_available() else []), "cpu"]  # fastest first
-    wanted = present[0].partition(":")[0] if name == "auto" else name
-    if wanted == "cuda":
-        wanted = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    if wanted not in present:
-        raise UserError(
-            f"this PyTorch ({torch.__version__}) has no device {wanted!r}; available: {', '.join(present)}; choose "
-            "another `device`"
-        )
-    return torch.device(wanted)
+    present = [*gpus, *(["mps"] if torch.backends.mps.is_available() else []), "cpu"]
+    return torch.device(choose_name(name, present, torch.__version__))
 
 
 def compute_dtype(choice: str, device: torch.device) -> torch.dtype:

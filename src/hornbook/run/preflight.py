@@ -23,9 +23,8 @@ from typing import Literal
 import torch
 
 from hornbook.config import CausalLMConfig, Recipe
-from hornbook.config.description import description_of
 from hornbook.config.optimizers import ScheduleConfig
-from hornbook.config.sections import DTYPE_BYTES
+from hornbook.config.ranks import refuse_misfit
 from hornbook.config.shapes import padded_rows
 from hornbook.engine.build_training import needs_files, num_steps
 from hornbook.engine.state import Progress, TrainState
@@ -33,13 +32,13 @@ from hornbook.errors import UserError
 from hornbook.optim.schedules import build_schedule, warmup_steps_of
 from hornbook.parallel.device import DTYPES, compute_dtype
 from hornbook.parallel.world import World
-from hornbook.samples.batches import Samples, refuse_misfit
+from hornbook.run.early import refuse_oversized
+from hornbook.samples.batches import Samples
 from hornbook.samples.sources import Sources
 from hornbook.storage.scratch import require_scratch
 from hornbook.storage.system import format_bytes, require_space
 from hornbook.track.environment import memory_bytes
 from hornbook.track.trackers.tracker import open_function
-from hornbook.track.units import short
 from hornbook.wording import counted
 
 _BYTES_OF_ID = 8
@@ -108,41 +107,18 @@ def checks_of_state(
 
 
 def refuse_large_model(recipe: Recipe, world: World) -> None:
-    """Raise UserError if the model, gradients and optimizer state exceed the memory of this rank's device.
+    """Raise UserError if a rank's part of the model and of its training exceeds the memory of its device.
 
     Args:
         recipe: the recipe; without a vocabulary, the token table does not count.
         world: the run's ranks: the device, and the ranks that shard the weights.
 
     Raises:
-        UserError: they exceed it.
+        UserError: see `hornbook.run.early.refuse_oversized`.
     """
     on_gpu = world.device.type == "cuda"
-    device = torch.cuda.get_device_properties(world.device).total_memory if on_gpu else memory_bytes()
-    needed = bytes_of_training(recipe) // (world.holders.size * world.pipeline.size)
-    if device is not None and needed > device:
-        fits = f"at most {short(0.9 * recipe.num_parameters() * device / needed)} parameters would fit"
-        can_be_phased = recipe.memory.execution != "phased" and description_of(recipe.model) is not None
-        phased = "; or keep the model in files or host memory by `memory.execution='phased'`" if can_be_phased else ""
-        remedy = f"{fits}, with smaller sizes in [model]{phased}"
-        raise UserError(
-            f"a model of {recipe.num_parameters():,} parameters takes {format_bytes(needed)} with its gradients and "
-            f"optimizer state, but {world.device.type} has {format_bytes(device)}: {remedy}"
-        )
-
-
-def bytes_of_training(recipe: Recipe) -> int:
-    """Return the bytes of weights, gradients and optimizer state on the device.
-
-    0 for a custom model that does not count its parameters. In phased execution, these are the largest tensor with its
-    gradient and the gradient of a micro-batch.
-    """
-    if recipe.memory.execution == "phased":
-        described = description_of(recipe.model)
-        largest = max((math.prod(shape) for _, shape in described.shapes()), default=0) if described else 0
-        return (recipe.precision.bytes_per_parameter + DTYPE_BYTES[recipe.precision.gradients]) * largest
-    states = 0 if recipe.memory.offload_optimizer else recipe.bytes_of_states()
-    return recipe.precision.bytes_per_parameter * recipe.num_parameters() + states
+    memory = torch.cuda.get_device_properties(world.device).total_memory if on_gpu else memory_bytes()
+    refuse_oversized(recipe, world.holders.size * world.pipeline.size, world.device.type, memory)
 
 
 def refuse_large_batch(recipe: Recipe, samples: Samples, world: World) -> None:

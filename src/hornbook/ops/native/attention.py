@@ -19,6 +19,7 @@ from torch import Tensor
 from hornbook.ops.attention import attention as torch_attention
 from hornbook.ops.attention import causal_attention
 from hornbook.ops.dropout import keep_mask
+from hornbook.ops.given_gradients import scalar_with_gradient
 from hornbook.ops.native.kernels import FORMS, form_of
 from hornbook.ops.native.library import SUFFIXES, Form, Kernel
 from hornbook.ops.operators import operator, shapes_of
@@ -299,7 +300,8 @@ def exact_attention(
             y_NHK = y_NHK.index_add(
                 0, torch.arange(first, first + length), torch.einsum("hij,jhk->ihk", weights_Htt, v[own])
             )
-        return y_NHK.detach(), *torch.autograd.grad(y_NHK, leaves, gradient_NHK.double(), materialize_grads=True)
+        end = scalar_with_gradient(y_NHK, gradient_NHK.double())
+        return y_NHK.detach(), *torch.autograd.grad(end, leaves, materialize_grads=True)
 
 
 def entering(x_NHK: Tensor, heads: Heads, gain_K: Tensor | None) -> Tensor:
@@ -337,7 +339,8 @@ def _trial(form: Form | None, dtype: torch.dtype, sequence_length: int, head_siz
                 leaf_N3HK = qkv_N3HK.detach().requires_grad_()
                 qkv_1HtK = leaf_N3HK.unsqueeze(0).permute(2, 0, 3, 1, 4)
                 y_1HtK = causal_attention(*qkv_1HtK) if is_causal else torch_attention(*qkv_1HtK)
-                torch.autograd.grad(y_1HtK.transpose(1, 2), leaf_N3HK, gradient_NHK.unsqueeze(0))
+                y_1tHK = y_1HtK.transpose(1, 2)
+                torch.autograd.grad(scalar_with_gradient(y_1tHK, gradient_NHK.unsqueeze(0)), leaf_N3HK)
         else:
             sequences = Sequences(torch.tensor([0]), torch.tensor([sequence_length]), is_causal)
             _, log_sums_HN = _forward(form, (qkv_N3HK,), sequences)

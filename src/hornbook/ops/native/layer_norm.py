@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hornbook.ops.given_gradients import scalar_with_gradient
 from hornbook.ops.mixed_layer_norm import mixed_layer_norm
 from hornbook.ops.native.library import SUFFIXES, Form, Kernel, rows
 from hornbook.ops.operators import operator, shapes_of
@@ -190,7 +191,8 @@ def _trial(form: Form | None, dtype: torch.dtype, hidden_size: int) -> None:
             y = functional.layer_norm(leaf, (hidden_size,), gain_D, shift_D, 1e-5)
         else:
             y = mixed_layer_norm(leaf, gain_D, shift_D, 1e-5)
-        torch.autograd.grad((y, leaf), (leaf, gain_D, shift_D), (gradient, gradient))
+        ends = [scalar_with_gradient(of, gradient) for of in (y, leaf)]
+        torch.autograd.grad(ends, (leaf, gain_D, shift_D))
 
 
 KERNELS = (

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from hornbook.ops.given_gradients import scalar_with_gradient
 from hornbook.ops.native import kernels
 from hornbook.ops.native.build import HALVES, TILES
 from hornbook.ops.native.library import SUFFIXES, Form, Kernel, rows
@@ -228,7 +229,7 @@ def _trial(form: Form | None, dtype: torch.dtype, tokens: int, hidden_size: int,
             leaves = [tensor.detach().requires_grad_() for tensor in (x, up, up_bias, down, down_bias)]
             cast = [leaf.to(dtype) for leaf in leaves]
             h = functional.gelu(functional.linear(*cast[:3]), approximate="tanh")
-            torch.autograd.grad(functional.linear(h, *cast[3:]), leaves, g)
+            torch.autograd.grad(scalar_with_gradient(functional.linear(h, *cast[3:]), g), leaves)
         return
     with kernels.weights_unchanged():
         panels = [panels_of(form, weight, dtype, for_gradient=back) for weight in (up, down) for back in (False, True)]
