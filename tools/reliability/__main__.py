@@ -17,6 +17,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "helpers"))
+
 import torch.distributed.fsdp
 import torch.distributed.pipelining
 import torch.distributed.tensor  # noqa: F401 - here, so that no forked trial has to import them
@@ -26,12 +28,14 @@ from deaths import DEATHS
 from inputs import INPUTS
 from planted import read_faults, try_faults
 from power_loss import POWER_LOSS
+from resources import RESOURCES
 from resumes import RESUMES
 from table import write_table
 from trials import Choice, Part, failures, read_outcomes, run_part
+from web import WEB
 
-PARTS: tuple[Part, ...] = (DEATHS, CRASH_POINTS, POWER_LOSS, DAMAGE, INPUTS, RESUMES)
 _ROOT = Path(__file__).resolve().parents[2]
+PARTS: tuple[Part, ...] = (DEATHS, CRASH_POINTS, POWER_LOSS, DAMAGE, INPUTS, RESUMES, RESOURCES, WEB)
 
 
 def main() -> int:

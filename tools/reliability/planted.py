@@ -50,7 +50,7 @@ def _verdict(fault: Fault) -> str:
     if fault.is_stale:
         return "stale"
     with tempfile.TemporaryDirectory(prefix="hornbook-planted-") as folder:
-        for name in ("src", "tools"):
+        for name in ("src", "tools", "tests/helpers"):
             shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
         file = Path(folder, "src/hornbook", fault.file)
         file.write_text(file.read_text(encoding="utf-8").replace(fault.old, fault.new), encoding="utf-8")
