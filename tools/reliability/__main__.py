@@ -57,13 +57,14 @@ def main() -> int:
     if given.trials is not None and given.trials < 1:
         parser.error("--trials must be at least 1")
     parts = [part for part in PARTS if not given.parts or part.name in given.parts]
-    if given.planted:
-        chosen = [fault for fault in read_faults() if not given.parts or fault.part in given.parts]
-        return min(1, try_faults(chosen))
     described = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     commit = subprocess.run(described, cwd=_ROOT, capture_output=True, text=True).stdout.strip() or "no commit"
     given.output.mkdir(parents=True, exist_ok=True)
-    if given.table:
+    missed = 0
+    if given.planted:
+        chosen = [fault for fault in read_faults() if not given.parts or fault.part in given.parts]
+        missed = try_faults(chosen, given.output, commit)
+    if given.table or given.planted:
         found = {part: read_outcomes(given.output / f"{part.name}.jsonl") for part in parts}
     else:
         choice = Choice(
@@ -75,7 +76,7 @@ def main() -> int:
         )
         found = {part: run_part(part, given.output, choice) for part in parts}
     print(write_table(found, given.output))
-    return 1 if any(failures(outcomes) for outcomes in found.values()) else 0
+    return 1 if missed or any(failures(outcomes) for outcomes in found.values()) else 0
 
 
 if __name__ == "__main__":
