@@ -31,11 +31,12 @@ from power_loss import POWER_LOSS
 from resources import RESOURCES
 from resumes import RESUMES
 from table import write_table
+from together import SOAK, TOGETHER
 from trials import Choice, Part, failures, read_outcomes, run_part
 from web import WEB
 
 _ROOT = Path(__file__).resolve().parents[2]
-PARTS: tuple[Part, ...] = (DEATHS, CRASH_POINTS, POWER_LOSS, DAMAGE, INPUTS, RESUMES, RESOURCES, WEB)
+PARTS: tuple[Part, ...] = (DEATHS, CRASH_POINTS, POWER_LOSS, DAMAGE, INPUTS, RESUMES, RESOURCES, TOGETHER, SOAK, WEB)
 
 
 def main() -> int:

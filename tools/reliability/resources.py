@@ -35,7 +35,7 @@ from hornbook.cli.main import main
 from hornbook.storage.faults import count_operations, inject
 
 _HALF = STEPS // 2
-_COMMANDS: dict[str, tuple[str, ...]] = {
+COMMANDS: dict[str, tuple[str, ...]] = {
     "train": ("train", "{disk}/run", "--device", "cpu", "--threads", "1"),
     "corpus build": ("corpus", "build", "{disk}/texts", "--tokenizer", "{disk}/tokenizer", "--output", "{disk}/new"),
     "tokenizer train": ("tokenizer", "train", "{disk}/texts", "--vocab-size", "300", "--output", "{disk}/new"),
@@ -49,7 +49,7 @@ _RUST_ABORTS = "memory allocation of "
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 
 
-def _prepare(shared: Path) -> None:
+def prepare(shared: Path) -> None:
     """Make a half-trained run, and what the commands need; run each to its end and note its result and operations."""
     before = shared / "before"
     texts = before / "texts"
@@ -64,24 +64,24 @@ def _prepare(shared: Path) -> None:
     _, problem = in_child(lambda: train_small_until("GPT fp32", before / "run", _HALF, *data), shared / "log")
     assert problem is None, problem
     expected: dict[str, object] = {}
-    for name in _COMMANDS:
+    for name in COMMANDS:
         disk = shared / name
         shutil.copytree(before, disk)
         (operations, said), problem = in_child(lambda name=name, disk=disk: _count(name, disk), shared / "log")  # type: ignore[misc]
         assert problem is None and not said, (name, problem, said)
-        expected[name] = {"operations": operations, "result": _result(name, disk)}
+        expected[name] = {"operations": operations, "result": result_of(name, disk)}
     (shared / "expected.json").write_text(json.dumps(expected))
 
 
 def _count(name: str, disk: Path) -> tuple[int, str]:
     with count_operations() as operations:
-        code, said, _ = _command(name, disk)
+        code, said, _ = run_command(name, disk)
     return len(operations), "" if code == 0 else said
 
 
-def _command(name: str, disk: Path) -> Answer:
+def run_command(name: str, disk: Path) -> Answer:
     """Run a command; return its exit code, the end of what it said, and the descriptors that it left open."""
-    words = [word.format(disk=disk) for word in _COMMANDS[name]]
+    words = [word.format(disk=disk) for word in COMMANDS[name]]
     before = _descriptors()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as errors:
         code = main(words)
@@ -111,32 +111,32 @@ def _soft_limit(which: int, value: int) -> Iterator[None]:
 def _little_memory(trial: Trial, name: str, disk: Path) -> Answer:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     with _soft_limit(resource.RLIMIT_AS, used + trial.draws.randrange(1 << 20, 160 << 20)):
-        return _command(name, disk)
+        return run_command(name, disk)
 
 
 def _few_descriptors(trial: Trial, name: str, disk: Path) -> Answer:
     used = max(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208
     with _soft_limit(resource.RLIMIT_NOFILE, used + trial.draws.randrange(1, 16)):
-        return _command(name, disk)
+        return run_command(name, disk)
 
 
 def _small_files(trial: Trial, name: str, disk: Path) -> Answer:
     """Limit the size of files, as some quotas do; Python ignores SIGXFSZ."""
     with _soft_limit(resource.RLIMIT_FSIZE, trial.draws.randrange(1, 1 << 18)):
-        return _command(name, disk)
+        return run_command(name, disk)
 
 
 def _failing_disk(trial: Trial, name: str, disk: Path) -> Answer:
     operations = json.loads((trial.shared / "expected.json").read_text())[name]["operations"]
     kind, is_lasting = trial.draws.choice(_ERRORS), trial.draws.random() < 0.5
     with inject("any", trial.draws.randint(1, operations), kind, lasting=is_lasting):
-        return _command(name, disk)
+        return run_command(name, disk)
 
 
 def _full_disk(trial: Trial, name: str, disk: Path) -> Answer:
     used = _used_bytes(disk)
     _mount(disk, f"remount,size={used + trial.draws.randrange(0, 1 << 19)}")
-    answer = _command(name, disk)
+    answer = run_command(name, disk)
     _mount(disk, f"remount,size={_LARGE}")
     return answer
 
@@ -148,7 +148,7 @@ def _used_bytes(disk: Path) -> int:
 
 def _read_only(trial: Trial, name: str, disk: Path) -> Answer:
     _mount(disk, "remount,ro")
-    answer = _command(name, disk)
+    answer = run_command(name, disk)
     _mount(disk, "remount,rw")
     return answer
 
@@ -183,8 +183,8 @@ def _enter_namespace() -> None:
 
 
 def _run(trial: Trial) -> str:
-    name = list(_COMMANDS)[trial.number % len(_COMMANDS)]
-    limited = list(LIMITS)[trial.number // len(_COMMANDS) % len(LIMITS)]
+    name = list(COMMANDS)[trial.number % len(COMMANDS)]
+    limited = list(LIMITS)[trial.number // len(COMMANDS) % len(LIMITS)]
     disk = trial.folder / "disk"
     disk.mkdir()
     if LIMITS[limited] in _ON_A_DISK:
@@ -197,25 +197,27 @@ def _run(trial: Trial) -> str:
     else:
         assert problem is None, f"{name}, {limited}: {problem}"
         code, said, left = answer
-        _assert_one_line(code, said)
+        assert_one_line(code, said)
         assert not left, f"left open: {left}"
     damaged: list[str] = []
     newest = checkpoint.newest_sound(disk / "run" / "checkpoints", damaged.append)
     assert newest and newest.name >= f"step-{_HALF:08d}" and not damaged, f"lost: the newest is {newest}; {damaged}"
     if code == 0 and name not in ("train", "evaluate", "corpus build"):
-        assert _result(name, disk) == _expected(trial, name), "it ended well with another result"
+        assert result_of(name, disk) == expected_of(trial, name), "it ended well with another result"
         return f"{limited}, {name}, harmless"
-    answer, problem = in_child(lambda: _command(name, disk), trial.log)
+    answer, problem = in_child(lambda: run_command(name, disk), trial.log)
     assert problem is None and answer[0] == 0, f"without the limit: {problem or answer}"
-    assert _result(name, disk) == _expected(trial, name), "without the limit, it ended with another result"
+    assert result_of(name, disk) == expected_of(trial, name), "without the limit, it ended with another result"
     return f"{limited}, {name}, exit code {code}"
 
 
-def _expected(trial: Trial, name: str) -> object:
+def expected_of(trial: Trial, name: str) -> object:
+    """Return what `result_of` a command is that nobody limited."""
     return json.loads((trial.shared / "expected.json").read_text())[name]["result"]
 
 
-def _assert_one_line(code: int, said: str) -> None:
+def assert_one_line(code: int, said: str) -> None:
+    """Raise AssertionError unless a command ended well, or failed in one line that its code expects."""
     errors = [line for line in said.splitlines() if line.startswith("hornbook: error: ")]
     assert "Traceback" not in said, said
     assert code in (0, 1, 2), f"exit code {code}: {said}"
@@ -223,7 +225,7 @@ def _assert_one_line(code: int, said: str) -> None:
     assert not any("--debug" in line for line in errors), f"an error that no code expects: {errors}"
 
 
-def _result(name: str, disk: Path) -> object:
+def result_of(name: str, disk: Path) -> object:
     """Return what a command is to leave behind, without what a clock decides."""
     if name == "train":
         return digest(disk / "run")
@@ -247,7 +249,7 @@ RESOURCES = Part(
     promise="a full, read-only or failing disk, little memory or few descriptors end a command in one line and lose "
     "nothing; repeated without the limit, it has the result of a command that nobody limited",
     run=_run,
-    prepare=_prepare,
+    prepare=prepare,
     trials=600,
     short=0,
 )
