@@ -45,8 +45,7 @@ def accidents(name: str) -> Iterator[tuple[str, Damage]]:
     others = [other for other in FILES if other != name]
     yield "overwritten by another", lambda path: shutil.copy(path.with_name(others[0]), path) and None
     yield "swapped with another", lambda path: swap(path, path.with_name(others[1]))
-    if name != "tokenizer.json":  # which is the same in both
-        yield "of an older checkpoint", lambda path: shutil.copy(older(path), path) and None
+    yield "of an older checkpoint", lambda path: shutil.copy(older(path), path) and None
 
 
 def zero_tail(path: Path) -> None:

@@ -1,3 +1,4 @@
+import errno
 import io
 import json
 import os
@@ -7,6 +8,7 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 from terminals import on_terminal
 
 from hornbook.__main__ import main
@@ -169,6 +171,25 @@ def test_unexpected_errors_are_one_line_too(command, capsys):
     command(fail_with(KeyError("lost")))
     assert main(["fake"]) == 1
     assert capsys.readouterr().err == "hornbook: error: KeyError: 'lost'; run again with --debug for the traceback\n"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        MemoryError("Unable to allocate 1.00 EiB"),
+        OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("can't start new thread"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    ],
+)
+def test_memory_that_is_used_up_is_named(command, error, capsys):
+    command(fail_with(error))
+    assert main(["fake"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("hornbook: error: out of memory") and line.endswith("a smaller model, batch or file")
+    assert str(error) in line
 
 
 @pytest.mark.parametrize("error", [KeyError("lost"), CheckpointError("damaged")])

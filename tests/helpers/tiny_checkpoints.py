@@ -9,7 +9,7 @@ from hornbook.errors import HornbookError
 
 
 def contents(step: int) -> Contents:
-    """Contents that differ from step to step in every file but the tokenizer."""
+    """Contents that differ from step to step in every file."""
     values = torch.arange(12, dtype=torch.float32).reshape(3, 4) + step
     return Contents(
         step=step,
@@ -18,7 +18,7 @@ def contents(step: int) -> Contents:
             "optimizer": {"weight.mean": -values, "weight.variance": values.square(), "count": torch.tensor(step)},
         },
         documents={"state": {"step": step, "samples": 8 * step, "best_loss": None}, "recipe": {"name": f"at {step}"}},
-        files={"tokenizer.json": b'{"model": "tiny"}'},
+        files={"tokenizer.json": f'{{"model": "of step {step}"}}'.encode()},
     )
 
 

@@ -1,9 +1,11 @@
 import http.client
 import json
 import re
+import select
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from html import escape
 from pathlib import Path
 from urllib.parse import quote
@@ -66,6 +68,16 @@ def test_two_addresses_answer_and_no_other(tmp_path: Path) -> None:
         assert request(server, f"/data?run={'x' * 20_000}")[0] == 404
         for method in ("POST", "PUT", "DELETE", "HEAD", "OPTIONS"):
             assert request(server, "/data", method=method)[0] == 501
+
+
+def test_many_clients_connect_at_once(tmp_path: Path) -> None:
+    """With a queue of 5, the kernel dropped the next ones, which tried again after seconds."""
+    with BoardServer(Board([tmp_path]), "127.0.0.1", 0) as server, ExitStack() as held:
+        for _ in range(64):  # nothing accepts them yet
+            connection = held.enter_context(socket.socket())
+            connection.setblocking(False)
+            connection.connect_ex(server.server_address[:2])
+            assert select.select([], [connection], [], 0.5)[1], "the connection was not taken at once"
 
 
 def test_names_of_other_sites_are_refused(tmp_path: Path) -> None:

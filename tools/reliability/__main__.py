@@ -17,6 +17,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "helpers"))
+
 import torch.distributed.fsdp
 import torch.distributed.pipelining
 import torch.distributed.tensor  # noqa: F401 - here, so that no forked trial has to import them
@@ -26,12 +28,15 @@ from deaths import DEATHS
 from inputs import INPUTS
 from planted import read_faults, try_faults
 from power_loss import POWER_LOSS
+from resources import RESOURCES
 from resumes import RESUMES
 from table import write_table
+from together import SOAK, TOGETHER
 from trials import Choice, Part, failures, read_outcomes, run_part
+from web import WEB
 
-PARTS: tuple[Part, ...] = (DEATHS, CRASH_POINTS, POWER_LOSS, DAMAGE, INPUTS, RESUMES)
 _ROOT = Path(__file__).resolve().parents[2]
+PARTS: tuple[Part, ...] = (DEATHS, CRASH_POINTS, POWER_LOSS, DAMAGE, INPUTS, RESUMES, RESOURCES, TOGETHER, SOAK, WEB)
 
 
 def main() -> int:
@@ -53,13 +58,14 @@ def main() -> int:
     if given.trials is not None and given.trials < 1:
         parser.error("--trials must be at least 1")
     parts = [part for part in PARTS if not given.parts or part.name in given.parts]
-    if given.planted:
-        chosen = [fault for fault in read_faults() if not given.parts or fault.part in given.parts]
-        return min(1, try_faults(chosen))
     described = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     commit = subprocess.run(described, cwd=_ROOT, capture_output=True, text=True).stdout.strip() or "no commit"
     given.output.mkdir(parents=True, exist_ok=True)
-    if given.table:
+    missed = 0
+    if given.planted:
+        chosen = [fault for fault in read_faults() if not given.parts or fault.part in given.parts]
+        missed = try_faults(chosen, given.output, commit)
+    if given.table or given.planted:
         found = {part: read_outcomes(given.output / f"{part.name}.jsonl") for part in parts}
     else:
         choice = Choice(
@@ -71,7 +77,7 @@ def main() -> int:
         )
         found = {part: run_part(part, given.output, choice) for part in parts}
     print(write_table(found, given.output))
-    return 1 if any(failures(outcomes) for outcomes in found.values()) else 0
+    return 1 if missed or any(failures(outcomes) for outcomes in found.values()) else 0
 
 
 if __name__ == "__main__":

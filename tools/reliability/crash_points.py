@@ -1,30 +1,36 @@
 """The death of the process between any two disk operations of each action, and in the middle of each write."""
 
 import json
-import os
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
+from random import Random
 
 from actions import ACTIONS
-from trials import Part, Trial, fork
+from crashes import crashes_in_child
+from trials import Part, Trial
 
-from hornbook.storage.faults import CRASH_STATUS, count_operations, inject
+from hornbook.storage.faults import count_operations
 
 
 def _prepare(shared: Path) -> None:
-    """List all crash points; they are the operations that each action performs when nothing goes wrong."""
+    """List all crash points, the actions in turn: the operations that each performs when nothing goes wrong."""
     points = []
     for name, action in ACTIONS.items():
+        of_action = []
         (shared / name).mkdir()
         action.begin(shared / name)
         with count_operations() as operations:
             action.act(shared / name)
         for number, operation in enumerate(operations, 1):
-            points.append((name, "any", number, "crash-before"))
+            of_action.append((name, "any", number, "crash-before"))
             if operation.name == "write":
                 writes = sum(other.name == "write" for other in operations[:number])
-                points.append((name, "write", writes, "crash-middle"))
-        points.append((name, "any", len(operations), "crash-after"))
-    (shared / "points.json").write_text(json.dumps(points))
+                of_action.append((name, "write", writes, "crash-middle"))
+        of_action.append((name, "any", len(operations), "crash-after"))
+        points.append(Random(name).sample(of_action, len(of_action)))
+    in_turn = [point for column in zip_longest(*points) for point in column if point]
+    (shared / "points.json").write_text(json.dumps(in_turn))
 
 
 def _count(shared: Path) -> int:
@@ -33,22 +39,14 @@ def _count(shared: Path) -> int:
 
 def _run(trial: Trial) -> str:
     points = json.loads((trial.shared / "points.json").read_text())
-    name, operation, number, kind = points[trial.number * _STRIDE % len(points)]
+    name, operation, number, kind = points[trial.number]
     action = ACTIONS[name]
     action.begin(trial.folder)
-    child = fork()
-    if child == 0:
-        with inject(operation, number, kind):
-            action.act(trial.folder)
-        os._exit(0)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert status == CRASH_STATUS, f"{name} ended with {status} at {operation}:{number}:{kind}"
+    died = crashes_in_child(partial(action.act, trial.folder), operation, number, kind)
+    assert died, f"{name} did not reach {operation}:{number}:{kind}"
     action.check(trial.folder)
     return str(name)
 
-
-_STRIDE = 7919
-"""A prime, so that the first trials are of all actions and all trials are of all points."""
 
 CRASH_POINTS = Part(
     name="crash-points",

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from actions import assert_whole, contents
+from actions import assert_whole
 from small_runs import STEPS, train_small
+from tiny_checkpoints import saved
 from trials import Part, Trial, in_child
 
 import hornbook
@@ -84,8 +85,7 @@ DAMAGES: dict[str, Damage] = {
 
 
 def _prepare(shared: Path) -> None:
-    for step in (5, 10):
-        save(shared / "checkpoints", contents(step))
+    saved(shared / "checkpoints", 5, 10)
     texts = shared / "texts"
     texts.mkdir()
     for number in range(40):
@@ -176,7 +176,11 @@ Forgery = Callable[[Forged, Random], None]
 def _forge_state(made: Forged, draws: Random) -> None:
     """Put something else in place of a number of the state that decides what a resumed run does."""
     name = draws.choice(("step", "num_updates", "samples", "tokens"))
-    impossible = [-1, 10**30, 2.5, "20", None, [20]] + [STEPS + 1] * (name in ("step", "num_updates"))
+    impossible = (
+        [-1, 10**30, 2.5, "20", None, [20]]
+        + [STEPS + 1] * (name in ("step", "num_updates"))
+        + [STEPS - 1] * (name == "step")
+    )
     made.state[name] = draws.choice(impossible)
 
 
@@ -189,7 +193,8 @@ def _forge_shape(made: Forged, draws: Random) -> None:
 def _forge_dtype(made: Forged, draws: Random) -> None:
     group, name = _tensor(made, draws)
     tensor = made.tensors[group][name]
-    made.tensors[group][name] = tensor.to(torch.int64 if tensor.dtype.is_floating_point else torch.float32)
+    others = {torch.float32, torch.bfloat16, torch.float16, torch.int64} - {tensor.dtype}
+    made.tensors[group][name] = tensor.to(draws.choice(sorted(others, key=str)))
 
 
 def _forge_names(made: Forged, draws: Random) -> None:

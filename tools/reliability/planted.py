@@ -1,15 +1,19 @@
 """Faults planted by hand, one at a time, in a copy of the tree: the suite must notice each."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+_VERDICTS = "planted.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,22 +39,32 @@ def read_faults() -> list[Fault]:
     return [Fault(**entry) for entry in content["fault"]]
 
 
-def try_faults(faults: list[Fault]) -> int:
-    """Print what became of each fault; return how many were not noticed."""
-    missed = 0
+def try_faults(faults: list[Fault], results: Path, commit: str) -> int:
+    """Try those without a row in the results at this commit, print all verdicts, and return how many were missed."""
+    known = {row["name"]: row for row in read_verdicts(results) if row["commit"] == commit}
     for fault in faults:
-        verdict = _verdict(fault)
-        missed += verdict != "caught"
-        print(f"{verdict:<8} {fault.part:<13} {fault.name}", flush=True)
-    print(f"{len(faults) - missed} of {len(faults)} planted faults caught")
-    return missed
+        if fault.name not in known:
+            start = time.monotonic()
+            row = {"name": fault.name, "part": fault.part, "verdict": _verdict(fault), "commit": commit}
+            known[fault.name] = row | {"seconds": round(time.monotonic() - start, 1)}
+            with (results / _VERDICTS).open("a", encoding="utf-8") as log:
+                log.write(json.dumps(known[fault.name]) + "\n")
+        print(f"{known[fault.name]['verdict']:<8} {fault.part:<13} {fault.name}", flush=True)
+    return sum(known[fault.name]["verdict"] != "caught" for fault in faults)
+
+
+def read_verdicts(results: Path) -> list[dict[str, Any]]:
+    """Return the last row of each fault in a folder of results."""
+    file = results / _VERDICTS
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+    return list({row["name"]: row for row in rows}.values())
 
 
 def _verdict(fault: Fault) -> str:
     if fault.is_stale:
         return "stale"
     with tempfile.TemporaryDirectory(prefix="hornbook-planted-") as folder:
-        for name in ("src", "tools"):
+        for name in ("src", "tools", "tests/helpers"):
             shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
         file = Path(folder, "src/hornbook", fault.file)
         file.write_text(file.read_text(encoding="utf-8").replace(fault.old, fault.new), encoding="utf-8")

@@ -1,15 +1,9 @@
 """Resumes: a run that stops after any step, one to three times in a row, ends in the same state, bit for bit."""
 
-import os
-import signal
 from pathlib import Path
 
-from small_runs import KINDS, STEPS, digest, train_small
+from small_runs import KINDS, STEPS, digest, train_small, train_small_until
 from trials import Part, Trial, in_child
-
-from hornbook.engine.step import StepResult
-from hornbook.errors import StoppedBySignal
-from hornbook.run.training_run import TrainingRun
 
 
 def _prepare(shared: Path) -> None:
@@ -25,7 +19,7 @@ def _run(trial: Trial) -> str:
     later = trial.draws.sample(range(first + 1, STEPS), min(trial.draws.randrange(3), STEPS - 1 - first))
     run = trial.folder / "run"
     for step in (first, *sorted(later)):
-        stopped, problem = in_child(lambda step=step: _train_until(kind, run, step), trial.log)  # type: ignore[misc]
+        stopped, problem = in_child(lambda step=step: train_small_until(kind, run, step), trial.log)  # type: ignore[misc]
         assert problem is None, f"after step {step}: {problem}"
         assert stopped, f"the signal after step {step} did not stop it"
     _, problem = in_child(lambda: train_small(kind, run), trial.log)
@@ -34,23 +28,6 @@ def _run(trial: Trial) -> str:
         f"it ended in another state, stopped after {first}, {later}"
     )
     return f"{kind}, {1 + len(later)} resumes"
-
-
-def _train_until(kind: str, run: Path, step: int) -> bool:
-    """Train with a SIGTERM after a step; return whether it stopped there with the step saved."""
-    record = TrainingRun.record
-
-    def record_and_signal(self: TrainingRun, result: StepResult) -> None:
-        record(self, result)
-        if self.state.progress.step == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    TrainingRun.record = record_and_signal  # type: ignore[method-assign]
-    try:
-        train_small(kind, run)
-    except StoppedBySignal as stopped:
-        return f"step {step} of {STEPS} is saved" in str(stopped)
-    return False
 
 
 RESUMES = Part(

@@ -1,43 +1,15 @@
 """Twelve kinds of training runs of a few seconds, and the state that they end in."""
 
-import hashlib
 from pathlib import Path
 
-import torch
+import pytest
+import tiny_runs
 
-from hornbook.checkpoint import folder_of
-from hornbook.config import load_recipe
-from hornbook.run.launch import train
+from hornbook.errors import StoppedBySignal
 
 STEPS = 20
 SAVED_EVERY = 5
-_RECIPE = f"""
-[model]
-num_layers = 2
-hidden_size = 32
-num_heads = 2
-vocab_size = 70
-max_positions = 16
-embedding_dropout = 0.1
-residual_dropout = 0.1
-[data]
-synthetic = true
-[training]
-steps = {STEPS}
-global_batch_size = 4
-micro_batch_size = 2
-[optimizer]
-learning_rate = 1e-2
-[schedule]
-warmup_steps = 3
-[precision]
-compute = "fp32"
-[checkpoint]
-every_steps = {SAVED_EVERY}
-keep_last = 2
-[tracking]
-log_every_steps = 1
-"""
+_LENGTH = (f"--training.steps={STEPS}", f"--checkpoint.every-steps={SAVED_EVERY}", "--checkpoint.keep-last=2")
 _SENTENCES = ("--model.max-positions=32", "--objective.mask-probability=0.3")
 _SPARSE = ("linears=blocks.*", "density=0.25", "block-size=8", "update=rigl", "update-interval=3", "prune-ratio=0.3")
 KINDS: dict[str, tuple[str, ...]] = {
@@ -60,21 +32,23 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 
 
-def train_small(kind: str, folder: Path) -> None:
-    """Start or resume a run of ``kind`` in ``folder``, on one thread."""
-    torch.set_num_threads(1)
-    recipe = folder.parent / "small.toml"
-    if not recipe.exists():
-        recipe.parent.mkdir(parents=True, exist_ok=True)
-        recipe.write_text(_RECIPE)
-    train(load_recipe(str(recipe), KINDS[kind]), output=folder, device="cpu", threads=1)
+def train_small(kind: str, folder: Path, *overrides: str) -> None:
+    """Start or resume a run of ``kind`` in ``folder``, which is called "run", on one thread."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    tiny_runs.run_tiny(folder.parent, *_LENGTH, *KINDS[kind], *overrides)
+
+
+def train_small_until(kind: str, folder: Path, step: int, *overrides: str) -> bool:
+    """Train with a SIGTERM after a step, in a process for it alone; return whether that step was saved."""
+    tiny_runs.stop_after(pytest.MonkeyPatch(), step)
+    try:
+        train_small(kind, folder, *overrides)
+    except StoppedBySignal as stopped:
+        return f"step {step} of {STEPS} is saved" in str(stopped)
+    return False
 
 
 def digest(run: Path) -> dict[str, str]:
     """Return the hashes of the last checkpoint's files without what a clock decides."""
-    folder = folder_of(run / "checkpoints", STEPS)
-    tensors = {file.name: file.read_bytes() for file in sorted(folder.glob("*.safetensors"))}
-    state = [line for line in (folder / "state.json").read_text().splitlines() if "seconds" not in line]
-    return {
-        name: hashlib.sha256(data).hexdigest() for name, data in {**tensors, "state": "\n".join(state).encode()}.items()
-    }
+    found: dict[str, str] = tiny_runs.digest(run.parent, STEPS)
+    return found

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from planted import read_verdicts
 from trials import Outcome, Part, failures
 
 from hornbook.storage.system import cpu_facts
@@ -37,11 +38,18 @@ def write_table(found: Mapping[Part, Sequence[Outcome]], folder: Path) -> str:
                 "commits": sorted({outcome.commit for outcome in outcomes}),
             }
         )
-    (folder / "table.json").write_text(json.dumps({"machine": machine, "parts": rows}, indent=1) + "\n")
+    planted = read_verdicts(folder)
+    caught = sum(row["verdict"] == "caught" for row in planted)
+    (folder / "table.json").write_text(
+        json.dumps({"machine": machine, "parts": rows, "planted": planted}, indent=1) + "\n"
+    )
     lines = ["| part | promise | kept | minutes |", "|---|---|---|---|"]
     lines += [
         f"| {row['part']} | {row['promise']} | {row['kept']} of {row['trials']} | {row['minutes']} |" for row in rows
     ]
+    if planted:
+        minutes = round(sum(row["seconds"] for row in planted) / 60, 1)
+        lines.append(f"| planted faults | caught by the part that must | {caught} of {len(planted)} | {minutes} |")
     commits = sorted({commit for outcomes in found.values() for commit in (each.commit for each in outcomes)})
     seeds = sorted({each.seed for outcomes in found.values() for each in outcomes})
     lines += [

@@ -54,6 +54,7 @@ class Part:
         short: how many its short form runs.
         run: runs a trial and returns its kind; an exception says that the promise was broken.
         prepare: makes what the trials share, in the given folder, in a process of its own.
+        longest: seconds after which a trial counts as hanging.
         count: number of trials if it depends on the program, such as that of its disk operations.
     """
 
@@ -64,6 +65,7 @@ class Part:
     trials: int | None = None
     prepare: Callable[[Path], None] = lambda folder: None
     count: Callable[[Path], int] = lambda folder: 0
+    longest: float = LONGEST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +173,7 @@ def _try(part: Part, number: int, shared: Path, work: Path, *, seed: int, commit
     draws = random.Random(f"{part.name}/{seed}/{number}")
     trial = Trial(number=number, seed=seed, shared=shared, folder=folder, draws=draws)
     start = time.monotonic()
-    kind, error = in_child(lambda: part.run(trial), trial.log)
+    kind, error = in_child(lambda: part.run(trial), trial.log, part.longest)
     if error is None:  # otherwise it is left to be looked at
         shutil.rmtree(folder)
         trial.log.unlink()

@@ -133,8 +133,19 @@ def _answer(words: Sequence[str], *, as_json: bool, debug: bool) -> int:
         if isinstance(error, OSError) and error.errno in _PATH_LOOKUP_ERRNOS and error.filename is not None:
             line = f"cannot read {error.filename}: {error.strerror}; check the path and its permissions"
             return _fail([line], PathError.exit_code, as_json)
+        if _is_out_of_memory(error):
+            asked = f" ({error})" if str(error) else ""
+            line = f"out of memory{asked}; close other programs, raise the limit, or use a smaller model, batch or file"
+            return _fail([line], HornbookError.exit_code, as_json)
         hint = "" if debug else "; run again with --debug for the traceback"
         return _fail([f"{type(error).__name__}: {error}{hint}"], HornbookError.exit_code, as_json)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Return whether Python, the system, or PyTorch on a CPU or GPU could not allocate memory, such as a stack."""
+    if isinstance(error, RuntimeError):
+        return any(said in str(error) for said in ("can't allocate memory", "out of memory", "can't start new thread"))
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
 
 
 def execute(words: Sequence[str]) -> dict[str, object]:

@@ -57,6 +57,7 @@ class BoardServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 128  # with 5, as by default, clients that connect at the same time wait for a second or more
 
     def __init__(self, board: Board, host: str, port: int, token: str = "") -> None:
         self.board, self.token = board, token
