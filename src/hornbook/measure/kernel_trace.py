@@ -107,8 +107,9 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         name = function.overloadpacket.__name__
+        read = {key: value for key, value in (kwargs or {}).items() if key != "out"}
         given, made = (
-            [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in ((args, kwargs), result)
+            [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in ((args, read), result)
         )
         on_device = [tensor for tensor in given + made if tensor.device.type == "cuda"]
         if on_device and name not in _VIEWS:
