@@ -127,9 +127,9 @@ def _launch(name: str, args: Any, given: list[Tensor], made: list[Tensor], on_de
         moved = 2 * sum(map(_bytes, made))
     is_list = "foreach" in name or name.startswith("_fused_")
     kernels = max(1, -(-int(sum(map(_bytes, given))) // _BYTES_OF_A_MULTI_KERNEL)) if is_list else 1
-    dtype = (made or given)[0].dtype
     flops = _flops(name, args, given, made)
-    return Launch(name=name, kernels=kernels, bytes=moved, flops=flops, dtype=str(dtype).removeprefix("torch."))
+    typical = given[-1] if name.endswith("mm") else (made or given)[0]  # a product has the rate of its factors
+    return Launch(name=name, kernels=kernels, bytes=moved, flops=flops, dtype=str(typical.dtype).removeprefix("torch."))
 
 
 def _bytes(tensor: Tensor) -> float:

@@ -72,6 +72,7 @@ class Layers:
         num_shards: number of ranks over which gradients are sharded.
         blocks: number of weights of block-sparse layers and of a sparse token table by name, which are not copied.
         cut: the dimension of a parameter that tensor parallelism splits, by its name; None if no rank splits any.
+        keeps_casts: whether a weight is cast once a step, and products write its gradient in fp32.
     """
 
     def __init__(
@@ -81,7 +82,10 @@ class Layers:
         num_shards: int = 1,
         blocks: Mapping[str, int] | None = None,
         cut: Callable[[str], int | None] | None = None,
+        *,
+        keeps_casts: bool = False,
     ) -> None:
+        self.keeps_casts = keeps_casts
         self._num_shards, self._blocks, self._cut = num_shards, blocks or {}, cut
         self.tape, self.compute, self.itemsize = tape, compute, compute.itemsize
         self.postponed: list[Postponed] | None = None
@@ -158,6 +162,11 @@ class Layers:
             self.tape.free(*frees)
             return
         self.scratch(result, num_rows * num_in)
+        if self.keeps_casts and not self.is_cut(f"{name}.weight"):
+            if not self.tape.holds(f"{name}/gradient"):
+                self.add_gradient(name, size + bias * num_out, FP32)
+            self.tape.free(*frees)
+            return
         self.scratch(f"{name}/new", size + bias * num_out)
         self.tape.free(*frees, f"{name}/cast")
         self.arrived(name, size + bias * num_out)
@@ -187,8 +196,15 @@ class Layers:
     def _weight(self, name: str, size: int) -> None:
         if self.is_native(name):
             self.panels(f"{name}/panels", size)
+        elif self.keeps_casts and not self.is_cut(f"{name}.weight"):
+            self.copy(name, size)
         elif self.compute.weights != self.compute.dtype:
             self.activation(f"{name}/cast", size)
+
+    def copy(self, name: str, size: int) -> None:
+        """Cast a weight, once a step."""
+        if not self.tape.holds(f"{name}/copy"):
+            self.scratch(f"{name}/copy", size)
 
     def panels(self, name: str, size: int) -> None:
         """Pack a weight, once: its memory is kept for later steps."""
