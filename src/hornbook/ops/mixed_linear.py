@@ -73,10 +73,12 @@ class _MixedLinear(torch.autograd.Function):
         return activation[1](u)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, *before = ctx.saved_tensors
-        of_x, of_weight, of_bias = None, None, None
+        of_x: Tensor | None = None
+        of_weight: Tensor | None = None
+        of_bias: Tensor | None = None
         if before:
             gradient, of_bias = triton_activation_gradient(gradient, *before, ctx.activation[0])
         elif ctx.bias_shape is not None:
@@ -89,4 +91,6 @@ class _MixedLinear(torch.autograd.Function):
             total = torch.empty_like(ctx.weight) if is_first else ctx.weight.grad
             write_product(total.view(ctx.copy.shape), of_u.t(), rows(x), adds=not is_first)
             of_weight = total if is_first else None
-        return of_x, of_weight, None if ctx.bias_shape is None else of_bias.view(ctx.bias_shape), None
+        if of_bias is not None:
+            of_bias = None if ctx.bias_shape is None else of_bias.view(ctx.bias_shape)
+        return of_x, of_weight, of_bias, None
