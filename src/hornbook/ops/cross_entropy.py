@@ -60,10 +60,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         native = _native_products(x_ND, weight_VD) if chunks == 1 else None
-        is_exact = x_ND.is_cuda and is_mixed(x_ND, weight_VD)
-        weight = copy_of(weight_VD, x_ND.dtype) if is_exact else weight_VD
-        if native is None and chunks == 1:
-            weight = weight.to(x_ND.dtype)
+        weight = _like(x_ND, weight_VD) if native is None and chunks == 1 else weight_VD
         for rows in _chunks_of(x_ND):
             x, targets, weights = x_ND[rows], targets_N[rows], None if weights_N is None else weights_N[rows]
             if chunks > 1:
@@ -93,10 +90,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 chunk.gradient.mul_(weights.unsqueeze(1))
             if native is None:
                 torch.mm(chunk.gradient, weight, out=x_gradient[rows])
-                if is_exact:
-                    write_product(weight_gradient, chunk.gradient.t(), x, adds=True)
-                else:
-                    weight_gradient += chunk.gradient.t() @ x
+                _add_product(weight_gradient, chunk.gradient, x)
             else:
                 native.input_gradient(chunk.gradient, x_gradient[rows])
                 native.add_weight_gradient(chunk.gradient, x, weight_gradient)
@@ -284,6 +278,20 @@ def _chunks_of(x_ND: Tensor) -> Iterator[slice]:
     size = HEAD_TOKENS_FUSED if x_ND.is_cuda and chosen("triton_cross_entropy", x_ND) else HEAD_TOKENS
     for start in range(0, len(x_ND), size):
         yield slice(start, start + size)
+
+
+def _like(x_ND: Tensor, weight_VD: Tensor) -> Tensor:
+    """Return the table in the dtype of ``x``, on a GPU the copy of the step."""
+    is_kept = x_ND.is_cuda and is_mixed(x_ND, weight_VD)
+    return copy_of(weight_VD, x_ND.dtype) if is_kept else weight_VD.to(x_ND.dtype)
+
+
+def _add_product(total_VD: Tensor, gradient_CV: Tensor, x_CD: Tensor) -> None:
+    """Add ``gᵀ x`` to the fp32 gradient of the table, on a GPU without rounding it to the dtype of ``x``."""
+    if x_CD.is_cuda and is_mixed(x_CD, total_VD):
+        write_product(total_VD, gradient_CV.t(), x_CD, adds=True)
+    else:
+        total_VD += gradient_CV.t() @ x_CD
 
 
 def _native_products(x_ND: Tensor, weight_VD: Tensor) -> Products | None:
