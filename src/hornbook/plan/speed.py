@@ -99,6 +99,7 @@ def speed_of(
         tokens=tokens.num,
         scored=tokens.num_scored,
         itemsize=compute.itemsize,
+        gathered=compute.gathered if recipe.memory.execution == "resident" else 4,
     )
     sent = max((bytes_sent(recipe, num_ranks, rank, load) for rank in memories), key=lambda each: sum(each.values()))
     worst = max(memories.values(), key=lambda memory: memory.weights + memory.moments)

@@ -22,7 +22,7 @@ from hornbook.plan.block_layers import own_tokens
 from hornbook.plan.blocks import Block, block_of
 from hornbook.plan.embedding import embed, embed_backward
 from hornbook.plan.head import Head
-from hornbook.plan.layers import FP32, SUMMED, TABLE, Compute, Layers, Postponed
+from hornbook.plan.layers import FP32, SUMMED, TABLE, Casts, Compute, Layers, Postponed
 from hornbook.plan.passes import Pass, passes_of
 from hornbook.plan.tape import Tape
 
@@ -56,13 +56,18 @@ class Step:
         shards = 1 if keeps_whole else part.sizes.shard
         cut = part.description.cut if part.sizes.tensor > 1 else None
         is_mixed = compute.device == "cuda" and compute.weights == compute.gradients == "fp32" != compute.dtype
+        casts: Casts = "layer"
+        if is_mixed and part.sizes.shard > 1:
+            casts = "never"
+        elif is_mixed and recipe.precision.kernels != "torch":
+            casts = "step"
         self.layers = Layers(
             tape,
             compute,
             num_shards=shards,
             blocks=_blocks_of(recipe),
             cut=cut,
-            keeps_casts=is_mixed and part.sizes.shard == 1 and recipe.precision.kernels != "torch",
+            casts=casts,
         )
         self.num_slices = part.sizes.tensor if recipe.parallel.sequence_parallel else 1
         self._own = replace(tokens, num=own_tokens(tokens, self.num_slices))
@@ -251,8 +256,7 @@ class Step:
     def kept_by_block(self, *, of_attention: bool = False) -> float:
         """Return the bytes that a block keeps for the backward pass, besides its input and result."""
         tape = Tape()
-        blocks, keeps_casts = _blocks_of(self.recipe), self.layers.keeps_casts
-        layers = Layers(tape, self.layers.compute, blocks=blocks, keeps_casts=keeps_casts)
+        layers = Layers(tape, self.layers.compute, blocks=_blocks_of(self.recipe), casts=self.layers.casts)
         layers.activation("x", 0)
         self._block(self.part.blocks[0]).forward(layers, "x", "y")
         names = _forgettable(tape, {"x", "y"})
@@ -278,7 +282,9 @@ class Step:
         """Hold the unsharded weights of a part of the model, as received and as used, if weights are sharded."""
         if self.part.sizes.shard > 1:
             self.tape.free("gathered weights")
-            self.tape.hold("workspace", "gathered weights", 2 * self._whole_bytes(names))
+            stored, compute = DTYPE_BYTES[self.recipe.precision.weights], self.layers.compute
+            share = 1.0 if names == ("embedding.",) else compute.gathered / stored
+            self.tape.hold("workspace", "gathered weights", 2 * share * self._whole_bytes(names))
 
     def _scatter(self, *names: str) -> None:
         """Hold a copy of unsharded gradients of a part of the model while they are summed, until the next part's."""
