@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 
 from hornbook.measure.fake_cuda import load_device
 
@@ -18,6 +19,7 @@ SMALL = {
 DROPOUTS = {"model.residual_dropout": 0.1, "model.attention_dropout": 0.1, "model.embedding_dropout": 0.1}
 CASES = {
     "gpt bf16": ("gpt2-small", {"precision.compute": "bf16"}),
+    "gpt bf16, 4 micro-batches": ("gpt2-small", {"precision.compute": "bf16", "training.micro_batch_size": 2}),
     "gpt fp16": ("gpt2-small", {"precision.compute": "fp16"}),
     "gpt fp32": ("gpt2-small", {"precision.compute": "fp32"}),
     "gpt without Triton": ("gpt2-small", {"precision.compute": "bf16", "precision.kernels": "torch", **DROPOUTS}),
@@ -50,6 +52,7 @@ def main() -> None:
             "kernels": kernels,
             "waits": trace.waits,
             "names": sorted({each.name for each in trace.launches}),
+            "casts": Counter(each.dtype for each in trace.launches if each.name == "_to_copy"),
         }
     sys.stdout.write(json.dumps(found))
 

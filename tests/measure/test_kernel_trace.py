@@ -44,3 +44,12 @@ def test_dropout_is_one_kernel(steps):
 
 def test_block_sparse_layers_take_triton(steps):
     assert "block_sparse_product" in steps["gpt sparse"]["names"]
+
+
+def test_weights_are_cast_once_a_step_and_their_gradients_never(steps):
+    few, many = (steps[title]["casts"] for title in ("gpt bf16", "gpt bf16, 4 micro-batches"))
+    # of each of two layers, four weights with a bias; the head's table; the embedding of each micro-batch
+    assert few["bfloat16"] == 2 * 4 * 2 + 1 + 2
+    assert many["bfloat16"] == few["bfloat16"] + 2
+    assert few["float32"] == 2 and many["float32"] == 4  # the embedding's gradient
+    assert steps["gpt without Triton"]["casts"]["float32"] > 2 * 2 * 4 * 2

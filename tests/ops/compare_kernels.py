@@ -8,7 +8,8 @@ from torch.nn import functional
 
 from hornbook.ops import cross_entropy, dropout, layers
 from hornbook.ops.dropout import keep_mask
-from hornbook.ops.native.kernels import FORMS
+from hornbook.ops.mixed_linear import mixed_linear
+from hornbook.ops.native.kernels import FORMS, copy_of, weights_unchanged
 from hornbook.ops.triton.operators import TRITON, norm_beside, triton_cross_entropy, triton_dropout
 
 RANDOM = torch.Generator().manual_seed(0)
@@ -76,6 +77,30 @@ def check_norm(dtype: torch.dtype, shape: tuple[int, ...], *, centered: bool, ha
             close(ours.grad, leaf.grad, dtype if ours is x else torch.float32)
 
 
+def check_linear(dtype: torch.dtype, shape: tuple[int, ...], activation: str | None, *, has_bias: bool) -> None:
+    """Two micro-batches of a step: the second one adds to the gradients of the first."""
+    weight = torch.nn.Parameter(normal(3, 5, shape[-1]) * shape[-1] ** -0.5)
+    bias = torch.nn.Parameter(normal(3, 5)) if has_bias else None
+    exact = [None if leaf is None else leaf.detach().to(dtype).double().requires_grad_() for leaf in (weight, bias)]
+    function = None if activation is None else (activation, layers.ACTIVATIONS[activation])
+    with weights_unchanged(keeps_copies=True):
+        for _ in range(2):
+            x, upstream = normal(*shape, dtype=dtype).requires_grad_(), normal(*shape[:-1], 15, dtype=dtype) / 8
+            y = mixed_linear(x, weight, bias, function)
+            y.backward(upstream)
+            right = x.detach().double().requires_grad_()
+            u = functional.linear(right, exact[0].flatten(0, 1), None if bias is None else exact[1].flatten())
+            h = u if activation is None else layers.ACTIVATIONS[activation](u)
+            h.backward(upstream.double())
+            close(y.detach(), h.detach(), dtype)
+            close(x.grad, right.grad, dtype)
+        assert copy_of(weight, dtype) is copy_of(weight, dtype)
+    for ours, leaf in zip((weight, bias), exact, strict=True):
+        if ours is not None:
+            assert ours.grad.dtype == torch.float32
+            close(ours.grad, leaf.grad, dtype if activation else torch.float32)
+
+
 def check_model() -> None:
     """A whole model: loss and gradients with these kernels are those of PyTorch's operators."""
     from tiny import random_batch, tiny_model
@@ -103,6 +128,10 @@ def main() -> None:
             check_dropout(dtype, shape, adds=adds)
         for options in product((False, True), repeat=3):
             check_norm(dtype, (2, 3, 37), **dict(zip(("centered", "has_gain", "has_bias"), options, strict=True)))
+    for dtype, activation in product((torch.bfloat16, torch.float16), (None, *layers.ACTIVATIONS)):
+        check_linear(dtype, (2, 5, 8), activation, has_bias=True)
+    check_linear(torch.bfloat16, (2200, 8), "gelu", has_bias=False)  # more rows than a step of all programs
+    check_linear(torch.bfloat16, (0, 8), "gelu", has_bias=True)
     check_norm(torch.float32, (270, 16), centered=True, has_gain=True, has_bias=True)  # more rows than programs
     check_model()
     sys.stdout.write(f"{COMPARED}\n")

@@ -64,10 +64,19 @@ def test_norms_compile(pointer, width):
         check(_norm_gradients, types, {**has, "adds": True, **fixed}, num_warps=warps)
 
 
+@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu", "silu", "relu", "relu_squared"])
+@pytest.mark.parametrize("pointer", POINTERS)
+def test_gradients_of_activations_compile(pointer, activation):
+    from hornbook.ops.triton.activation_gradient import _TILE, _activation_gradient
+
+    types = {**dict.fromkeys(("gradient", "before", "result"), pointer), "sums": "*fp32"}
+    check(_activation_gradient, types, {"activation": activation, **_TILE})
+
+
 def test_a_run_on_a_gpu_takes_them_and_says_so(monkeypatch):
     gpu, x = torch.device("cuda"), torch.empty(0)
     chosen = choose("auto", gpu, torch.bfloat16)
-    assert str(chosen) == "Triton: cross_entropy, dropout, layer_norm (CUDA)"
+    assert str(chosen) == "Triton: cross_entropy, dropout, layer_norm, linear (CUDA)"
     assert chosen.record == dict.fromkeys(operators.KERNELS, "triton")
     assert not choose("torch", gpu, torch.bfloat16).forms
     assert not choose("auto", gpu, torch.bfloat16, earlier={}).forms

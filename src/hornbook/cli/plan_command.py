@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--devices", metavar="N", help='number of ranks, one device each, or with their name, "8 x H100" (default: 1)'
     )
     parser.add_argument("--time", metavar="TIME", help="with the recipe auto: choose the model for a time, such as 12h")
-    parser.add_argument("--device", metavar="NAME", help="h100, h200, b200, a100, l4, 4090 or cpu (default: h100)")
+    parser.add_argument("--device", metavar="NAME", help="h100, a100, v100, l4, 4090, cpu, … (default: h100)")
     parser.add_argument(
         "--memory", metavar="SIZE", help="memory per device, such as 80GiB (default: that of the hardware)"
     )
@@ -281,13 +281,10 @@ def _check(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, object]
 
 
 def _print_time(check: "Check") -> None:
-    from hornbook.plan.speed import EFFICIENCY
-
     error = check.predicted_seconds / check.step_seconds - 1.0
     print(
         f"\nstep      {check.predicted_seconds:.3g} s predicted, {check.step_seconds:.3g} s measured: {error:+.0%}\n"
-        f"          by a product measured here; assumed share of its rate: {EFFICIENCY['cpu']:.0%} on a CPU, "
-        f"{EFFICIENCY['cuda']:.0%} on a GPU"
+        "          by a product measured here, and the device's usual share of its rate"
     )
 
 

@@ -60,6 +60,8 @@ class Load:
     """Tokens of a micro-batch for which logits are computed."""
     itemsize: int
     """Bytes per element of activations."""
+    gathered: int = 4
+    """Bytes per element of the weights of blocks and head when they are gathered."""
 
 
 def bytes_sent(recipe: Recipe, num_ranks: int, rank: int, load: Load) -> dict[str, float]:
@@ -93,6 +95,10 @@ class _Part(RankPart):
         if self.has_head and self.description.is_tied:
             parts.append(self.table)  # the head has a copy
         own = _FP32 * sum(shard_size(shape, sizes.shard) for shape in parts)
+        kept = sum(
+            shard_size(shape, sizes.shard) for name, shape in self.shapes.items() if name.startswith("embedding.")
+        )
+        received = load.gathered * (own / _FP32 - kept) + _FP32 * kept
         gathers, cuts, sums = 2 * load.num_micro_batches, load.num_micro_batches, 1
         if recipe.parallel.sum_gradients == "step":
             cuts = 1
@@ -100,7 +106,7 @@ class _Part(RankPart):
             schedule = recipe.parallel.pipeline_schedule
             gathers = cuts = sums = len(rounds_of(load.num_micro_batches, sizes.pipeline, schedule))
         return {
-            "all_gather": factor("all_gather", sizes.shard) * own * gathers,
+            "all_gather": factor("all_gather", sizes.shard) * received * gathers,
             "reduce_scatter": factor("reduce_scatter", sizes.shard) * own * cuts,
             "all_reduce": factor("all_reduce", sizes.replicate) * own * sums,
         }

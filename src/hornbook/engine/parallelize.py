@@ -77,13 +77,13 @@ def parallelize(
     pipeline = make_pipeline() if make_pipeline else None
     if world.is_sharded:
         assert world.mesh is not None
-        mesh = world.mesh["replicate", "shard"]
+        mesh, narrow = world.mesh["replicate", "shard"], gathered_dtype(model, world.device)
         if memory.execution == "phased":
             _shard_at_rest(model, mesh)
         elif pipeline is None:
-            _shard(model, mesh)
+            _shard(model, mesh, narrow)
         else:
-            _shard_parts(model, [[*stage.parts, stage] for stage in pipeline.stages], mesh, stays=True)
+            _shard_parts(model, [[*stage.parts, stage] for stage in pipeline.stages], mesh, narrow, stays=True)
             for stage in pipeline.stages:
                 stage.register_forward_pre_hook(_as_integer, prepend=True, with_kwargs=True)
     return pipeline
@@ -134,7 +134,15 @@ def _compile_blocks(model: LanguageModel) -> None:
         block.forward = torch.compile(block.forward)
 
 
-def _shard(model: LanguageModel, mesh: DeviceMesh) -> None:
+def gathered_dtype(model: LanguageModel, device: torch.device) -> torch.dtype | None:
+    """Return the dtype in which the weights of blocks and head are gathered; None for the dtype in which they are kept.
+
+    On a GPU it is that of the activations: half of the bytes, and no casts. Native operators for CPUs read fp32.
+    """
+    return model.compute_dtype if device.type == "cuda" and model.compute_dtype != torch.float32 else None
+
+
+def _shard(model: LanguageModel, mesh: DeviceMesh, narrow: torch.dtype | None) -> None:
     """Shard each part of the model with ``fully_shard``, which gathers weights and reduce-scatters gradients.
 
     Since each part owns its memory, a tied table is sharded twice: the head's shard is updated from the embedding's
@@ -143,12 +151,17 @@ def _shard(model: LanguageModel, mesh: DeviceMesh) -> None:
     model.head.hold_copy()
     model.register_forward_pre_hook(lambda model, _: model.tie())
     model.register_forward_pre_hook(_show_batch)
-    _shard_parts(model, [[model.embedding, *model.blocks, model.head, model]], mesh)
+    _shard_parts(model, [[model.embedding, *model.blocks, model.head, model]], mesh, narrow)
     model.register_forward_pre_hook(_hide_batch, prepend=True)
 
 
 def _shard_parts(
-    model: LanguageModel, groups: Sequence[Sequence[nn.Module]], mesh: DeviceMesh, *, stays: bool = False
+    model: LanguageModel,
+    groups: Sequence[Sequence[nn.Module]],
+    mesh: DeviceMesh,
+    narrow: torch.dtype | None,
+    *,
+    stays: bool = False,
 ) -> None:
     """Shard the modules of each group in order; the last one contains the others.
 
@@ -156,9 +169,10 @@ def _shard_parts(
         model: has the names of the parameters.
         groups: of modules.
         mesh: of replicas and shards.
+        narrow: see ``gathered_dtype``; the embedding sums its tables in fp32. Gradients are summed in fp32.
         stays: whether to keep gathered weights from the forward pass to the backward pass.
     """
-    from torch.distributed.fsdp import FSDPModule, fully_shard
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     placements = {
         id(parameter): _placement(name, parameter, mesh.size(1)) for name, parameter in model.named_parameters()
@@ -168,6 +182,11 @@ def _shard_parts(
             fully_shard(
                 part,
                 mesh=mesh,
+                mp_policy=MixedPrecisionPolicy(
+                    param_dtype=None if part is model.embedding else narrow,
+                    reduce_dtype=None if narrow is None else torch.float32,
+                    cast_forward_inputs=False,
+                ),
                 shard_placement_fn=lambda parameter: placements[id(parameter)],
                 reshard_after_forward=False if stays else None,
             )

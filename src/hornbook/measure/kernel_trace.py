@@ -107,8 +107,9 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         name = function.overloadpacket.__name__
+        read = {key: value for key, value in (kwargs or {}).items() if key != "out"}
         given, made = (
-            [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in ((args, kwargs), result)
+            [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in ((args, read), result)
         )
         on_device = [tensor for tensor in given + made if tensor.device.type == "cuda"]
         if on_device and name not in _VIEWS:
@@ -126,9 +127,9 @@ def _launch(name: str, args: Any, given: list[Tensor], made: list[Tensor], on_de
         moved = 2 * sum(map(_bytes, made))
     is_list = "foreach" in name or name.startswith("_fused_")
     kernels = max(1, -(-int(sum(map(_bytes, given))) // _BYTES_OF_A_MULTI_KERNEL)) if is_list else 1
-    dtype = (made or given)[0].dtype
     flops = _flops(name, args, given, made)
-    return Launch(name=name, kernels=kernels, bytes=moved, flops=flops, dtype=str(dtype).removeprefix("torch."))
+    typical = given[-1] if name.endswith("mm") else (made or given)[0]  # a product has the rate of its factors
+    return Launch(name=name, kernels=kernels, bytes=moved, flops=flops, dtype=str(typical.dtype).removeprefix("torch."))
 
 
 def _bytes(tensor: Tensor) -> float:

@@ -138,6 +138,7 @@ def _formula(
         tokens=max(tokens) if world.pipeline.size > 1 else statistics.mean(tokens),
         scored=statistics.mean(scored),
         itemsize=compute_dtype.itemsize,
+        gathered=compute_dtype.itemsize if world.device.type == "cuda" else 4,
     )
     return bytes_sent(recipe, world.size, world.rank, load)
 

@@ -175,8 +175,8 @@ class SelfAttention(nn.Module, ABC):
     def split(self, packed_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value, each ``[B, H, T, K]``, given the output of ``qkv``."""
         shape = (*packed_BTE.shape[:2], 3, self.num_heads, self.head_size)
-        q, k, v = packed_BTE.view(shape).permute(2, 0, 3, 1, 4)
-        return q, k, v
+        q, k, v = packed_BTE.view(shape).unbind(2)  # whose gradients are stacked in this layout, in one pass
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def native_form(self, packed_BTE: Tensor, context: Context) -> Form | None:
         """Return the form for ``attend_sequences``; None if PyTorch computes.

@@ -26,7 +26,8 @@ from torch.nn import functional
 
 from hornbook.config.shapes import HEAD_TOKENS, HEAD_TOKENS_FUSED
 from hornbook.ops.chunk_losses import Chunk, Columns, add_by_parts, losses_of, squares_of, summary_of
-from hornbook.ops.native.kernels import form_of
+from hornbook.ops.mixed_linear import is_mixed, write_product
+from hornbook.ops.native.kernels import copy_of, form_of
 from hornbook.ops.native.products import Products
 from hornbook.ops.tensor_parallel import enter
 from hornbook.ops.triton.operators import chosen
@@ -59,7 +60,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         native = _native_products(x_ND, weight_VD) if chunks == 1 else None
-        weight = weight_VD.to(x_ND.dtype) if native is None and chunks == 1 else weight_VD
+        weight = _like(x_ND, weight_VD) if native is None and chunks == 1 else weight_VD
         for rows in _chunks_of(x_ND):
             x, targets, weights = x_ND[rows], targets_N[rows], None if weights_N is None else weights_N[rows]
             if chunks > 1:
@@ -89,7 +90,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 chunk.gradient.mul_(weights.unsqueeze(1))
             if native is None:
                 torch.mm(chunk.gradient, weight, out=x_gradient[rows])
-                weight_gradient += chunk.gradient.t() @ x
+                _add_product(weight_gradient, chunk.gradient, x)
             else:
                 native.input_gradient(chunk.gradient, x_gradient[rows])
                 native.add_weight_gradient(chunk.gradient, x, weight_gradient)
@@ -104,8 +105,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scale, (x_gradient, weight_gradient, bias_gradient) = gradients[0], ctx.saved_tensors
-        # in fp32: in bf16, the scale of the trunk's gradients, but not the table's, could be 0.2 % off
-        scaled = (x_gradient.float() * scale).to(x_gradient.dtype)
+        # in fp32, as [1]: a bf16 scale could be 0.2 % off for the trunk's gradients, but not for the table's
+        scaled = torch.mul(x_gradient, scale.view(1), out=torch.empty_like(x_gradient))
         if ctx.cut is not None:
             scaled = ctx.cut.sum(scaled)  # over the ranks' columns
         # in place, since it is as large as the table, unless the pass is repeated, as in zero-bubble schedules
@@ -277,6 +278,20 @@ def _chunks_of(x_ND: Tensor) -> Iterator[slice]:
     size = HEAD_TOKENS_FUSED if x_ND.is_cuda and chosen("triton_cross_entropy", x_ND) else HEAD_TOKENS
     for start in range(0, len(x_ND), size):
         yield slice(start, start + size)
+
+
+def _like(x_ND: Tensor, weight_VD: Tensor) -> Tensor:
+    """Return the table in the dtype of ``x``, on a GPU the copy of the step."""
+    is_kept = x_ND.is_cuda and is_mixed(x_ND, weight_VD)
+    return copy_of(weight_VD, x_ND.dtype) if is_kept else weight_VD.to(x_ND.dtype)
+
+
+def _add_product(total_VD: Tensor, gradient_CV: Tensor, x_CD: Tensor) -> None:
+    """Add ``gᵀ x`` to the fp32 gradient of the table, on a GPU without rounding it to the dtype of ``x``."""
+    if x_CD.is_cuda and is_mixed(x_CD, total_VD):
+        write_product(total_VD, gradient_CV.t(), x_CD, adds=True)
+    else:
+        total_VD += gradient_CV.t() @ x_CD
 
 
 def _native_products(x_ND: Tensor, weight_VD: Tensor) -> Products | None:

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from hornbook.ops.dropout import dropout as hashed_dropout
 from hornbook.ops.mixed_layer_norm import mixed_layer_norm
+from hornbook.ops.mixed_linear import is_mixed, mixed_linear
 from hornbook.ops.native import dropout as native_dropout
 from hornbook.ops.native import layer_norm as native_norm
 from hornbook.ops.native.kernels import form_of
@@ -54,6 +55,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return y
     if is_cut(weight):
         return cut_linear(x, weight, bias)
+    if x.is_cuda and is_mixed(x, weight):
+        return mixed_linear(x, weight, bias)
     if weight.dim() > 2:
         weight, bias = weight.flatten(0, 1), None if bias is None else bias.flatten()
     return functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
@@ -61,6 +64,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def activated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     """Return ``f(x Wᵀ + b)`` with f from ``ACTIVATIONS``; other arguments as for ``linear``."""
+    if x.is_cuda and not is_cut(weight) and is_mixed(x, weight):
+        return mixed_linear(x, weight, bias, (activation, ACTIVATIONS[activation]))
     if (form := _native_form(x, weight)) is None:
         return ACTIVATIONS[activation](linear(x, weight, bias))
     h: Tensor = linear_activation(x, weight, bias, activation, form.isa)[0]

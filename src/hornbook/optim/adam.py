@@ -64,7 +64,7 @@ def adamw(
             means,
             squares,
             [],
-            [torch.full((), float(t - 1), device=weight.device) for weight in weights],
+            [*torch.full((len(weights),), float(t - 1), device=weights[0].device)],
             fused=True,
             amsgrad=False,
             beta1=config.beta1,

@@ -185,7 +185,9 @@ class Head:
             is_made = is_cut or layers.table_weights is not None
             tape.free(*packed * is_made)  # what is no parameter is packed anew for each micro-batch
             return
-        if layers.compute.weights != layers.compute.dtype:
+        if layers.casts == "step" and not is_cut:
+            layers.copy("head.table", rows * size)
+        elif layers.compute.weights != layers.compute.dtype and layers.casts != "never":
             layers.scratch("head.table/cast", rows * size)
         tape.use(softmax, "logits")
         products = item + (FP32 if item < FP32 else 0)

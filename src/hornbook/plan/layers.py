@@ -50,6 +50,14 @@ class Compute:
         """Bytes per element of activations."""
         return DTYPE_BYTES[self.dtype]
 
+    @property
+    def gathered(self) -> int:
+        """Bytes per element of gathered weights of blocks and head; the embedding's are as stored."""
+        return DTYPE_BYTES[self.dtype if self.device == "cuda" else self.weights]
+
+
+Casts = Literal["layer", "step", "never"]
+
 
 class Postponed(NamedTuple):
     """The gradient of a parameter that is computed after those of the inputs."""
@@ -72,6 +80,8 @@ class Layers:
         num_shards: number of ranks over which gradients are sharded.
         blocks: number of weights of block-sparse layers and of a sparse token table by name, which are not copied.
         cut: the dimension of a parameter that tensor parallelism splits, by its name; None if no rank splits any.
+        casts: when a weight is cast to the dtype of activations: whenever its layer computes; once a step, where
+            products also write its gradient in fp32; or never, since it is gathered in that dtype.
     """
 
     def __init__(
@@ -81,7 +91,10 @@ class Layers:
         num_shards: int = 1,
         blocks: Mapping[str, int] | None = None,
         cut: Callable[[str], int | None] | None = None,
+        *,
+        casts: Casts = "layer",
     ) -> None:
+        self.casts = casts
         self._num_shards, self._blocks, self._cut = num_shards, blocks or {}, cut
         self.tape, self.compute, self.itemsize = tape, compute, compute.itemsize
         self.postponed: list[Postponed] | None = None
@@ -158,6 +171,11 @@ class Layers:
             self.tape.free(*frees)
             return
         self.scratch(result, num_rows * num_in)
+        if self.casts == "step" and not self.is_cut(f"{name}.weight"):
+            if not self.tape.holds(f"{name}/gradient"):
+                self.add_gradient(name, size + bias * num_out, FP32)
+            self.tape.free(*frees)
+            return
         self.scratch(f"{name}/new", size + bias * num_out)
         self.tape.free(*frees, f"{name}/cast")
         self.arrived(name, size + bias * num_out)
@@ -187,8 +205,15 @@ class Layers:
     def _weight(self, name: str, size: int) -> None:
         if self.is_native(name):
             self.panels(f"{name}/panels", size)
-        elif self.compute.weights != self.compute.dtype:
+        elif self.casts == "step" and not self.is_cut(f"{name}.weight"):
+            self.copy(name, size)
+        elif self.compute.weights != self.compute.dtype and self.casts != "never":
             self.activation(f"{name}/cast", size)
+
+    def copy(self, name: str, size: int) -> None:
+        """Cast a weight, once a step."""
+        if not self.tape.holds(f"{name}/copy"):
+            self.scratch(f"{name}/copy", size)
 
     def panels(self, name: str, size: int) -> None:
         """Pack a weight, once: its memory is kept for later steps."""

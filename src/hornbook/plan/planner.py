@@ -17,7 +17,7 @@ from hornbook.errors import UserError
 from hornbook.plan.devices import Device
 from hornbook.plan.layers import ALL_NATIVE, Compute
 from hornbook.plan.memory import Memory, full_tokens, memory_of
-from hornbook.plan.speed import EFFICIENCY, Speed, speed_of
+from hornbook.plan.speed import Speed, speed_of
 
 PHASED: Final = {
     "execution": "phased",
@@ -42,7 +42,7 @@ class Machine:
     memory: float | None = None
     """Bytes per device; None: the memory of the device."""
     efficiency: float | None = None
-    """Share of the peak rate that a device reaches; None: the default of its kind."""
+    """Share of the peak rate that a device reaches; None: that of the device for the model's width."""
     price: float | None = None
     """US dollars per hour and device; None: the default of the device."""
     compute: Compute | None = None
@@ -54,6 +54,16 @@ class Machine:
     def hourly_price(self) -> float:
         """US dollars per hour and device."""
         return self.device.price.dollars if self.price is None else self.price
+
+    def shares(self, recipe: Recipe) -> tuple[float, ...]:
+        """Return the share of the peak that products of a run reach and, unless it is given, the ends of its interval.
+
+        Tensor-parallel ranks compute parts of the products, but all of the norms, so their models count as narrower.
+        """
+        if self.efficiency is not None:
+            return (self.efficiency,)
+        width = recipe.model.hidden_size // recipe.parallel.sizes(self.num_ranks).tensor
+        return (self.device.efficiency.at(width), *self.device.efficiency.interval(width))
 
     @property
     def limit(self) -> float:
@@ -71,6 +81,8 @@ class Plan:
     stages: Mapping[int, Memory]
     """Memory of the first rank of each pipeline stage; the other ranks of the stage need the same."""
     speed: Speed
+    interval: tuple[float, ...]
+    """Tokens per second at the ends of the device's interval of shares; empty if the share is given."""
     largest_micro_batch: int | None
     """The largest one that fits and divides the rank's share of a global batch; None: not even one sequence fits."""
     advice: str | None
@@ -114,15 +126,18 @@ def make_plan(recipe: Recipe, machine: Machine, *, advises: bool = True) -> Plan
     refuse_unplannable(recipe, machine.num_ranks)
     compute = compute_of(recipe, machine)
     stages = _stages(recipe, machine, compute)
-    efficiency = machine.efficiency or EFFICIENCY[machine.device.kind]
-    tokens = full_tokens(recipe)
-    speed = speed_of(recipe, machine.num_ranks, machine.device, compute, tokens, stages, efficiency)
+    shares = machine.shares(recipe)
+    speeds = [
+        speed_of(recipe, machine.num_ranks, machine.device, compute, full_tokens(recipe), stages, share)
+        for share in shares
+    ]
     plan = Plan(
         recipe=recipe,
         machine=machine,
         compute=compute,
         stages=stages,
-        speed=speed,
+        speed=speeds[0],
+        interval=tuple(speed.tokens_per_second for speed in speeds[1:]),
         largest_micro_batch=largest_micro_batch(recipe, machine) if advises else None,
         advice=None,
     )

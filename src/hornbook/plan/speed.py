@@ -8,8 +8,8 @@
     update          bytes of weights, gradients and moments / bandwidth of the memory
     offload         bytes / link to the host; for phased execution, time not hidden by products and update
 
-The efficiency is the share of the peak rate that a device reaches in a step and accounts for everything else. It is an
-assumption; `hornbook bench step` measures.
+The efficiency is the share of the peak rate that a device reaches in a step and accounts for everything else. By
+default, it is that of published runs (`hornbook.plan.devices.Efficiency`); `hornbook bench step` measures.
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,6 @@ from hornbook.plan.layers import Compute
 from hornbook.plan.memory import Memory
 from hornbook.plan.phased import Moved
 
-EFFICIENCY: Final = {"cuda": 0.45, "cpu": 0.7}
-"""Default efficiency by kind of device."""
 _BACKWARD: Final = 2 / 3
 """Share of a step with which sums of gradients can overlap."""
 _PASSES_OF_UPDATE: Final = 2.5
@@ -101,6 +99,7 @@ def speed_of(
         tokens=tokens.num,
         scored=tokens.num_scored,
         itemsize=compute.itemsize,
+        gathered=compute.gathered if recipe.memory.execution == "resident" else 4,
     )
     sent = max((bytes_sent(recipe, num_ranks, rank, load) for rank in memories), key=lambda each: sum(each.values()))
     worst = max(memories.values(), key=lambda memory: memory.weights + memory.moments)

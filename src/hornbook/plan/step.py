@@ -22,7 +22,7 @@ from hornbook.plan.block_layers import own_tokens
 from hornbook.plan.blocks import Block, block_of
 from hornbook.plan.embedding import embed, embed_backward
 from hornbook.plan.head import Head
-from hornbook.plan.layers import FP32, SUMMED, TABLE, Compute, Layers, Postponed
+from hornbook.plan.layers import FP32, SUMMED, TABLE, Casts, Compute, Layers, Postponed
 from hornbook.plan.passes import Pass, passes_of
 from hornbook.plan.tape import Tape
 
@@ -30,7 +30,7 @@ _MIB: Final = 1 << 20
 _ALL_TOKENS: Final = "head/all tokens"
 _SENT: Final = " sent"
 """Suffix of the names of tensors that were sent to another stage."""
-_STAY: Final = ("/gradient", "/panels", "/panels of the gradient", "gathered weights", "wires", _SENT)
+_STAY: Final = ("/gradient", "/copy", "/panels", "/panels of the gradient", "gathered weights", "wires", _SENT)
 """Suffixes of the names of tensors that remain after a forward pass without activations."""
 _ROUNDING: Final = 3 * 4
 """Temporary bytes per element for stochastic rounding: random words and intermediate results."""
@@ -55,7 +55,20 @@ class Step:
         keeps_whole = recipe.parallel.sum_gradients == "step"
         shards = 1 if keeps_whole else part.sizes.shard
         cut = part.description.cut if part.sizes.tensor > 1 else None
-        self.layers = Layers(tape, compute, num_shards=shards, blocks=_blocks_of(recipe), cut=cut)
+        is_mixed = compute.device == "cuda" and compute.weights == compute.gradients == "fp32" != compute.dtype
+        casts: Casts = "layer"
+        if is_mixed and part.sizes.shard > 1:
+            casts = "never"
+        elif is_mixed and recipe.precision.kernels != "torch":
+            casts = "step"
+        self.layers = Layers(
+            tape,
+            compute,
+            num_shards=shards,
+            blocks=_blocks_of(recipe),
+            cut=cut,
+            casts=casts,
+        )
         self.num_slices = part.sizes.tensor if recipe.parallel.sequence_parallel else 1
         self._own = replace(tokens, num=own_tokens(tokens, self.num_slices))
         self.num_micro_batches = num_micro_batches
@@ -80,7 +93,7 @@ class Step:
             self.tape.free(*(name for name in self.tape.names() if name.endswith("/gradient")))
             for each in passes:
                 self._write_pass(each)
-            self.tape.free(*(name for name in self.tape.names() if name.endswith(_SENT)))
+            self.tape.free(*(name for name in self.tape.names() if name.endswith((_SENT, "/copy"))))
         self.update()
 
     def _passes(self) -> list[Pass]:
@@ -243,7 +256,7 @@ class Step:
     def kept_by_block(self, *, of_attention: bool = False) -> float:
         """Return the bytes that a block keeps for the backward pass, besides its input and result."""
         tape = Tape()
-        layers = Layers(tape, self.layers.compute, blocks=_blocks_of(self.recipe))
+        layers = Layers(tape, self.layers.compute, blocks=_blocks_of(self.recipe), casts=self.layers.casts)
         layers.activation("x", 0)
         self._block(self.part.blocks[0]).forward(layers, "x", "y")
         names = _forgettable(tape, {"x", "y"})
@@ -269,7 +282,9 @@ class Step:
         """Hold the unsharded weights of a part of the model, as received and as used, if weights are sharded."""
         if self.part.sizes.shard > 1:
             self.tape.free("gathered weights")
-            self.tape.hold("workspace", "gathered weights", 2 * self._whole_bytes(names))
+            stored, compute = DTYPE_BYTES[self.recipe.precision.weights], self.layers.compute
+            share = 1.0 if names == ("embedding.",) else compute.gathered / stored
+            self.tape.hold("workspace", "gathered weights", 2 * share * self._whole_bytes(names))
 
     def _scatter(self, *names: str) -> None:
         """Hold a copy of unsharded gradients of a part of the model while they are summed, until the next part's."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from hornbook.ops.native.library import SUFFIXES, Form
@@ -46,6 +47,8 @@ NOT_CHOSEN = Kernels(why="nothing else was asked for")
 _in_use = NOT_CHOSEN
 _periods = itertools.count(1)
 _period: int | None = None
+_copies: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] | None = None
+"""Of the current period: a weight and its copy, by identity and dtype; None if copies are not kept."""
 _adds_gradients = True
 
 
@@ -74,18 +77,20 @@ def in_use() -> Kernels:
 
 
 @contextmanager
-def weights_unchanged() -> Iterator[None]:
+def weights_unchanged(*, keeps_copies: bool = False) -> Iterator[None]:
     """Declare that weights do not change in the ``with`` block, so that each is packed once.
+
+    With ``keeps_copies``, `copy_of` makes one copy of each; ranks that hold shards have no memory for all copies.
 
     A weight's version counter is not sufficient: PyTorch's fused optimizers do not increment it, nor does FSDP when it
     gathers a weight again.
     """
-    global _period
-    before, _period = _period, next(_periods)
+    global _period, _copies
+    before, _period, _copies = (_period, _copies), next(_periods), {} if keeps_copies else None
     try:
         yield
     finally:
-        _period = before
+        _period, _copies = before
 
 
 @contextmanager
@@ -111,6 +116,16 @@ def adds_gradients() -> bool:
 def period() -> int | None:
     """Return the number of the current ``weights_unchanged`` block; None outside of one."""
     return _period
+
+
+def copy_of(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``weight`` in a dtype, without a gradient; a parameter once, if ``weights_unchanged`` keeps copies."""
+    if _copies is None or weight.dtype == dtype or not isinstance(weight, torch.nn.Parameter):
+        return weight.detach().to(dtype)
+    key = (id(weight), dtype)
+    if key not in _copies:
+        _copies[key] = (weight, weight.detach().to(dtype))
+    return _copies[key][1]
 
 
 def form_of(operator: str, x: Tensor) -> Form | None:

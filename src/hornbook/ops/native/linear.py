@@ -197,14 +197,14 @@ def _of_parameters(
     """Return the gradients of weight and bias, or add them to ``.grad`` and return None."""
     if not any(ctx.needs_input_grad[1:3]):
         return None, None
-    if ctx.adds_gradients and _has_plain_gradient(weight) and (bias is None or _has_plain_gradient(bias)):
+    if ctx.adds_gradients and has_plain_gradient(weight) and (bias is None or has_plain_gradient(bias)):
         linear_add_weight_gradient(gradient, x, weight.grad, None if bias is None else bias.grad, ctx.isa)
         return None, None
     of_weight, of_bias = linear_weight_gradient(gradient, x, bias is not None, ctx.isa)
     return of_weight.view(weight.shape), None if bias is None else of_bias.view(bias.shape)
 
 
-def _has_plain_gradient(parameter: Tensor) -> bool:
+def has_plain_gradient(parameter: Tensor) -> bool:
     """Return whether a gradient can be added to ``.grad``: from an executor's second pass on, and without hooks."""
     if not isinstance(parameter, torch.nn.Parameter) or not parameter.requires_grad:
         return False

@@ -14,7 +14,7 @@ from hornbook.ops.operators import operator, shapes_of
 
 TRITON = "triton"
 """The form of these kernels."""
-KERNELS = ("triton_cross_entropy", "triton_dropout", "triton_layer_norm")
+KERNELS = ("triton_cross_entropy", "triton_dropout", "triton_layer_norm", "triton_linear")
 MOST_COLUMNS = 16384
 """Of a norm: a program holds a row in registers."""
 
@@ -152,3 +152,25 @@ class _Norm(torch.autograd.Function):
             None if ctx.bias_dtype is None else of_bias.to(ctx.bias_dtype),
         )
         return of_x, *of_affine, None, None
+
+
+@operator(device="any")
+def triton_activation_gradient(gradient: Tensor, before: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """Return the gradient of ``u``, given that of ``f(u)``, and its sums over the rows.
+
+    Args:
+        gradient: of ``f(u)``, ``[..., C]``.
+        before: ``u``, of the same shape and dtype.
+        activation: the name of f in `hornbook.ops.layers.ACTIVATIONS`.
+
+    Returns:
+        The gradient in the dtype of ``u``; its sums before rounding, fp32 ``[C]``.
+    """
+    from hornbook.ops.triton.activation_gradient import activation_gradient
+
+    return activation_gradient(gradient, before, activation)
+
+
+@shapes_of("triton_activation_gradient")
+def _(gradient: Tensor, before: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    return before.new_empty(before.shape), before.new_empty(before.shape[-1], dtype=torch.float32)
