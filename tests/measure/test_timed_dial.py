@@ -73,7 +73,7 @@ def test_other_dials_need_no_measurement(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_too_little(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="steps? of the smallest model here"):
+    with pytest.raises(UserError, match=r"steps? of the smallest model here"):
         chosen(corpus, tmp_path / "a", time="8s")
     with pytest.raises(UserError, match="too little for the smallest model"):
         chosen(corpus, tmp_path / "b", params="10")
