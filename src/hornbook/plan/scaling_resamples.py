@@ -1,4 +1,4 @@
-"""Fits of the law to resampled runs, written by ``benchmarks/scaling_fit.py``, for the interval of a prediction."""
+"""Fits of the law to resampled runs for the interval of a prediction; ``benchmarks/scaling_fit.py`` writes others."""
 
 from typing import Final
 
