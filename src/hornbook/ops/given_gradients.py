@@ -1,6 +1,6 @@
 """A backward pass from given gradients, without importing SymPy.
 
-scalar_with_gradient(y, gradient).backward()     y.backward(gradient), which imports SymPy for a check: 0.45 s
+scalar_with_gradient(y, gradient).backward()     y.backward(gradient), which imports SymPy for a check: 0.3 s
 """
 
 from typing import Any
