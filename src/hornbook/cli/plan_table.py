@@ -178,6 +178,7 @@ def describe_plan(plan: "Plan", *, with_advice: bool = True) -> dict[str, Any]:
         "hardware_flops": speed.hardware_flops,
         "bytes_sent": dict(speed.bytes_sent),
         "step_seconds": speed.seconds,
+        "tokens_per_second_interval": plan.interval,
         "seconds": {
             name: getattr(speed, name) for name in ("products", "bubble", "communication", "update", "offload")
         },
