@@ -89,7 +89,6 @@ def _by_layer(activations: Mapping[str, float]) -> Iterator[str]:
 def _speed(plan: "Plan") -> Iterator[tuple[str, str]]:
     speed, machine = plan.speed, plan.machine
     share = machine.shares(plan.recipe)[0]
-    source = "--efficiency" if machine.efficiency else f"{machine.device.efficiency.source}; --efficiency sets yours"
     parts = ("products", "bubble", "communication", "update", "offload")
     terms = [f"{name} {short_time(getattr(speed, name))}" for name in parts if getattr(speed, name) > 0]
     peak = machine.device.flops[plan.compute.dtype]
@@ -98,7 +97,9 @@ def _speed(plan: "Plan") -> Iterator[tuple[str, str]]:
     ends = f" ({' to '.join(map(short, plan.interval))})" if plan.interval else ""
     yield "speed", f"{short(speed.tokens_per_second)} tokens/s{ends}, MFU {mfu:.1%} of {flop_rate(peak)} a device"
     again = "" if speed.hardware_flops == speed.flops else f", {_flops(speed.hardware_flops)} with recomputation"
-    yield "FLOPs", f"{_flops(speed.flops)} a step{again}; products at {share:.0%} of the peak ({source})"
+    yield "FLOPs", f"{_flops(speed.flops)} a step{again}; products at {share:.0%} of the peak (--efficiency)"
+    if plan.interval:
+        yield "efficiency", f"a default: {machine.device.efficiency.source}; --efficiency sets yours"
     sent = [f"{name} {size(number)}" for name, number in speed.bytes_sent.items()]
     yield "sent", f"{', '.join(sent)} a step, by the rank that sends most" if sent else "nothing"
     yield "cost", _cost(plan)
@@ -177,6 +178,7 @@ def describe_plan(plan: "Plan", *, with_advice: bool = True) -> dict[str, Any]:
         "hardware_flops": speed.hardware_flops,
         "bytes_sent": dict(speed.bytes_sent),
         "step_seconds": speed.seconds,
+        "tokens_per_second_interval": plan.interval,
         "seconds": {
             name: getattr(speed, name) for name in ("products", "bubble", "communication", "update", "offload")
         },

@@ -136,14 +136,14 @@ _PRICES: Final = {
     "cpu": Price(0.8, 2025, "large clouds, 16 cores at 0.05 each"),
 }
 
-_UNPUBLISHED: Final = Efficiency(0.45, 350, 0.4, "no published run: assumed")
+_UNPUBLISHED: Final = Efficiency(0.45, 350, 0.4, "no published run")
 _EFFICIENCIES: Final = {
     "a100": Efficiency(0.69, 350, 0.15, "MosaicML's and NVIDIA's runs"),
     "a100-40": Efficiency(0.80, 1200, 0.15, "MosaicML's and nanoGPT's runs"),
     "h100": Efficiency(0.47, 350, 0.15, "MosaicML's runs"),
     "h200": Efficiency(0.47, 350, 0.15, "MosaicML's runs on H100"),
     "v100": Efficiency(0.37, 350, 0.3, "one run of NVIDIA"),
-    "cpu": Efficiency(0.7, 0, 0.3, "assumed"),
+    "cpu": Efficiency(0.7, 0, 0.3, "no published run"),
 }
 """By device, fitted to the runs in ``tests/plan/test_published_runs.py``; a card that is like another has its share."""
 
