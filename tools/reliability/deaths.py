@@ -17,6 +17,7 @@ from trials import Part, Trial, fork, in_child
 
 import hornbook
 from hornbook import checkpoint
+from hornbook.cli.main import main
 from hornbook.exchange.huggingface import write_folder
 from hornbook.exchange.restore import read_source
 from hornbook.run.saving import Saved, Saver, Snapshot
@@ -47,10 +48,27 @@ def _export(shared: Path, output: Path) -> None:
     write_folder(output, contents, source=path)
 
 
+def _convert(shared: Path, output: Path) -> None:
+    words = (
+        "corpus",
+        "convert",
+        shared / "corpus build",
+        output,
+        "--split",
+        "train",
+        "--to",
+        "tfrecord",
+        "--records-per-file",
+        "400",
+    )
+    assert main(list(map(str, words))) == 0, "corpus convert failed"
+
+
 COMMANDS: dict[str, Callable[[Path, Path], None]] = {
     "tokenizer train": _train_tokenizer,
     "corpus build": _build_corpus,
     "checkpoint export": _export,
+    "corpus convert": _convert,
 }
 
 

@@ -133,6 +133,12 @@ def _failing_disk(trial: Trial, name: str, disk: Path) -> Answer:
         return run_command(name, disk)
 
 
+def _short_writes(trial: Trial, name: str, disk: Path) -> Answer:
+    """Let each write write only half of its bytes, as the system call may."""
+    with inject("write", 1, "short-write", lasting=True):
+        return run_command(name, disk)
+
+
 def _full_disk(trial: Trial, name: str, disk: Path) -> Answer:
     used = _used_bytes(disk)
     _mount(disk, f"remount,size={used + trial.draws.randrange(0, 1 << 19)}")
@@ -161,6 +167,7 @@ LIMITS: dict[str, Limit] = {
     "read-only disk": _read_only,
     "few descriptors": _few_descriptors,
     "small files": _small_files,
+    "short writes": _short_writes,
 }
 _ON_A_DISK = (_full_disk, _read_only)
 _LARGE = 64 << 20
