@@ -67,7 +67,7 @@ def test_norms_compile(pointer, width):
 def test_a_run_on_a_gpu_takes_them_and_says_so(monkeypatch):
     gpu, x = torch.device("cuda"), torch.empty(0)
     chosen = choose("auto", gpu, torch.bfloat16)
-    assert str(chosen) == "Triton: cross_entropy, dropout, layer_norm (CUDA)"
+    assert str(chosen) == "Triton: cross_entropy, dropout, layer_norm, attention (CUDA)"
     assert chosen.record == dict.fromkeys(operators.KERNELS, "triton")
     assert not choose("torch", gpu, torch.bfloat16).forms
     assert not choose("auto", gpu, torch.bfloat16, earlier={}).forms
