@@ -1,5 +1,6 @@
 """Compiled blocks: one graph for all layers, without breaks, on the path that a GPU takes."""
 
+import importlib.util
 from functools import partial
 
 import pytest
@@ -9,6 +10,7 @@ from hornbook.config import load_recipe
 from hornbook.engine import parallelize
 from hornbook.engine.build_training import build_loader, build_samples, build_training
 from hornbook.engine.step import train_step
+from hornbook.model import language_model
 from hornbook.ops import attention, layers, sequence_groups
 from hornbook.parallel.world import World
 from hornbook.samples.sources import complete, open_sources
@@ -20,16 +22,14 @@ SMALL = {
     "training.compile": "blocks",
 }  # fmt: skip
 DROPOUTS = {"model.residual_dropout": 0.1, "model.attention_dropout": 0.1, "model.embedding_dropout": 0.1}
+WINDOWS = {"model.window": 8, "model.window_pattern": "LG", "model.feed_forward_size": 64}
+GROUPED = {"model.num_kv_heads": 1, "model.head_size": 16}
 CUT = sequence_groups._cut
 
 
-@pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
-@pytest.mark.parametrize(
-    ("name", "options", "num_graphs"),
-    [("gpt2-small", DROPOUTS, 1), ("bert-tiny", {**DROPOUTS, "data.layout": "packed"}, 2)],
-)
-def test_24_layers_share_a_graph(monkeypatch, name, options, num_graphs):
-    """Of BERT, one for the first number of sequences and one for any number."""
+@pytest.fixture
+def count_graphs(monkeypatch):
+    """Return a function that trains three steps of a recipe and returns how many graphs its blocks were compiled to."""
     from torch._dynamo import reset
     from torch._dynamo.utils import counters
 
@@ -37,16 +37,83 @@ def test_24_layers_share_a_graph(monkeypatch, name, options, num_graphs):
     monkeypatch.setattr(layers, "affine_dtype", lambda dtype, device: dtype)
     monkeypatch.setattr(sequence_groups, "_cut", lambda order, lengths, is_coarse: CUT(order, lengths, is_coarse=True))
     monkeypatch.setattr(parallelize.torch, "compile", partial(torch.compile, backend="aot_eager"))
-    reset()
-    counters.clear()
-    recipe = load_recipe(name, [f"--{key}={value}" for key, value in {**SMALL, **options}.items()]).recipe
-    sources = open_sources(recipe)
-    recipe = complete(recipe, sources)
-    samples = build_samples(recipe, sources, on_cpu=False)
-    untouched = torch._dynamo.config.patch(), torch.compiler.config.patch()  # settings are restored
-    with untouched[0], untouched[1], build_loader(recipe, samples, World(), prefetch=0) as loader:
-        state, config = build_training(recipe, 20, World())
-        for _ in range(3):
-            assert train_step(state, next(loader), config).loss > 0.0
-    assert not counters["graph_break"]
-    assert counters["stats"]["unique_graphs"] == num_graphs
+
+    def count(name, options):
+        reset()
+        counters.clear()
+        recipe = load_recipe(name, [f"--{key}={value}" for key, value in {**SMALL, **options}.items()]).recipe
+        sources = open_sources(recipe)
+        recipe = complete(recipe, sources)
+        samples = build_samples(recipe, sources, on_cpu=False)
+        untouched = torch._dynamo.config.patch(), torch.compiler.config.patch()  # settings are restored
+        with untouched[0], untouched[1], build_loader(recipe, samples, World(), prefetch=0) as loader:
+            state, config = build_training(recipe, 20, World())
+            for _ in range(3):
+                assert train_step(state, next(loader), config).loss > 0.0
+        assert not counters["graph_break"]
+        return counters["stats"]["unique_graphs"]
+
+    return count
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
+@pytest.mark.parametrize(
+    ("name", "options", "num_graphs"),
+    [("gpt2-small", DROPOUTS, 1), ("bert-tiny", {**DROPOUTS, "data.layout": "packed"}, 2)],
+)
+def test_24_layers_share_a_graph(count_graphs, name, options, num_graphs):
+    """Of BERT by PyTorch's operators, one without padding and one with it."""
+    assert count_graphs(name, options) == num_graphs
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize(
+    ("name", "options", "num_graphs"),
+    [
+        ("bert-tiny", {**DROPOUTS, "data.layout": "packed"}, 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("gpt2-small", DROPOUTS, 1),
+                ("bert-tiny", {**DROPOUTS, "data.layout": "unpadded", "training.micro_batch_size": 2}, 1),
+                ("groupbert-base-phase1", {**DROPOUTS, "data.layout": "packed", "model.convolution_group_size": 8}, 1),
+                ("llama-3.2-1b", {"data.document_mask": True, **GROUPED, **WINDOWS}, 2),
+            )
+        ),
+    ],
+)
+def test_24_layers_with_triton_share_a_graph_for_all_batches(monkeypatch, count_graphs, name, options, num_graphs):
+    """The attention's results are not computed here, only its shapes: `test_triton_attention` compares them.
+
+    A decoder has two kinds of layers, with a window and without.
+    """
+    from hornbook.ops.triton import attention as triton_attention
+
+    calls = []
+
+    def forward(packed, *others):
+        calls.append(packed[0].shape)
+        *_, num_heads, size = packed[0].shape
+        return packed[0].new_zeros(len(packed[0]), num_heads, size), torch.zeros(num_heads, len(packed[0]))
+
+    monkeypatch.setattr(triton_attention, "forward", forward)
+    monkeypatch.setattr(triton_attention, "backward", lambda *given: [torch.zeros_like(part) for part in given[3]])
+    monkeypatch.setattr(language_model, "selected", lambda device: True)
+    assert count_graphs(name, options) == num_graphs
+    assert len(calls) >= 3 * 24
+
+
+def test_blocks_are_compiled_by_default_on_a_gpu_where_nothing_breaks_their_graph(monkeypatch):
+    def compiles(name, *words):
+        recipe = load_recipe(name, words, require_data=False).recipe
+        return parallelize.compiles_blocks(recipe, torch.device("cuda"))
+
+    assert not compiles("gpt2-small")  # without Triton
+    monkeypatch.setattr(parallelize, "selected", lambda device: True)
+    assert all(map(compiles, ("gpt2-small", "llama-3.2-1b", "bert-base-phase1", "groupbert-base-phase1")))
+    assert not compiles("sparse-gpt")
+    assert not compiles("sparse-demo")
+    for word in ("training.compile=none", "memory.offload_activations=true", "memory.recompute=attention"):
+        assert not compiles("gpt2-small", f"--{word}")
+    assert not compiles("gpt2-small", "--parallel.tensor_parallel=2")

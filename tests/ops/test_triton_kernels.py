@@ -76,7 +76,7 @@ def test_gradients_of_activations_compile(pointer, activation):
 def test_a_run_on_a_gpu_takes_them_and_says_so(monkeypatch):
     gpu, x = torch.device("cuda"), torch.empty(0)
     chosen = choose("auto", gpu, torch.bfloat16)
-    assert str(chosen) == "Triton: cross_entropy, dropout, layer_norm, linear (CUDA)"
+    assert str(chosen) == "Triton: cross_entropy, dropout, layer_norm, linear, attention (CUDA)"
     assert chosen.record == dict.fromkeys(operators.KERNELS, "triton")
     assert not choose("torch", gpu, torch.bfloat16).forms
     assert not choose("auto", gpu, torch.bfloat16, earlier={}).forms

@@ -91,8 +91,12 @@ class TrainingConfig:
     global_batch_size: int = option(8, help="sequences per optimizer step, over all ranks", minimum=1)
     micro_batch_size: int = option(8, help="sequences per forward and backward pass on one rank", minimum=1)
     seed: int = option(1234, help="random seed for weights, sample order and dropout", minimum=0)
-    compile: Literal["none", "blocks"] = option(
-        "none", help="blocks: compile each transformer block with torch.compile; adds a minute or more at the start"
+    compile: Literal["auto", "none", "blocks"] = option(
+        "auto",
+        help=(
+            "blocks: compile each transformer block with torch.compile, which adds a minute or more at the start; "
+            "auto: on a GPU with Triton, if all layers of a kind share one graph"
+        ),
     )
 
     def problems(self) -> list[Problem]:
@@ -281,7 +285,7 @@ class MemoryConfig:
             mend = 'remove it, or set memory.execution to "resident"'
             yield Problem(("memory.execution", "model.residual_scales"), f"{message} keep; {mend}")
         for key, (safe, reason) in _NOT_PHASED.items():
-            if self.execution == "phased" and attrgetter(key)(recipe) != safe:
+            if self.execution == "phased" and attrgetter(key)(recipe) not in (safe, "auto"):
                 name = key.rpartition(".")[2]
                 message = f'{name} {reason}; remove it, or set memory.execution to "resident"'
                 yield Problem(("memory.execution", key), message)

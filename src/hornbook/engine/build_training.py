@@ -23,7 +23,7 @@ from hornbook.config.optimizers import read_steps
 from hornbook.engine.home import Home, InMemory
 from hornbook.engine.loss_scale import FIRST_SCALE, DynamicScale, HistogramScale, LossScale, StaticScale
 from hornbook.engine.narrow_home import NarrowHome, store_weights
-from hornbook.engine.parallelize import parallelize
+from hornbook.engine.parallelize import compiles_blocks, parallelize
 from hornbook.engine.phased import Phased
 from hornbook.engine.phased_home import PhasedHome
 from hornbook.engine.pipeline import Pipeline
@@ -188,7 +188,7 @@ def place(
     Returns:
         The executor of a model that is not entirely on the device; None if it is, or if PyTorch gathers it.
     """
-    pipeline, is_pipelined, is_compiled = None, world.pipeline.size > 1, recipe.training.compile == "blocks"
+    pipeline, is_pipelined, is_compiled = None, world.pipeline.size > 1, compiles_blocks(recipe, world.device)
     if is_pipelined or world.holders.size > 1 or is_compiled or recipe.memory != MemoryConfig():
         make_pipeline = partial(build_pipeline, model, recipe, world) if is_pipelined else None
         pipeline = parallelize(model, world, recipe.memory, make_pipeline, compiled=is_compiled)

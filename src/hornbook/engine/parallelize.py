@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from hornbook.config import MemoryConfig
+from hornbook.config import MemoryConfig, Recipe
+from hornbook.config.parallel import SPLITS_NO_BACKWARD
 from hornbook.engine.activations import offload_layers, recompute_layers
 from hornbook.engine.pipeline import Pipeline
 from hornbook.errors import UserError
@@ -32,11 +33,15 @@ from hornbook.model.attention import SelfAttention
 from hornbook.model.group_block import GatedConvolution
 from hornbook.model.layers import Dropout
 from hornbook.ops.block_sparse import prepare_compilation
+from hornbook.ops.spans import selected
 from hornbook.ops.tensor_parallel import SLICES, Slices
 from hornbook.optim.slots import num_parts_of
 from hornbook.parallel.ranks import Ranks, is_cut, local
 from hornbook.parallel.world import World
 from hornbook.samples.batches import Batch
+
+_COMPILED = ("gpt", "decoder", "bert", "roberta", "groupbert", "modernbert")
+"""Families whose blocks compile without graph breaks."""
 
 
 def parallelize(
@@ -121,17 +126,29 @@ def _split(model: LanguageModel, name: str, mesh: DeviceMesh, placements: Sequen
     setattr(model.get_submodule(owner), leaf, nn.Parameter(part))
 
 
+def compiles_blocks(recipe: Recipe, device: torch.device) -> bool:
+    """Return whether to compile blocks: as the recipe says, or by default on a GPU if nothing breaks their graph."""
+    if recipe.training.compile != "auto":
+        return recipe.training.compile == "blocks"
+    memory, parallel = recipe.memory, recipe.parallel
+    is_kept = memory.execution == "resident" and memory.recompute in (None, "all") and not memory.offload_activations
+    is_whole = parallel.tensor_parallel == 1 and parallel.pipeline_schedule in SPLITS_NO_BACKWARD
+    is_known = recipe.model.family in _COMPILED and not recipe.sparsity.is_sparse
+    return selected(device) and is_known and is_kept and is_whole
+
+
 def _compile_blocks(model: LanguageModel) -> None:
     """Compile the forward pass of each block; names, parameters and later hooks are unaffected.
 
     PyTorch caches compiled code on disk, so only the first run waits for the compiler. Blocks differ in their numbers,
-    those of their dropouts, which are inputs of the graph, so that all blocks share it.
+    those of their dropouts, which are inputs of the graph, so that all blocks share it. So are the numbers of an
+    encoder's rows and tokens, which differ from batch to batch.
     """
     prepare_compilation()
     torch._dynamo.config.allow_unspec_int_on_nn_module = True
     torch.compiler.config.dynamic_sources = r".*\.(site|index)"
     for block in model.blocks:
-        block.forward = torch.compile(block.forward)
+        block.forward = torch.compile(block.forward, dynamic=None if model.is_causal else True)
 
 
 def gathered_dtype(model: LanguageModel, device: torch.device) -> torch.dtype | None:

@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -25,9 +25,11 @@ from torch.utils._pytree import tree_leaves
 from hornbook.config import Recipe
 from hornbook.engine import build_training as building
 from hornbook.engine.step import train_step
-from hornbook.model import LanguageModel, encoder
+from hornbook.model import LanguageModel, encoder, language_model
 from hornbook.ops.sequence_groups import group_sequences, space_sequences
+from hornbook.ops.spans import spans_of_sequences, spans_of_windows
 from hornbook.ops.triton import programs
+from hornbook.ops.triton.programs import TILE
 from hornbook.parallel.world import World
 from hornbook.samples.sources import complete, open_sources
 
@@ -50,6 +52,9 @@ _LOOK_UPS: Final = frozenset(("gather", "index_select", "embedding", "index"))
 _BYTES_OF_A_MULTI_KERNEL: Final = 64 * 65536 * 4 * 5
 """Of PyTorch's operators on lists of tensors, one kernel's share: at most 320 chunks of 64 Ki fp32 elements."""
 
+_FLOPS_OF_A_HASH: Final = 330.0
+"""As long as a dropout's hash of one weight takes: 12 integer instructions, 64 per clock of a multiprocessor."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
@@ -60,7 +65,7 @@ class Launch:
     bytes: float
     """Bytes that it reads and writes; small tables and broadcast dimensions count once."""
     flops: float
-    """Of matrix products."""
+    """Of matrix products; of attention, also those that take as long as its hashes."""
     dtype: str
 
 
@@ -70,6 +75,8 @@ class Trace:
 
     num_tokens: int = 0
     launches: list[Launch] = field(default_factory=list)
+    attended: float = 0.0
+    """Pairs of a query and a key in the tiles of Triton's attention, for one micro-batch; twice as many if causal."""
     waits: list[str] = field(default_factory=list)
     """The places at which the host waits for the device, file and line, in their order."""
 
@@ -82,6 +89,7 @@ def traced_step(recipe: Recipe) -> Trace:
     """
     sources = open_sources(recipe)
     recipe = complete(recipe, sources)
+    recipe = replace(recipe, training=replace(recipe.training, compile="none"))  # the compiler would hide operators
     samples = building.build_samples(recipe, sources, on_cpu=False)
     with building.build_loader(recipe, samples, World(), prefetch=0) as loader:
         batches = [next(loader) for _ in range(2)]
@@ -113,11 +121,13 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         on_device = [tensor for tensor in given + made if tensor.device.type == "cuda"]
         if on_device and name not in _VIEWS:
-            self._trace.launches.append(_launch(name, args, given, made, on_device))
+            self._trace.launches.append(_launch(name, args, given, made, on_device, self._trace.attended))
         return result
 
 
-def _launch(name: str, args: Any, given: list[Tensor], made: list[Tensor], on_device: list[Tensor]) -> Launch:
+def _launch(
+    name: str, args: Any, given: list[Tensor], made: list[Tensor], on_device: list[Tensor], attended: float
+) -> Launch:
     moved = sum(map(_bytes, on_device))
     if name in _FILLS:
         moved = sum(map(_bytes, made))
@@ -127,7 +137,9 @@ def _launch(name: str, args: Any, given: list[Tensor], made: list[Tensor], on_de
         moved = 2 * sum(map(_bytes, made))
     is_list = "foreach" in name or name.startswith("_fused_")
     kernels = max(1, -(-int(sum(map(_bytes, given))) // _BYTES_OF_A_MULTI_KERNEL)) if is_list else 1
-    flops = _flops(name, args, given, made)
+    if name == "triton_attention_gradients":
+        kernels = 2
+    flops = _attention_flops(args, attended) if "triton_attention" in name else _flops(name, args, given, made)
     typical = given[-1] if name.endswith("mm") else (made or given)[0]  # a product has the rate of its factors
     return Launch(name=name, kernels=kernels, bytes=moved, flops=flops, dtype=str(typical.dtype).removeprefix("torch."))
 
@@ -148,6 +160,17 @@ def _flops(name: str, args: Any, given: list[Tensor], made: list[Tensor]) -> flo
         share = 0.5 if any(argument is True for argument in args) else 1.0
         return (10.0 if first else 4.0) * share * q.numel() * k.shape[-2]
     return 0.0
+
+
+def _attention_flops(args: Any, attended: float) -> float:
+    """Return the FLOPs of Triton's attention or its gradients, which multiply seven times and hash twice."""
+    is_backward, (keys, is_causal, _, window) = len(args) > 12, args[-8:-4]
+    *_, num_heads, size = args[3 if is_backward else 0].shape
+    pairs = attended * (0.5 if is_causal else 1.0)
+    if window is not None:
+        pairs = min(pairs, len(args[0]) * (window * (1 if is_causal else 2) + TILE))
+    hashes = 0 if keys is None else 2 if is_backward else 1
+    return float(num_heads * pairs * ((14 if is_backward else 4) * size + hashes * _FLOPS_OF_A_HASH))
 
 
 @contextmanager
@@ -173,6 +196,18 @@ def _device(fake: Any, trace: Trace) -> Iterator[None]:
 
         return call
 
+    def of_sequences(firsts_S: Tensor, lengths_S: Tensor, num_tokens: int, device: torch.device) -> Tensor:
+        with unset_fake_temporarily():
+            spans_3N = spans_of_sequences(firsts_S, lengths_S, num_tokens, torch.device("cpu"))
+            tiles = zip(*(bounds_N.split(TILE) for bounds_N in spans_3N[:2]), strict=True)
+            trace.attended = sum(len(first) * float(end.max() - first.min()) for first, end in tiles)
+        on_gpu: Tensor = fake.from_tensor(spans_3N).to(device)
+        return on_gpu
+
+    def of_windows(positions_BT: Tensor, documents_BT: Tensor | None) -> Tensor:
+        trace.attended = float(positions_BT.numel() * positions_BT.shape[1])  # documents have no values here
+        return spans_of_windows(positions_BT, documents_BT)
+
     changes: list[tuple[Any, str, Any]] = [
         (torch.cuda, "is_available", lambda: True),
         (torch.cuda, "device_count", lambda: 1),
@@ -184,6 +219,8 @@ def _device(fake: Any, trace: Trace) -> Iterator[None]:
         (LanguageModel, "allocate", _allocate),
         (encoder, "group_sequences", on_host(group_sequences)),
         (encoder, "space_sequences", on_host(space_sequences)),
+        (encoder, "spans_of_sequences", of_sequences),
+        (language_model, "spans_of_windows", of_windows),
         (functional, "scaled_dot_product_attention", _attention),
         (programs, "why_not", lambda device: None),
         *((FakeTensor, name, reads(name, 1.0)) for name in ("tolist", "__float__", "item")),

@@ -26,6 +26,7 @@ from hornbook.engine.phased_home import PhasedHome
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepResult, train_step
 from hornbook.measure.throughput import synthetic_loader
+from hornbook.ops.sequence_groups import group_sequences
 from hornbook.parallel.device import synchronize
 from hornbook.parallel.ranks import blocked, local
 from hornbook.parallel.world import World
@@ -213,10 +214,12 @@ def tokens_of(recipe: Recipe, state: TrainState, batch: Batch) -> Tokens:
     if "lengths" not in batch:
         return full_tokens(recipe)
     context: Any = state.model.make_context(batch)
+    if "group_sizes" not in context:  # Triton's attention has none
+        context |= group_sequences(batch["firsts"], batch["lengths"], batch["tokens"].shape, torch.device("cpu"))
     return Tokens(
         num=batch["tokens"].numel(),
         num_real=int(batch["lengths"].sum()),
         groups=tuple(Group(num, length) for num, length, _ in context["group_sizes"]),
         num_scored=len(batch.get("predictions", ())),
-        is_gathered="gather_index" in context,
+        is_gathered="gather_index" in context and "spans" not in context,
     )

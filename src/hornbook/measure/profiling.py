@@ -24,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from hornbook.config import LabelledConfig, Recipe
 from hornbook.engine.build_training import build_loader, build_samples, build_training
+from hornbook.engine.parallelize import compiles_blocks
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, train_step
 from hornbook.errors import UserError
@@ -174,7 +175,7 @@ def _profiled(steps: _Steps, recipe: Recipe, world: World, output: Path, num_ste
     is_gpu, seconds = world.device.type == "cuda", []
     os.environ.setdefault("KINETO_LOG_LEVEL", _NO_MESSAGES)  # read when the first profiler of a process starts
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * is_gpu
-    is_compiled = recipe.training.compile != "none"
+    is_compiled = compiles_blocks(recipe, world.device)
     with module_ranges(steps.state.model, is_compiled=is_compiled), profile(activities=activities) as profiler:
         for _ in range(num_steps):
             world.barrier()

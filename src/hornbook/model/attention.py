@@ -7,6 +7,7 @@
 `hornbook.ops.attention` has the operators between the two projections.
 """
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any, Protocol, Required
 
@@ -22,6 +23,7 @@ from hornbook.ops.attention import (
     blocked_attention,
     cached_attention,
     causal_attention,
+    document_mask,
     head_keys,
     rotate,
 )
@@ -29,6 +31,7 @@ from hornbook.ops.native.attention import attention as native_attention
 from hornbook.ops.native.attention import sequence_form
 from hornbook.ops.native.library import Form
 from hornbook.ops.sequence_groups import GroupSize, SequenceGroups, SpacedSequences, take
+from hornbook.ops.triton.operators import triton_attention
 
 
 class KeyValues(Protocol):
@@ -61,7 +64,11 @@ class Context(SequenceGroups, SpacedSequences, total=False):
     positions: Tensor
     """int64 ``[B, T]``, decoders only: the position of each token in its window, from 0."""
     mask: Tensor
-    """bool ``[B, 1, T, T]``, decoders with ``data.document_mask`` only: True where a token may attend to another."""
+    """bool ``[B, 1, T, T]``, decoders with ``documents`` and no ``spans``: True where a token may attend to another."""
+    documents: Tensor
+    """int64 ``[B, T]``, decoders with ``data.document_mask`` only: the document of each token."""
+    spans: Tensor
+    """int32 ``[3, B·T]``, only if Triton computes attention: see `hornbook.ops.spans`. Encoders then have no groups."""
     group_keys: Tensor
     """int64 ``[R]``, encoders only: ``keys`` in the order of ``gather_index``."""
     firsts: Tensor
@@ -104,7 +111,10 @@ def attend(
     """
     cache, limits = context.get("cache"), Limits(window, cap)
     if cache is None:
-        return causal_attention(q_BHTK, k_BGTK, v_BGTK, mask=context.get("mask"), dropout=dropout, limits=limits)
+        mask = context.get("mask")
+        if mask is None and "documents" in context:
+            mask = document_mask(context["documents"])
+        return causal_attention(q_BHTK, k_BGTK, v_BGTK, mask=mask, dropout=dropout, limits=limits)
     _, num_heads, _, head_size = k_BGTK.shape
     return cached_attention(q_BHTK, k_BGTK, v_BGTK, cache.of(owner, num_heads, head_size), cache.mask, limits)
 
@@ -215,12 +225,50 @@ class SelfAttention(nn.Module, ABC):
         """
         dropout = self.weight_dropout(keys_N.unsqueeze(0)) if self.dropout.drops else None
         keys_HN, site, probability = (None, 0, 0.0) if dropout is None else (dropout.keys[0], *dropout[1:])
-        num_heads, size = self.num_heads, self.head_size
-        shape = (-1, num_heads, size) if others_NE else (-1, 3, num_heads, size)
-        shape_of_others = (-1, self.num_kv_heads, size) if len(others_NE) == 2 else (-1, 2, self.num_kv_heads, size)
-        others = [other.reshape(shape_of_others) for other in others_NE] + [None] * (2 - len(others_NE))
+        packed, *others = self._with_heads(packed_NE, *others_NE)
         sequences = (firsts_S, lengths_S, is_causal, keys_HN, site, probability)
-        y_NHK, _ = native_attention(packed_NE.reshape(shape), *sequences, form.isa, columns_S, *others, **heads)
+        y_NHK, _ = native_attention(packed, *sequences, form.isa, columns_S, *others, **heads)
+        y_NC: Tensor = y_NHK.flatten(1)
+        return y_NC
+
+    def _with_heads(self, packed_NE: Tensor, *others_NE: Tensor) -> list[Tensor | None]:
+        """Return ``[N, 3, H, K]`` and twice None, or queries, keys and values, of which the last may be together."""
+        num_heads, size = self.num_heads, self.head_size
+        shape = (num_heads, size) if others_NE else (3, num_heads, size)
+        shape_of_others = (self.num_kv_heads, size) if len(others_NE) == 2 else (2, self.num_kv_heads, size)
+        others = [torch.unflatten(other, 1, shape_of_others) for other in others_NE]
+        return [torch.unflatten(packed_NE, 1, shape), *others, *[None] * (2 - len(others_NE))]
+
+    def attends_by_spans(self, context: Context) -> bool:
+        """Return whether ``attend_spans`` computes the attention of ``packed``, the output of ``qkv``."""
+        return "spans" in context and "cache" not in context
+
+    def attend_spans(
+        self,
+        packed_NE: Tensor,
+        context: Context,
+        *others_NE: Tensor,
+        is_causal: bool,
+        scale: float = 1.0,
+        window: int | None = None,
+        cap: float | None = None,
+    ) -> Tensor:
+        """Return the attention ``[N, H·K]`` of flat tokens, computed by Triton's kernel.
+
+        Args:
+            packed_NE: the output of ``qkv``, or queries.
+            context: with ``spans``.
+            others_NE: key and value, if ``packed_NE`` is only the queries.
+            is_causal: whether tokens attend only to themselves and earlier tokens.
+            scale: of the scores, besides 1 / √K.
+            window: a token attends only to tokens that are less than this away; None: no limit.
+            cap: soft limit of the scores, if any.
+        """
+        keys_N = context["keys"].flatten() if self.dropout.drops else None
+        heads = self._with_heads(packed_NE, *others_NE)
+        limits = (is_causal, scale / math.sqrt(self.head_size), window, cap)
+        dropout = (self.first_head, self.dropout.site, self.dropout.probability) if self.dropout.drops else (0, 0, 0.0)
+        y_NHK, _ = triton_attention(*heads, context["spans"], keys_N, *limits, *dropout)
         y_NC: Tensor = y_NHK.flatten(1)
         return y_NC
 
@@ -248,6 +296,10 @@ class CausalSelfAttention(SelfAttention):
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
         if (form := self.native_form(packed_BTE, context)) is not None:
             return self.attend_windows(form, packed_BTE, context)
+        # without dropout and documents, PyTorch's fused attention is faster
+        is_own = type(self).split is SelfAttention.split and (self.dropout.drops or "documents" in context)
+        if is_own and self.attends_by_spans(context):
+            return self.attend_spans(packed_BTE.flatten(0, 1), context, is_causal=True).view(*packed_BTE.shape[:2], -1)
         dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None
         y_BHTK = attend(self, *self.split(packed_BTE), context, dropout=dropout)
         return y_BHTK.transpose(1, 2).flatten(2)
@@ -304,7 +356,10 @@ class EncoderSelfAttention(SelfAttention):
         if angles_NR:
             q_k_NHK, v_NHK = torch.unflatten(packed_NE, -1, (-1, self.head_size)).tensor_split((2 * self.num_heads,), 1)
             packed_NE = torch.cat((rotate(q_k_NHK, *angles_NR), v_NHK), 1).flatten(1)
-        if "gather_index" in context:
+        if "spans" in context:
+            window = None if self.reach is None else self.reach + 1
+            y_NC = self.attend_spans(packed_NE, context, is_causal=False, window=window)
+        elif "gather_index" in context:
             gather_index, scatter_index = context["gather_index"], context["scatter_index"]
             groups = context["group_sizes"]
             rows = (take(packed_NE, gather_index, scatter_index), context["is_token"], context["group_keys"])

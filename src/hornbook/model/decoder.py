@@ -80,9 +80,9 @@ class Smear(nn.Module):
         """Map ``[B, T, D]`` to ``[B, T, D]``; in generation, the cache has the earlier embeddings."""
         logits_BT = x_BTD[..., : len(self.gate)].float() @ self.gate.float()
         has_previous_BT = context["positions"] > 0
-        if "mask" in context:
-            attends_BT = context["mask"].diagonal(-1, 2, 3)[:, 0]
-            has_previous_BT = has_previous_BT & functional.pad(attends_BT, (1, 0))
+        if "documents" in context:
+            is_begun_BT = context["documents"].diff(dim=1) == 0
+            has_previous_BT = has_previous_BT & functional.pad(is_begun_BT, (1, 0))
         share_BT = self.scale.float() * torch.sigmoid(logits_BT) * has_previous_BT
         return x_BTD + share_BT.unsqueeze(-1).to(x_BTD.dtype) * self._previous(x_BTD, context)
 
@@ -189,6 +189,12 @@ class DecoderAttention(SelfAttention):
             return self._mix_natively(form, (packed_BTE, *others_BTE), context)
         q_BTC, k_BTC, v_BTC = _parts((packed_BTE, *others_BTE))
         q_BHTK, k_BGTK = self._turned(q_BTC, "query_norm", context), self._turned(k_BTC, "key_norm", context)
+        is_limited = self.cap is not None or (self.window is not None and self.window < packed_BTE.shape[1])
+        if (is_limited or self.dropout.drops or "documents" in context) and self.attends_by_spans(context):
+            flat = (heads.transpose(1, 2).flatten(0, 1).flatten(1) for heads in (q_BHTK, k_BGTK))
+            limits: dict[str, Any] = {"scale": self.scale, "window": self.window, "cap": self.cap}
+            y_NC = self.attend_spans(next(flat), context, next(flat), v_BTC.flatten(0, 1), is_causal=True, **limits)
+            return y_NC.view(*packed_BTE.shape[:2], -1)
         if self.scale != 1.0:
             q_BHTK = q_BHTK * self.scale
         v_BGTK = self._heads(v_BTC).transpose(1, 2)

@@ -27,6 +27,7 @@ from hornbook.model.language_model import LanguageModel
 from hornbook.model.layers import Embedding, LayerNorm, NoNorm
 from hornbook.model.rotary import plain_rotary
 from hornbook.ops.sequence_groups import group_sequences, space_sequences
+from hornbook.ops.spans import spans_of_sequences
 from hornbook.samples.batches import Batch
 
 
@@ -43,12 +44,16 @@ class EncoderModel(LanguageModel):
     is_causal = False
 
     def make_context(self, batch: Batch) -> Context:
-        """Return ``keys``, ``firsts``, ``lengths``, the index maps of ``group_sequences``, and ``group_keys``."""
+        """Return ``keys``, ``firsts``, ``lengths``, and ``spans`` or index maps with ``group_keys``."""
         tokens_BT, keys_BT = batch["tokens"], batch["keys"]
-        groups = group_sequences(batch["firsts"], batch["lengths"], tokens_BT.shape, tokens_BT.device)
-        sequences = {"firsts": batch["firsts"], "lengths": batch["lengths"]}
+        firsts_S, lengths_S, device = batch["firsts"], batch["lengths"], tokens_BT.device
         rotations = {name: rotary(batch["positions"]) for name, rotary in self.rotations.items()}
-        context = cast(Context, {"keys": keys_BT, **sequences, **groups, **rotations})
+        context = cast(Context, {"keys": keys_BT, "firsts": firsts_S, "lengths": lengths_S, **rotations})
+        if self.takes_spans(device):
+            context["spans"] = spans_of_sequences(firsts_S, lengths_S, tokens_BT.numel(), device)
+            return context
+        groups = group_sequences(firsts_S, lengths_S, tokens_BT.shape, device)
+        context = cast(Context, {**context, **groups})
         if "gather_index" in groups:
             context["group_keys"] = keys_BT.flatten()[groups["gather_index"].clamp(min=0)]
         return context

@@ -12,6 +12,7 @@ split into pipeline stages or loaded from files runs the same objectives and tas
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -19,13 +20,15 @@ from torch import Tensor, nn
 
 from hornbook.config import GPTConfig
 from hornbook.config.description import Description
-from hornbook.model.attention import Context, KeyValues
+from hornbook.model.attention import Context, KeyValues, SelfAttention
 from hornbook.model.block import PreNormBlock
 from hornbook.model.head import CausalHead, OutputHead
 from hornbook.model.label_heads import LastTokenClassifier
 from hornbook.model.layers import Embedding, LayerNorm
 from hornbook.model.rotary import Rotary
 from hornbook.ops.attention import document_context
+from hornbook.ops.spans import selected, spans_of_windows
+from hornbook.ops.triton.operators import can_attend
 from hornbook.parallel.ranks import is_cut
 from hornbook.samples.batches import Batch, to_device
 
@@ -114,9 +117,22 @@ class LanguageModel(nn.Module):
         context: Context = {"keys": batch["keys"], "positions": batch["positions"], "tokens": batch["tokens"]}
         for name, rotary in self.rotations.items():
             context[name] = rotary(batch["positions"])
+        if self.takes_spans(batch["tokens"].device):
+            context["spans"] = spans_of_windows(batch["positions"], batch.get("documents"))
         if "documents" in batch:
-            context.update(document_context(batch["documents"]))  # type: ignore[typeddict-item]
+            context["documents"] = batch["documents"]
+            if "spans" not in context:
+                context.update(document_context(batch["documents"]))  # type: ignore[typeddict-item]
         return context
+
+    def takes_spans(self, device: torch.device) -> bool:
+        """Return whether Triton computes the attention of all blocks for a batch on ``device``."""
+        return selected(device) and self._has_narrow_heads
+
+    @cached_property
+    def _has_narrow_heads(self) -> bool:
+        attentions = (module for module in self.blocks.modules() if isinstance(module, SelfAttention))
+        return all(can_attend(self.compute_dtype, attention.head_size) for attention in attentions)
 
     def allocate(self, device: torch.device, parts: Iterable[nn.Module] | None = None) -> None:
         """Allocate uninitialized memory on ``device`` for a model that was built on the meta device.

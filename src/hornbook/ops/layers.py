@@ -94,7 +94,14 @@ class _Gated(torch.autograd.Function):
 
 def gated(u: Tensor, activation: str) -> Tensor:
     """Return ``f(gate) · up`` ``[..., F]`` with f from ``ACTIVATIONS`` (Shazeer 2020), given both as ``[..., 2 F]``."""
-    h: Tensor = _Gated.apply(u, activation)  # type: ignore[no-untyped-call]
+    h: Tensor
+    if (
+        torch.compiler.is_compiling()
+    ):  # the compiler recomputes what the class below does, whose gradient it cannot trace
+        gate, up = u.chunk(2, -1)
+        h = ACTIVATIONS[activation](gate) * up
+    else:
+        h = _Gated.apply(u, activation)  # type: ignore[no-untyped-call]
     return h
 
 

@@ -12,6 +12,7 @@ from hornbook.config import LabelledConfig, Recipe, Resolved, recipe_to_dict
 from hornbook.config.recipe import flatten
 from hornbook.config.recipe_files import run_of
 from hornbook.engine.build_training import build_samples, build_training, needs_files, num_steps
+from hornbook.engine.parallelize import compiles_blocks
 from hornbook.errors import DivergedError, HornbookError, UserError
 from hornbook.model.sparse_layers import describe_blocks
 from hornbook.ops.native.kernels import in_use
@@ -249,7 +250,7 @@ def facts(run: TrainingRun) -> dict[str, str]:
         "step": f"{counted(batch, noun)}, {tokens:,.0f} tokens; {counted(run.num_steps, 'step')}",
         **run.samples.facts,
         "device": f"{device}, {dtype_name(model.compute_dtype)} on {recipe.precision.weights} weights",
-        "kernels": str(in_use()),
+        "kernels": f"{in_use()}{'; compiled blocks' if compiles_blocks(recipe, run.device) else ''}",
         **({"peak": run.utilization.describe()} if run.utilization else {}),
         "output": str(run.folder.path),
         **({"weights": f"initialized from {origin.path}"} if origin else {}),

@@ -14,9 +14,11 @@ from hornbook.ops.operators import operator, shapes_of
 
 TRITON = "triton"
 """The form of these kernels."""
-KERNELS = ("triton_cross_entropy", "triton_dropout", "triton_layer_norm", "triton_linear")
+KERNELS = ("triton_cross_entropy", "triton_dropout", "triton_layer_norm", "triton_linear", "triton_attention")
 MOST_COLUMNS = 16384
 """Of a norm: a program holds a row in registers."""
+_WIDEST_HEADS = {torch.float32: 64, torch.bfloat16: 256, torch.float16: 256}
+"""Of attention, whose accumulators are in registers."""
 
 
 def chosen(kernel: str, x: Tensor) -> bool:
@@ -75,6 +77,113 @@ def _of_dropout(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 torch.library.register_autograd("hornbook::triton_dropout", _of_dropout, setup_context=_keep_keys)
+
+
+def can_attend(dtype: torch.dtype, head_size: int) -> bool:
+    """Return whether ``triton_attention`` takes heads of a dtype and size."""
+    return head_size <= _WIDEST_HEADS.get(dtype, 0)
+
+
+@operator(device="any", has_gradient=True)
+def triton_attention(
+    qkv: Tensor,
+    key_value: Tensor | None,
+    value: Tensor | None,
+    spans_3N: Tensor,
+    keys_N: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    window: int | None,
+    cap: float | None,
+    first_head: int,
+    site: int,
+    probability: float,
+) -> tuple[Tensor, Tensor]:
+    """Return the attention within the sequences of flat tokens, and the logarithms to base 2 of the softmax's sums.
+
+    Args:
+        qkv: query, key and value ``[N, 3, H, K]``, or queries ``[N, H, K]``; fp32, bf16 or fp16.
+        key_value: keys and values ``[N, 2, G, K]``, or keys ``[N, G, K]``, if ``qkv`` has only queries.
+        value: values ``[N, G, K]``, if ``key_value`` has only keys.
+        spans_3N: int32, see `hornbook.ops.spans`.
+        keys_N: int64 in [0, 2³²), the tokens' dropout keys; None for no dropout.
+        is_causal: whether tokens attend only to themselves and earlier tokens.
+        scale: of the products of queries and keys.
+        window: a token attends only to tokens that are less than this away; None: no limit.
+        cap: scores become ``cap tanh(score / cap)``; None: no limit.
+        first_head: index in the model of the first of these heads, on which dropout depends.
+        site: number of the dropout in the model.
+        probability: share of the weights to drop, in [0, 1).
+
+    Returns:
+        ``[N, H, K]`` in the dtype of ``qkv``, zero for padding, and ``[H, N]`` fp32.
+    """
+    from hornbook.ops.triton import attention
+
+    settings = attention.Settings(is_causal, scale, window, cap, first_head, site, probability)
+    return attention.forward(_packed(qkv, key_value, value), spans_3N, keys_N, settings)
+
+
+@shapes_of("triton_attention")
+def _(qkv: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    num_tokens, (num_heads, size) = qkv.shape[0], qkv.shape[-2:]  # `len` would fix the number
+    return qkv.new_empty(num_tokens, num_heads, size), qkv.new_empty(num_heads, num_tokens, dtype=torch.float32)
+
+
+@operator(device="any")
+def triton_attention_gradients(
+    gradient: Tensor,
+    y: Tensor,
+    log_sums: Tensor,
+    qkv: Tensor,
+    key_value: Tensor | None,
+    value: Tensor | None,
+    spans_3N: Tensor,
+    keys_N: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    window: int | None,
+    cap: float | None,
+    first_head: int,
+    site: int,
+    probability: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of ``qkv``, ``key_value`` and ``value``, empty for None, given that of the attention."""
+    from hornbook.ops.triton import attention
+
+    settings = attention.Settings(is_causal, scale, window, cap, first_head, site, probability)
+    packed = _packed(qkv, key_value, value)
+    found = attention.backward(gradient, y, log_sums, packed, spans_3N, keys_N, settings)
+    of_qkv, of_key_value, of_value = found + [qkv.new_empty(0) for _ in range(3 - len(found))]
+    return of_qkv, of_key_value, of_value
+
+
+@shapes_of("triton_attention_gradients")
+def _(gradient: Tensor, y: Tensor, log_sums: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    of_qkv, of_key_value, of_value = (gradient.new_empty(0 if x is None else x.shape) for x in others[:3])
+    return of_qkv, of_key_value, of_value
+
+
+def _packed(*tensors: Tensor | None) -> tuple[Tensor, ...]:
+    """Return the tensors with heads side by side in a token."""
+    given = (tensor for tensor in tensors if tensor is not None)
+    return tuple(x if not len(x) or x[0].is_contiguous() else x.contiguous() for x in given)
+
+
+def _keep_attention(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*output, *inputs[:5])
+    ctx.settings = inputs[5:]
+    ctx.mark_non_differentiable(output[1])
+
+
+def _of_attention(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors  # once: recomputation allows no more
+    found = triton_attention_gradients(gradient, *saved, *ctx.settings)
+    of_packed = (None if x is None else of for x, of in zip(saved[2:5], found, strict=True))
+    return *of_packed, *[None] * 9
+
+
+torch.library.register_autograd("hornbook::triton_attention", _of_attention, setup_context=_keep_attention)
 
 
 @operator(device="any")

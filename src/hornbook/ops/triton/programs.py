@@ -2,6 +2,9 @@
 
 import torch
 
+TILE = 64
+"""Most queries, or keys, of a program of attention."""
+
 
 def why_not(device: torch.device) -> str | None:
     """Return why Triton does not support a device; None if it does."""

@@ -1,0 +1,65 @@
+"""Triton's attention: with its interpreter, in models, and compiled for GPUs, which needs none."""
+
+import importlib.util
+from itertools import product
+from pathlib import Path
+
+import pytest
+from ranks import python
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+FOLDER = Path(__file__).parent
+BYTES = {"*bf16": 2, "*fp16": 2, "*fp32": 4}
+NUMBERS = (
+    *("num_tokens", "q_stride", "k_stride", "v_stride", "of_stride", "of_k_stride", "of_v_stride"),
+    *("per_group", "window", "first_head", "site", "threshold"),
+)
+RECIPES = {"bert": (False, False, False, True), "gpt": (True, False, False, True), "windows": (True, True, True, False)}
+
+
+@pytest.mark.parametrize("number", [0, pytest.param(60, marks=pytest.mark.slow)])
+def test_attention_and_gradients_are_those_of_float64(number):
+    done = python(FOLDER / "compare_attention.py", number, TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 8 + 2 * number
+
+
+@pytest.mark.slow
+def test_models_with_spans_are_those_without():
+    done = python(FOLDER / "compare_span_models.py", TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["gpt", "decoder", "bert", "groupbert", "modernbert"]
+
+
+def compile_and_check(pointer, size, recipe):
+    """Compile the three kernels for all architectures; they must not need more registers than there are."""
+    from triton_kernels import ARCHITECTURES, MOST_SHARED, compiled, local_bytes
+
+    from hornbook.ops.triton import attention
+
+    types = dict.fromkeys(("q", "k", "v", "y", "gradient", "of_q", "of_k", "of_v"), pointer)
+    types |= dict.fromkeys(NUMBERS, "i32") | dict.fromkeys(("log_sums", "deltas"), "*fp32")
+    types |= {"spans": "*i32", "keys": "*i64", **dict.fromkeys(("scale", "cap", "factor"), "fp32")}
+    has = dict(zip(("causal", "has_window", "has_cap", "drops"), RECIPES[recipe], strict=True))
+    for architecture, kernel in product(ARCHITECTURES, ("forward", "of_queries", "of_keys")):
+        tiles = attention.tiles(kernel, size, BYTES[pointer])
+        options = {name: tiles.pop(name) for name in ("num_stages", "num_warps")}
+        constants = {**has, "size": size, "width": 1 << (size - 1).bit_length(), "widens": False, **tiles}
+        binary = compiled(getattr(attention, f"_{kernel}"), types, constants, architecture, **options)
+        assert binary.metadata.shared <= MOST_SHARED[architecture]
+        assert local_bytes(binary) == 0, (kernel, architecture)
+
+
+@pytest.mark.parametrize(
+    ("pointer", "size", "recipe"),
+    [
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (
+            *product(("*bf16", "*fp16", "*fp32"), (64,), ("bert", "gpt")),
+            *product(("*bf16", "*fp16"), (80, 128), ("gpt", "windows")),
+            *product(("*bf16", "*fp16"), (256,), ("windows",)),
+        )
+    ],
+)
+def test_attention_of_recipes_compiles(pointer, size, recipe):
+    compile_and_check(pointer, size, recipe)
