@@ -176,6 +176,7 @@ def test_products_fuse_activations_and_their_derivatives(isa, name, activation):
 
 @pytest.mark.parametrize(("isa", "name"), CASES)
 @settings(max_examples=25, deadline=None)
+@example(rows=1, num_in=62, size=19, activation="gelu", has_bias=False, threads=1)  # sums that cancel in fp16
 @given(
     rows=st.sampled_from([0, 1, 6, 7, 49, 97]),
     num_in=st.integers(0, 70) | st.sampled_from([1025, 2300]),
@@ -200,8 +201,9 @@ def test_products_fuse_gates(isa, name, rows, num_in, size, activation, has_bias
     finally:
         torch.set_num_threads(1)
     tolerance = max(TOLERANCE[dtype], 3e-6)
-    exact = x.double() @ weight.to(dtype).double().t() + (0.0 if bias is None else bias)
-    assert_near(u, exact, tolerance)
+    cast, shift = weight.to(dtype).double().t(), torch.zeros(2 * size) if bias is None else bias
+    exact = x.double() @ cast + shift
+    assert_near(u, exact, tolerance, x.double().abs() @ cast.abs() + shift.abs())
     leaf = u.double().requires_grad_()
     right = f(leaf[:, :size]) * leaf[:, size:]
     assert_near(
