@@ -39,7 +39,7 @@ from hornbook.corpora.store_manifest import BUILD, CHUNK_BYTES, CHUNK_HASHES, MA
 from hornbook.errors import DataError, HornbookError, UserError
 from hornbook.storage import Written, make_directory, remove_file, replace_file, sha256_file
 from hornbook.storage.system import cache_home, wait_for_lock
-from hornbook.text.remote import open_system, retried
+from hornbook.text.remote import network_errors, open_system, retried
 
 _THREADS: Final = 16
 _AHEAD: Final = 64
@@ -250,10 +250,14 @@ class RemoteTokens:
     def _work(self, requests: "queue.SimpleQueue[tuple[int, Future[bytes]]]") -> None:
         while True:
             number, future = requests.get()
+            failures: tuple[type[BaseException], ...] = (*network_errors(), HornbookError)
             try:
                 future.set_result(self._load(number))
-            except BaseException as error:  # raised by the reader
+            except failures as error:  # raised by the reader
                 future.set_exception(error)
+            except BaseException as error:  # a bug, which the reader raises, too
+                future.set_exception(error)
+                raise
 
     def _chunk(self, number: int) -> bytes:
         """Return a chunk from memory, from what was fetched ahead, from the disk or from the server."""

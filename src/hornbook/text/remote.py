@@ -124,7 +124,7 @@ def retried(url: str, action: Callable[[], T]) -> T:
         except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
             reason = " ".join(str(error.strerror or error).split())
             raise UserError(f"cannot read {url}: {reason}; check the address and the credentials") from error
-        except _errors() as error:
+        except network_errors() as error:
             if attempt + 1 == _ATTEMPTS:
                 reason = " ".join(str(error).split())[:200]
                 raise HornbookError(
@@ -135,7 +135,7 @@ def retried(url: str, action: Callable[[], T]) -> T:
     raise AssertionError("the last attempt returns or raises")
 
 
-def _errors() -> tuple[type[BaseException], ...]:
+def network_errors() -> tuple[type[BaseException], ...]:
     """Return the classes of errors of a network, also those that libraries do not derive from OSError."""
     loaded = [(sys.modules.get(module), name) for module, name in _OWN_ERRORS]
     return (OSError, *(getattr(module, name) for module, name in loaded if module is not None))
