@@ -115,6 +115,7 @@ class Stream:
                 "rebuild it with a tokenizer, or declare end-of-text absent"
             )
         self._source = source
+        self._will_read = getattr(source, "will_read", None)
         self.has_end_of_text = source.end_of_text != "absent"
         self.end_of_text_id = source.end_of_text_id or 0  # if absent, 0 fills positions that are not scored
         self._num_inserted = int(source.end_of_text == "inserted")
@@ -125,7 +126,8 @@ class Stream:
     def read(self, starts: Int64s, count: int) -> Window:
         """Read ``count`` tokens from each position in ``starts`` (0 <= start < length): int64[len(starts), count]."""
         tokens = np.empty((len(starts), count), dtype=np.int64)
-        announce(self._source, (piece for start in starts.tolist() for piece in self.pieces(start, count)))
+        if self._will_read is not None:
+            self._will_read(piece for start in starts.tolist() for piece in self.pieces(start, count))
         opens = np.zeros((len(starts), count + 1), dtype=np.int64)  # 1 where a document begins, also one past the end
         for row, start in enumerate(starts.tolist()):
             filled = 0
