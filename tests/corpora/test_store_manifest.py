@@ -65,7 +65,7 @@ FILES = json.loads(FACTS.to_bytes())["files"]
         *(
             (without(name), name)
             for name in json.loads(FACTS.to_bytes())
-            if not name.startswith(("format", "sequ", "check"))
+            if not name.startswith(("format", "sequ", "check", "chunk"))
         ),
         (changed(num_tokens=-1), "num_tokens"),
         (changed(num_tokens=True), "num_tokens"),
@@ -77,6 +77,7 @@ FILES = json.loads(FACTS.to_bytes())["files"]
         (changed(sequences="words"), "documents or sentences"),
         (changed(sources=["a", 1]), "a source"),
         (changed(sources={}), "sources"),
+        (changed(chunk_hashes={"size": 1}), "tokens.sha256"),
         (changed(files={}), "tokens.bin"),
         (changed(files=FILES | {"tokens.bin": {"size": "1", "sha256": ""}}), "tokens.bin"),
         (changed(files=FILES | {"tokens.idx": 1}), "tokens.idx"),

@@ -25,7 +25,7 @@ def built(tmp_path_factory):
 
 def test_a_sound_store(built):
     found = verify_store(built, "validation")
-    assert found.files == STORE_FILES and found.store == built / "validation"
+    assert found.files == STORE_FILES and found.store == str(built / "validation")
     assert verify_store(built / "train").documents + found.documents == 60
 
 

@@ -3,13 +3,10 @@
 import contextlib
 import gzip
 import json
-import socket
-import subprocess
-import sys
-import time
 import uuid
 
 import pytest
+from s3_server import s3_server
 from tiny_text import TEXTS, build_tiny, one_line
 
 from hornbook.errors import HornbookError, UserError
@@ -115,33 +112,8 @@ def test_a_missing_file_and_a_missing_library_are_one_line(bucket):
 @pytest.fixture
 def s3(monkeypatch):
     """A local S3 server; yields a function that uploads."""
-    pytest.importorskip("moto")
-    pytest.importorskip("s3fs")
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "a",
-        "AWS_SECRET_ACCESS_KEY": "b",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_MAX_ATTEMPTS": "1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        for _ in range(600):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                break
-            time.sleep(0.1)
-        import boto3
-
-        client = boto3.client("s3")
-        client.create_bucket(Bucket="texts")
-        try:
-            yield server, lambda name, data: client.put_object(Bucket="texts", Key=name, Body=data)
-        finally:
-            server.kill()
+    with s3_server(monkeypatch, "texts") as (server, upload):
+        yield server, upload
 
 
 @pytest.mark.slow

@@ -20,11 +20,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from hornbook.config.options import is_url
 from hornbook.config.suggest import did_you_mean
 from hornbook.corpora.building import tokenizer as tokenizers
 from hornbook.corpora.building.builder import BuildOptions
 from hornbook.corpora.building.builder import build_corpus as build
-from hornbook.corpora.store import SPLITS, open_store
+from hornbook.corpora.locate import SPLITS
+from hornbook.corpora.store import open_store
 from hornbook.errors import UserError
 from hornbook.samples.windows import Windows
 from hornbook.storage.system import usable_cores
@@ -147,7 +149,7 @@ class Corpus(Dataset[dict[str, Tensor]]):
     """A split of a corpus as a map-style torch ``Dataset``; see `corpus`.
 
     Attributes:
-        path: the corpus.
+        path: the corpus; a string if it is a URL.
         split: the name of the split.
         sequence_length: tokens per sample; None if items are documents.
         seed: of the order of samples.
@@ -160,7 +162,8 @@ class Corpus(Dataset[dict[str, Tensor]]):
     ) -> None:
         if sequence_length is not None and sequence_length < 1:
             raise UserError(f"sequence_length is {sequence_length}; expected 1 or more, or None for whole documents")
-        self.path, self.split = Path(path), _chosen("split", split, SPLITS)
+        self.path = path if is_url(str(path)) else Path(path)
+        self.split = _chosen("split", split, SPLITS)
         self.sequence_length, self.seed = sequence_length, seed
         self._store = open_store(self.path, split)
         self._windows = None if sequence_length is None else Windows(self._store, sequence_length, seed)
@@ -240,7 +243,7 @@ def corpus(path: str | Path, *, split: str = "train", sequence_length: int | Non
     ``data.sequence_length`` and ``training.seed``, in the order of its first epoch, so samples are already shuffled.
 
     Args:
-        path: a corpus, a token store, or a prefix of Megatron's ``.bin`` and ``.idx``, as for ``data.train``.
+        path: a corpus, a token store, a prefix of Megatron's ``.bin`` and ``.idx``, or a URL, as for ``data.train``.
         split: ``"train"`` or ``"validation"``.
         sequence_length: tokens per sample; None for whole documents.
         seed: of the order and the offsets of samples.
@@ -253,7 +256,7 @@ def corpus(path: str | Path, *, split: str = "train", sequence_length: int | Non
     return Corpus(path, split=split, sequence_length=sequence_length, seed=seed)
 
 
-def _reopen(path: Path, split: str, sequence_length: int | None, seed: int) -> Corpus:
+def _reopen(path: str | Path, split: str, sequence_length: int | None, seed: int) -> Corpus:
     return Corpus(path, split=split, sequence_length=sequence_length, seed=seed)
 
 

@@ -98,21 +98,23 @@ def download_command(arguments: argparse.Namespace) -> dict[str, object]:
 
 def _add_inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=natural_number, help=f"documents to show (default: {_DEFAULT_SAMPLES})")
-    parser.add_argument("store", metavar="STORE", help="corpus, store, or prefix of a .bin and .idx")
+    parser.add_argument("store", metavar="STORE", help="corpus, store (also by URL), or prefix of a .bin and .idx")
 
 
 def inspect_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Print and return the numbers of each store of a corpus, or of a file of instances."""
     from hornbook.cli.corpus_instances import are_instances, inspect_instances
     from hornbook.corpora.describe import describe_store
-    from hornbook.corpora.store import open_store, splits_of
+    from hornbook.corpora.locate import splits_of
+    from hornbook.corpora.store import folder_of, open_store
     from hornbook.errors import UserError
 
     if are_instances(Path(arguments.store)):
         if arguments.samples is not None:
             raise UserError(f"--samples shows documents, but {arguments.store} contains instances; remove it")
         return inspect_instances(Path(arguments.store))
-    stores = [open_store(arguments.store, split) for split in splits_of(arguments.store) or ("train",)]
+    splits = splits_of(folder_of(arguments.store)) or ("train",)
+    stores = [open_store(arguments.store, split) for split in splits]
     num_samples = _DEFAULT_SAMPLES if arguments.samples is None else arguments.samples
     facts = [describe_store(store, num_samples) for store in stores]
     for fact in facts:
@@ -163,19 +165,21 @@ def _plain(text: str) -> str:
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("store", metavar="STORE", help="corpus, store, or prefix of a .bin and .idx")
+    parser.add_argument("store", metavar="STORE", help="corpus, store (also by URL), or prefix of a .bin and .idx")
 
 
 def verify_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Verify each store of a corpus, and return what was checked."""
-    from hornbook.corpora.store import splits_of
+    from hornbook.corpora.locate import splits_of
+    from hornbook.corpora.store import folder_of
     from hornbook.corpora.store_manifest import BUILD, read_record
     from hornbook.corpora.verify import verify_store
 
-    if (Path(arguments.store) / BUILD).exists():
-        read_record(Path(arguments.store))  # raises DataError if it is damaged
+    folder = folder_of(arguments.store)
+    if (folder / BUILD).exists():
+        read_record(folder)  # raises DataError if it is damaged
     verified = []
-    for split in splits_of(arguments.store) or ("train",):
+    for split in splits_of(folder) or ("train",):
         found = verify_store(arguments.store, split)
         hashed = f"{counted(len(found.files), 'file')} by their hashes"
         checked = hashed if found.files else "its structure (it has no hashes)"

@@ -50,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Write instances and return their counts; raise UserError if an option does not apply."""
-    from hornbook.corpora.store import open_store, splits_of
+    from hornbook.corpora.locate import splits_of
+    from hornbook.corpora.store import open_store
     from hornbook.errors import UserError
     from hornbook.interop.instances.instance_builder import build_instances
     from hornbook.text.tokenizer import Tokenizer

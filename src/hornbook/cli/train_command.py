@@ -143,9 +143,10 @@ def _resolve(arguments: argparse.Namespace, looking: bool) -> "tuple[Resolved, I
 def _refuse_missing_data(recipe: "Recipe") -> None:
     """Raise DataError if there is no training data at a path, before torch is imported."""
     from hornbook.config import CausalLMConfig
-    from hornbook.corpora.store import locate_store
+    from hornbook.config.options import is_url
+    from hornbook.corpora.locate import locate_store
 
-    for path in map(Path, recipe.data.train):
+    for path in (Path(entry) for entry in recipe.data.train if not is_url(entry)):
         if isinstance(recipe.objective, CausalLMConfig) or not path.parent.is_dir():
             locate_store(path, "train")
 

@@ -342,8 +342,14 @@ def _number_meant(value: object) -> str:
     return f"; did you mean {number * _SUFFIXES[suffix.lower()]:.15g}?"
 
 
+def is_url(name: str) -> bool:
+    """Return whether a name is a URL, as in ``"s3://bucket/corpora/mine"``, and not a path."""
+    scheme, separator, _ = name.partition("://")
+    return bool(separator) and scheme.isalnum()
+
+
 def absolute(entry: str, folder: Path | None, *, named: bool = False) -> str:
-    """Return the absolute path of ``entry``, with ``~`` expanded.
+    """Return the absolute path of ``entry``, with ``~`` expanded; a URL is returned unchanged.
 
     Args:
         entry: a path or, if ``named``, also ``NAME=PATH``; write a path with an equals sign as ``./a=b``.
@@ -356,6 +362,8 @@ def absolute(entry: str, folder: Path | None, *, named: bool = False) -> str:
     if folder is None:
         return entry
     name, path = split_entry(entry) if named else (None, entry)
+    if is_url(path):
+        return entry
     try:
         written = Path.home() / path[2:] if path == "~" or path.startswith("~/") else Path(path)
     except RuntimeError:

@@ -42,7 +42,7 @@ class DataConfig:
     """Training and validation data, and the sequence length."""
 
     sequence_length: int | None = option(None, help="tokens per sequence; none: max_positions", minimum=1)
-    train: tuple[str, ...] = option((), help="token stores or labeled files to train on", path=True)
+    train: tuple[str, ...] = option((), help="token stores (folders or URLs) or labeled files to train on", path=True)
     weights: tuple[float, ...] = option(
         (), help="relative shares of the stores in the samples; []: proportional to size", above=0
     )
@@ -60,6 +60,10 @@ class DataConfig:
     tokenizer: str | None = option(
         None, help="tokenizer file or folder, for instances and labeled texts; stores contain theirs", path=True
     )
+    cache: str | None = option(
+        None, help="folder for data read from URLs, which several runs may share; none: ~/.cache/hornbook", path=True
+    )
+    cache_gib: float = option(32.0, help="size limit of the cache of data read from URLs, in GiB", above=0)
     synthetic: bool = option(False, help="train on random tokens instead of a store")
     windows: Literal["stream", "documents"] = option(
         "stream",

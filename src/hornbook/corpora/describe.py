@@ -16,7 +16,7 @@ def describe_store(store: TokenStore, num_samples: int) -> dict[str, Any]:
     """Return the description of a store that ``hornbook corpus inspect --json`` prints."""
     sources = store.manifest.sources if store.manifest else ()
     return {
-        "store": str(store.path),
+        "store": store.name,
         "documents": store.num_documents,
         "sentences": store.num_sentences,
         "tokens": store.num_tokens,

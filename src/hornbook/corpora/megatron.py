@@ -251,7 +251,7 @@ class IndexedFile:
 
     Attributes:
         paths: the ``.bin`` and the ``.idx``.
-        tokens: [num_tokens] of an integer dtype, the whole ``.bin``.
+        tokens: [num_tokens] of an integer dtype, the whole ``.bin``; those of a URL can only be sliced.
         sizes: int32[num_sequences], number of tokens of each sequence.
         pointers: int64[num_sequences], byte offset of each sequence in the ``.bin``.
         document_index: int64[num_documents + 1], the first sequence of each document; the last entry is num_sequences.
@@ -268,11 +268,15 @@ class IndexedFile:
     is_contiguous: bool
 
     @classmethod
-    def open(cls, prefix: Path) -> Self:
-        """Memory-map ``prefix.bin`` and read ``prefix.idx``. Raises DataError if one is missing or damaged."""
+    def open(cls, prefix: Path, tokens: Any = None) -> Self:
+        """Memory-map ``prefix.bin``, unless ``tokens`` are given, and read ``prefix.idx``.
+
+        Raises:
+            DataError: a file is missing or damaged.
+        """
         bin_path, idx_path = index_paths(prefix)
         dtype, sizes, pointers, document_index = _read_index(idx_path)
-        tokens = _map(bin_path, dtype, "the tokens")
+        tokens = _map(bin_path, dtype, "the tokens") if tokens is None else tokens
         is_contiguous = _check_tiling(idx_path, bin_path, sizes, pointers, tokens)
         ends = np.zeros(len(sizes) + 1, dtype=np.int64)
         np.cumsum(sizes, out=ends[1:])

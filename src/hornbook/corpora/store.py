@@ -13,8 +13,7 @@ Opening a store reads the index and compares file sizes; only ``hornbook corpus 
 """
 
 import hashlib
-import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,18 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hornbook.arrays import Int64s, Integers
-from hornbook.config.suggest import did_you_mean_path
-from hornbook.corpora.megatron import IndexedFile, index_paths
-from hornbook.corpora.store_manifest import MANIFEST, Manifest, read_rows, recorded_splits
+from hornbook.config.options import is_url
+from hornbook.corpora.locate import locate_store, splits_of
+from hornbook.corpora.megatron import IndexedFile
+from hornbook.corpora.remote_store import CacheOptions, RemoteCorpus, RemoteStore, RemoteTokens
+from hornbook.corpora.store_manifest import MANIFEST, Manifest, read_rows
 from hornbook.errors import DataError, UserError
-from hornbook.plugs import plugged
 from hornbook.storage import sha256_file
 from hornbook.storage.system import open_regular, storage_errors
 from hornbook.text.documents import offset_unit, recorded_format
 from hornbook.text.readers.web_archives import Page, PageFinder
 from hornbook.text.tokenizer import Tokenizer
-
-SPLITS: Final = ("train", "validation")
 
 _SAMPLED_DOCUMENTS: Final = 1000
 _HASHED_BYTES: Final = 1 << 20
@@ -57,6 +55,7 @@ class TokenStore:
         end_of_text: ``"stored"``: each document ends with the end-of-text token; ``"inserted"``: readers insert it;
             ``"absent"``.
         end_of_text_id: the id of the end-of-text token; None if absent.
+        remote: where the files come from if the store is at a URL; ``path`` then has copies of some of them.
     """
 
     path: Path
@@ -64,6 +63,12 @@ class TokenStore:
     manifest: Manifest | None
     end_of_text: Literal["stored", "inserted", "absent"]
     end_of_text_id: int | None
+    remote: RemoteStore | None = None
+
+    @property
+    def name(self) -> str:
+        """The URL of a remote store, or the path."""
+        return self.remote.url if self.remote else str(self.path)
 
     @property
     def num_documents(self) -> int:
@@ -118,7 +123,7 @@ class TokenStore:
         """
         if self.manifest is None:
             return None
-        path = self.path / "documents.npy"
+        path = self._file("documents.npy", self.manifest)
         rows = read_rows(path, self.manifest.num_documents)
         sources, offsets, lengths = rows["source"], rows["offset"], rows["num_bytes"]
         if len(rows) and not 0 <= sources.min() <= sources.max() < len(self.manifest.sources):
@@ -168,7 +173,7 @@ class TokenStore:
     def _tokenizer(self) -> Tokenizer | None:
         if not self.manifest:
             return None
-        path = self.path / "tokenizer.json"
+        path = self._file("tokenizer.json", self.manifest)
         content = sha256_file(path)
         tokenizer = _tokenizers.get(content)
         if tokenizer is None:
@@ -176,6 +181,9 @@ class TokenStore:
         if tokenizer.digest != self.manifest.tokenizer:
             raise DataError(f"{path} is not the tokenizer that the store was built with; restore the file")
         return tokenizer
+
+    def _file(self, name: str, manifest: Manifest) -> Path:
+        return self.remote.copy(name, manifest.files[name]) if self.remote else self.path / name
 
     def document(self, number: int) -> Integers:
         """Return the tokens of a document (0 to num_documents - 1), read-only, a stored end-of-text token included."""
@@ -185,6 +193,20 @@ class TokenStore:
     def read(self) -> Callable[[int, int, int], Integers]:
         """The function ``read(document, start, count)``, see ``IndexedFile.read``."""
         return self.indexed.read
+
+    @property
+    def will_read(self) -> Callable[[Iterable[tuple[int, int, int]]], None] | None:
+        """Of a remote store, the function to announce the arguments of `read`, in order, to fetch them early."""
+        tokens: object = self.indexed.tokens
+        starts = self.indexed.document_starts
+        if not isinstance(tokens, RemoteTokens):
+            return None
+
+        def announce(pieces: Iterable[tuple[int, int, int]]) -> None:
+            begins = ((int(starts[document]) + start, count) for document, start, count in pieces)
+            tokens.will_read((begin, begin + count) for begin, count in begins)
+
+        return announce
 
     def source(self, document: int) -> tuple[str, int] | None:
         """Return the source of a document and its offset there, see ``offset_unit``; None if unknown."""
@@ -221,20 +243,24 @@ class TokenStore:
         return given if isinstance(given, str) else None
 
 
-def open_store(path: str | Path, split: str = "train") -> TokenStore:
+def open_store(path: str | Path, split: str = "train", cache: CacheOptions = CacheOptions()) -> TokenStore:  # noqa: B008
     """Open a token store and check that its files are consistent.
 
     Args:
         path: a store's folder; a corpus with a folder for each split; or a ``.bin`` and ``.idx`` of another program,
-            by prefix, by either file, or by a folder with one such pair.
+            by prefix, by either file, or by a folder with one such pair; or the URL of a store or a corpus.
         split: the split of a corpus; ignored if ``path`` is a store.
+        cache: where to keep what is read from a URL.
 
     Raises:
         DataError: there is no store, it is empty, or a file is missing, truncated or malformed.
+        UserError: access to a URL is denied, or the library of its protocol is missing.
+        HornbookError: the server of a URL cannot be reached.
     """
-    location = locate_store(Path(path), split)
+    remote = RemoteCorpus(str(path), cache) if is_url(str(path)) else None
+    location = locate_store(remote.folder if remote else Path(path), split)
     if (location / MANIFEST).exists():
-        store = _open_own(location)
+        store = _open_own(location, remote.store(location) if remote else None)
     else:
         indexed = IndexedFile.open(location)
         end = _guess_end_of_text(indexed)
@@ -245,24 +271,22 @@ def open_store(path: str | Path, split: str = "train") -> TokenStore:
     return store
 
 
-def splits_of(path: str | Path) -> tuple[str, ...]:
-    """Return the splits that a corpus was built with, or those it has if there is no record; empty for a store."""
-    if (Path(path) / MANIFEST).exists():
-        return ()
-    there = tuple(split for split in SPLITS if (Path(path) / split / MANIFEST).exists())
-    return recorded_splits(Path(path)) or there
+def folder_of(path: str | Path, cache: CacheOptions = CacheOptions()) -> Path:  # noqa: B008
+    """Return a path unchanged, and for a URL the folder of its copies. Raises the errors of ``open_store``."""
+    return RemoteCorpus(str(path), cache).folder if is_url(str(path)) else Path(path)
 
 
-def open_held_out(corpora: Sequence[str]) -> list[TokenStore]:
+def open_held_out(corpora: Sequence[str], cache: CacheOptions = CacheOptions()) -> list[TokenStore]:  # noqa: B008
     """Open the validation splits of the corpora that have one.
 
     Raises the errors of ``open_store`` and ``refuse_other_tokenizers``.
     """
     stores = []
     for path in corpora:
-        splits = splits_of(path)
-        if "validation" in splits or (splits and (Path(path) / "validation").is_dir()):
-            stores.append(open_store(path, split="validation"))
+        folder = folder_of(path, cache)
+        splits = splits_of(folder)
+        if "validation" in splits or (splits and (folder / "validation").is_dir()):
+            stores.append(open_store(path, "validation", cache))
     refuse_other_tokenizers(stores)
     return stores
 
@@ -278,59 +302,11 @@ def refuse_other_tokenizers(stores: Sequence[TokenStore]) -> None:
             )
 
 
-def locate_store(path: Path, split: str) -> Path:
-    """Return the folder of a store with a manifest, or the prefix of one without; see ``open_store``."""
-    if not path.is_dir():
-        prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
-        if not index_paths(prefix)[1].is_file():
-            _refuse_other_files(path)
-            raise DataError(
-                f"{path}: no such token store{did_you_mean_path(path)}; expected a folder written by corpus build, or "
-                "a .bin and .idx"
-            )
-        return prefix.parent if prefix.name == "tokens" and (prefix.parent / MANIFEST).exists() else prefix
-    if (path / MANIFEST).exists():
-        return path
-    if splits := splits_of(path):
-        if split not in splits:
-            raise DataError(f"{path}: the corpus has no {split} split; build it with, for example, `validation=0.02`")
-        if not (path / split / MANIFEST).exists():
-            raise DataError(
-                f"{path / split / MANIFEST} is missing, but the corpus was built with a {split} split; restore it, or "
-                "build the corpus again"
-            )
-        return path / split
-    pairs = sorted(path.glob("*.idx"))
-    if (path / "documents.npy").exists():
-        raise DataError(f"{path / MANIFEST} is missing; build the store again")
-    if len(pairs) != 1:
-        _refuse_other_files(path)
-        raise DataError(
-            f"{path}: no token store; expected a manifest.json, or one .bin and .idx, found {len(pairs)} .idx"
-        )
-    return pairs[0].with_suffix("")
-
-
-def _refuse_other_files(path: Path) -> None:
-    """Raise DataError with the remedy if a path that is no store has tokens of another program, or text."""
-    for room in plugged("store openers"):
-        if advice := room.how_to_convert(path):
-            raise DataError(advice)
-    if path.name == "tokenizer.json" or (path / "tokenizer.json").is_file():
-        raise DataError(
-            f"{path}: a tokenizer, not a token store; to make one: `hornbook corpus build TEXTS --tokenizer "
-            f"{shlex.quote(str(path))} --output corpora/{shlex.quote(path.stem)}`"
-        )
-    if path.is_file() or (path.is_dir() and any(path.iterdir()) and not list(path.glob("*.idx"))):
-        raise DataError(
-            f"{path}: not a token store; to make one from text: `hornbook corpus build {shlex.quote(str(path))} "
-            f"--tokenizer TOKENIZER --output corpora/{shlex.quote(path.stem)}`"
-        )
-
-
-def _open_own(folder: Path) -> TokenStore:
+def _open_own(folder: Path, remote: RemoteStore | None) -> TokenStore:
     manifest = Manifest.read(folder)
-    for name, file in manifest.files.items():
+    if remote:
+        remote.copy("tokens.idx", manifest.files["tokens.idx"])
+    for name, file in manifest.files.items() if not remote else ():
         with storage_errors("read", folder / name):
             size = (folder / name).stat().st_size if (folder / name).is_file() else None
         if size != file.size:
@@ -338,7 +314,7 @@ def _open_own(folder: Path) -> TokenStore:
             raise DataError(
                 f"{folder / name}: the manifest expects {file.size} bytes, but {found}; build the store again"
             )
-    indexed = IndexedFile.open(folder / "tokens")
+    indexed = IndexedFile.open(folder / "tokens", remote.tokens(manifest) if remote else None)
     counts = indexed.num_documents, indexed.num_tokens, indexed.dtype.name
     if counts != (manifest.num_documents, manifest.num_tokens, manifest.dtype):
         raise DataError(f"{folder}: manifest and index disagree on documents, tokens or dtype; build the store again")
@@ -353,6 +329,7 @@ def _open_own(folder: Path) -> TokenStore:
         manifest=manifest,
         end_of_text=manifest.end_of_text,
         end_of_text_id=manifest.end_of_text_id,
+        remote=remote,
     )
 
 

@@ -7,18 +7,22 @@
                                "end_of_text": "stored", "end_of_text_id": 4999, "tokenizer": "<its digest>",
                                "sources": ["/texts/a.jsonl.gz"],
                                "files": {"tokens.bin": {"size": 2723690, "sha256": "..."}, ...}}
+    train/tokens.sha256       the SHA-256 of each 64 KiB of tokens.bin, 32 bytes each
     train/documents.npy       source  offset  num_bytes         one row per document, in numpy's format
                                    0       0       5120         the manifest's first source, from its first byte
                                    1    9341        977         the line of a JSONL file after 9,341 bytes
 
 A build writes the manifest of a store last. The sizes and hashes in it reveal files that were truncated, changed or
-replaced, and ``checksum``, the SHA-256 of the rest, protects the manifest itself. Paths of sources are absolute;
-training never opens them. The request in ``build.json`` lets a build recognize a corpus that it would make again, and
-a reader notice that the folder of a split is missing.
+replaced, and ``checksum``, the SHA-256 of the rest, protects the manifest itself. The hashes of chunks, which stores of
+earlier versions lack, let a reader fetch and check parts of ``tokens.bin`` (`hornbook.corpora.remote_store`). Paths of
+sources are absolute; training never opens them. The request in ``build.json`` lets a build recognize a corpus that it
+would make again, and a reader notice that the folder of a split is missing.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -27,10 +31,14 @@ from numpy.typing import NDArray
 
 from hornbook.errors import DataError
 from hornbook.formats.npy import map_array
-from hornbook.storage import Written
+from hornbook.storage import Written, write_file
 from hornbook.storage.json_files import dump_sealed, is_intact, parse_json, read_bytes, read_json
+from hornbook.storage.system import open_regular, storage_errors
 
 MANIFEST: Final = "manifest.json"
+CHUNK_HASHES: Final = "tokens.sha256"
+CHUNK_BYTES: Final = 1 << 16
+"""Bytes of ``tokens.bin`` per hash in ``tokens.sha256``; the last chunk may be shorter."""
 STORE_FILES: Final = ("tokens.bin", "tokens.idx", "documents.npy", "tokenizer.json")
 FORMAT: Final = {"format": "hornbook token store", "format_version": 1}
 DOCUMENT_ROW: Final = np.dtype([("source", "<i4"), ("offset", "<i8"), ("num_bytes", "<i8")])
@@ -67,6 +75,7 @@ class Manifest:
         options: the options of the build.
         sources: absolute paths of the sources; ``"-"`` is standard input.
         files: size and hash of every other file in the folder.
+        chunk_hashes: size and hash of ``tokens.sha256``; None for stores of earlier versions, which lack it.
         sequences: whether sequences of the index are ``"documents"`` or ``"sentences"``; missing in the oldest stores,
             which have documents.
     """
@@ -83,13 +92,15 @@ class Manifest:
     options: Mapping[str, Any]
     sources: tuple[str, ...]
     files: Mapping[str, Written]
+    chunk_hashes: Written | None = None
     sequences: Literal["documents", "sentences"] = "documents"
 
     def to_bytes(self) -> bytes:
         """Return the content of ``manifest.json``."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}
-        files = {name: {"size": file.size, "sha256": file.sha256} for name, file in self.files.items()}
-        return dump_sealed(FORMAT | own | {"files": files})
+        own["files"] = {name: asdict(file) for name, file in self.files.items()}
+        own["chunk_hashes"] = self.chunk_hashes and asdict(self.chunk_hashes)
+        return dump_sealed(FORMAT | own)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -118,7 +129,12 @@ class Manifest:
         sequences = values.get("sequences", "documents")
         if sequences not in ("documents", "sentences"):
             raise DataError(f"{path}: expected sequences to be documents or sentences; restore the file")
-        optional = {"end_of_text_id": number, "sequences": sequences}  # may be missing
+        chunks = values.get("chunk_hashes")
+        optional = {  # may be missing
+            "end_of_text_id": number,
+            "sequences": sequences,
+            "chunk_hashes": None if chunks is None else _written(chunks, CHUNK_HASHES, path),
+        }
         sources = tuple(source for source in values["sources"] if isinstance(source, str))
         if len(sources) != len(values["sources"]):
             raise DataError(f"{path}: a source is not a path; restore the file")
@@ -130,16 +146,30 @@ class Manifest:
 
 def _read_files(values: dict[str, Any], path: Path) -> dict[str, Written]:
     """Check and return sizes and hashes of exactly the files of a store, so that no name can be a path elsewhere."""
-    files = {}
-    for name in STORE_FILES:
-        entry = values.get(name)
-        size, sha256 = (entry.get("size"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
-        if type(size) is not int or not isinstance(sha256, str):
-            raise DataError(f"{path}: the size or hash of {name} is missing; restore the file")
-        files[name] = Written(size=size, sha256=sha256)
+    files = {name: _written(values.get(name), name, path) for name in STORE_FILES}
     if set(values) != set(STORE_FILES):
         raise DataError(f"{path}: lists files that do not belong to a store; restore the file")
     return files
+
+
+def _written(entry: object, name: str, path: Path) -> Written:
+    size, sha256 = (entry.get("size"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
+    if type(size) is not int or not isinstance(sha256, str):
+        raise DataError(f"{path}: the size or hash of {name} is missing; restore the file")
+    return Written(size=size, sha256=sha256)
+
+
+def write_chunk_hashes(store: Path) -> Written:
+    """Write ``tokens.sha256`` of a store whose ``tokens.bin`` is complete; return its size and hash."""
+    path = store / "tokens.bin"
+
+    def hashes() -> Iterator[bytes]:
+        with storage_errors("read", path), open_regular(path) as file:
+            for some in iter(partial(file.read, 1024 * CHUNK_BYTES), b""):
+                starts = range(0, len(some), CHUNK_BYTES)
+                yield b"".join(hashlib.sha256(some[start : start + CHUNK_BYTES]).digest() for start in starts)
+
+    return write_file(store / CHUNK_HASHES, hashes())
 
 
 def read_rows(path: Path, num_documents: int) -> NDArray[np.void]:

@@ -12,8 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from hornbook.corpora.store import TokenStore, locate_store, open_store
-from hornbook.corpora.store_manifest import MANIFEST, MOST_IDS, Manifest
+from hornbook.config.options import is_url
+from hornbook.corpora.locate import locate_store
+from hornbook.corpora.store import TokenStore, open_store
+from hornbook.corpora.store_manifest import CHUNK_HASHES, MANIFEST, MOST_IDS, Manifest
 from hornbook.errors import DataError
 from hornbook.storage import sha256_file
 
@@ -25,13 +27,13 @@ class Verified:
     """The counts of an intact store.
 
     Attributes:
-        store: the folder or prefix.
+        store: the folder, prefix or URL.
         files: the files whose size and hash match the manifest; empty without a manifest.
         documents, tokens: number of documents and tokens checked.
         sentences: number of sentences; None if sequences are documents.
     """
 
-    store: Path
+    store: str
     files: tuple[str, ...]
     documents: int
     tokens: int
@@ -40,8 +42,10 @@ class Verified:
 
 def verify_store(path: str | Path, split: str = "train") -> Verified:
     """Check every byte of a store; for arguments see ``open_store``. Raises DataError, naming the damaged file."""
-    files = verify_hashes(path, split)
+    files = () if is_url(str(path)) else verify_hashes(path, split)
     store = open_store(path, split)
+    if store.remote and store.manifest:  # what is copied is compared with its hash, and so is every chunk of the tokens
+        files = tuple(store.manifest.files)
     tokens, bin_path = store.indexed.tokens, store.indexed.paths[0]
     end = store.vocab_size or min(np.iinfo(tokens.dtype).max + 1, MOST_IDS)
     for start in range(0, len(tokens), _CHECKED_TOKENS):
@@ -56,7 +60,7 @@ def verify_store(path: str | Path, split: str = "train") -> Verified:
     _ = store.rows  # reading them checks them
     _verify_tokenizer(store)
     return Verified(
-        store=store.path,
+        store=store.name,
         files=files,
         documents=store.num_documents,
         tokens=store.num_tokens,
@@ -70,7 +74,8 @@ def verify_hashes(path: str | Path, split: str = "train") -> tuple[str, ...]:
     if not (folder / MANIFEST).exists():
         return ()
     manifest = Manifest.read(folder)
-    for name, file in manifest.files.items():
+    chunk_hashes = {CHUNK_HASHES: manifest.chunk_hashes} if manifest.chunk_hashes else {}
+    for name, file in {**manifest.files, **chunk_hashes}.items():
         if not (folder / name).is_file():
             raise DataError(f"{folder / name} is missing; build the store again")
         if (found := sha256_file(folder / name)) != file.sha256:

@@ -13,6 +13,7 @@ Custom objectives train on windows.
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -46,7 +47,7 @@ from hornbook.parallel.world import World
 from hornbook.samples.batches import Loader, Samples
 from hornbook.samples.encoder_samples import encoder_samples
 from hornbook.samples.labelled_samples import LabelledSources, labelled_samples
-from hornbook.samples.sources import Sources, window_samples
+from hornbook.samples.sources import Sources, network_facts, window_samples
 from hornbook.storage.scratch import ScratchFile
 
 _ZERO_BUBBLE_SINCE = (2, 13)
@@ -67,8 +68,10 @@ def build_samples(recipe: Recipe, sources: Sources, *, on_cpu: bool) -> Samples:
     if isinstance(sources, LabelledSources):
         return labelled_samples(recipe, sources, on_cpu=on_cpu)
     if isinstance(recipe.objective, MaskingConfig):
-        return encoder_samples(recipe.objective, recipe, sources, on_cpu=on_cpu)
-    return window_samples(recipe, sources)
+        samples = encoder_samples(recipe.objective, recipe, sources, on_cpu=on_cpu)
+    else:
+        samples = window_samples(recipe, sources)
+    return replace(samples, facts={**samples.facts, **network_facts(recipe, sources)})
 
 
 def num_steps(recipe: Recipe, samples: Samples) -> int:

@@ -120,7 +120,7 @@ def _difference(first: Mapping[str, object], own: Mapping[str, object]) -> str:
     return ""
 
 
-_LOCAL = ("data.train", "data.validation", "data.tokenizer")
+_LOCAL = ("data.train", "data.validation", "data.tokenizer", "data.cache")
 
 
 def report(store: Store, rank: int, line: str, exit_code: int) -> RankError:

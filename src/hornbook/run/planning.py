@@ -17,7 +17,7 @@ from hornbook.plan.devices import DEVICES, Device, card
 from hornbook.plan.layers import ALL_NATIVE, Compute
 from hornbook.plan.planner import Machine, Plan, make_plan
 from hornbook.run.utilization import Product, measure_rates
-from hornbook.samples.sources import complete, open_sources
+from hornbook.samples.sources import complete, network_facts, open_sources
 from hornbook.storage.system import format_bytes
 from hornbook.track.environment import available_memory_bytes, cpu_model, memory_bytes
 from hornbook.wording import counted
@@ -42,6 +42,7 @@ def read_data(recipe: Recipe) -> tuple[Recipe, dict[str, str]]:
     facts = {
         "data": f"{size}, vocabulary {recipe.model.vocab_size:,}: {', '.join(recipe.data.train)}",
         "length": f"{counted(steps, 'step')}, {epochs:.3g} epochs",
+        **network_facts(recipe, sources),
     }
     return replace(recipe, training=replace(training, steps=steps, epochs=None, tokens=None)), facts
 

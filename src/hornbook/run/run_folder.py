@@ -30,6 +30,8 @@ _MAY_CHANGE = (
     "data.train",  # paths; the fingerprints identify the content
     "data.validation",
     "data.tokenizer",  # also a path
+    "data.cache",
+    "data.cache_gib",
     "data.layout",
     "training.steps",
     "training.epochs",

@@ -7,7 +7,7 @@
 A ``BatchMaker`` maps sample numbers to batches and a ``HeldOut`` maps window numbers to batches; both are stateless.
 Samples are numbered over the global batch, not per rank, so a ``Loader``'s state is one integer, ``next_sample``, and
 the samples and their order do not depend on the number of ranks, the prefetch depth or the step at which a run resumes.
-Every rank must be able to read the whole store.
+Every rank must be able to read the whole store, from a disk or a URL (`hornbook.corpora.remote_store`).
 
 A batch is a dict of batch-first int64 tensors. A batch of windows holds ``tokens``, ``targets`` (-100: not scored),
 ``positions`` and ``keys`` (32 random bits per token, from which dropout is drawn), each [B, T], and ``documents`` if

@@ -28,7 +28,7 @@ from hornbook.errors import UserError
 from hornbook.samples.hashing import permute
 from hornbook.samples.mixture import Provenance
 from hornbook.samples.pairs import SPECIAL_TOKENS, PairRules, Sentences, first_sentences, pairs_at
-from hornbook.samples.windows import Piece, Windows
+from hornbook.samples.windows import Piece, Windows, announce
 from hornbook.text.special_tokens import MaskingTokens
 
 NO_PAIR = -100
@@ -127,7 +127,9 @@ class PairSequences:
 
     def of_epoch(self, epoch: int, indices: Int64s) -> list[TokenSequence]:
         """Return the sequences at these indices of an epoch's order, modulo its length."""
-        return [self._join(*pair) for pair in self._pairs(epoch, indices)]
+        pairs = list(self._pairs(epoch, indices))
+        announce(self._store, (piece for a, b, _ in pairs for piece in (a, b)))
+        return [self._join(*pair) for pair in pairs]
 
     def provenance(self, sample: int) -> Provenance:
         """Return A and B; see ``StoredSequences``."""
@@ -201,7 +203,9 @@ class _OnePiece(ABC):
         self.sequence_length = sequence_length
 
     def sequences(self, samples: Int64s) -> list[TokenSequence]:
-        return [framed(self._store.read(*piece), self._special) for piece in self._of_samples(samples)]
+        pieces = self._of_samples(samples)
+        announce(self._store, pieces)
+        return [framed(self._store.read(*piece), self._special) for piece in pieces]
 
     def provenance(self, sample: int) -> Provenance:
         """Return the one piece; see ``StoredSequences``."""

@@ -6,13 +6,16 @@ from typing import Final
 
 from hornbook.config import MaskingConfig, Recipe
 from hornbook.corpora.joined import by_name, join
+from hornbook.corpora.remote_store import CacheOptions
 from hornbook.corpora.store import TokenStore, open_held_out, open_store, refuse_other_tokenizers
+from hornbook.corpora.store_manifest import CHUNK_BYTES
 from hornbook.errors import UserError
 from hornbook.samples.batches import HeldOutWindows, Samples, WindowBatches
 from hornbook.samples.instances import InstanceSource, holds_instances, open_instances
 from hornbook.samples.mixture import Mixture, joint_fingerprint
 from hornbook.samples.synthetic import SyntheticTokens
 from hornbook.samples.windows import DocumentWindows, EvaluationDocumentWindows, EvaluationWindows, TokenSource, Windows
+from hornbook.storage.system import format_bytes
 from hornbook.text.tokenizer import Tokenizer
 
 _NUM_SYNTHETIC_DOCUMENTS = 4096
@@ -84,13 +87,14 @@ def open_sources(recipe: Recipe) -> Sources:
             f"recipe {recipe.name!r} names no training data: build a store with `hornbook corpus build` and add "
             "`data.train=FOLDER` (or `data.synthetic` to train on random tokens)"
         )
-    stores = tuple(open_store(path, split="train") for path in recipe.data.train)
+    cache = CacheOptions.of(recipe.data)
+    stores = tuple(open_store(path, "train", cache) for path in recipe.data.train)
     if recipe.data.tokenizer is not None:
         raise UserError(
             "data.tokenizer applies to files of instances only; a token store records its own tokenizer: leave it out"
         )
     own = recipe.data.validation
-    held_out = open_held_out(recipe.data.train) if own is None else [open_store(own, split="validation")]
+    held_out = open_held_out(recipe.data.train, cache) if own is None else [open_store(own, "validation", cache)]
     refuse_other_tokenizers([*stores, *held_out])
     validation = join(held_out) if len(held_out) > 1 else next(iter(held_out), None)
     return Sources(
@@ -101,6 +105,23 @@ def open_sources(recipe: Recipe) -> Sources:
         tokenizer=next(filter(None, (store.tokenizer() for store in stores)), None),
         num_validation_bytes=validation.num_bytes if validation else None,
     )
+
+
+def network_facts(recipe: Recipe, sources: Sources) -> dict[str, str]:
+    """Return what reading the training stores at URLs takes, in words; empty if all are local.
+
+    A sample's tokens are in one chunk, or a few that follow each other. A store that fits in the cache is transferred
+    once; of another one, nearly every sample needs chunks that are no longer there.
+    """
+    remote = [store for store in sources.train if isinstance(store, TokenStore) and store.remote]
+    if not remote:
+        return {}
+    width = max(store.indexed.dtype.itemsize for store in remote)
+    most = (CHUNK_BYTES + recipe.sequence_length * width) / recipe.sequence_length
+    size, limit = sum(store.indexed.tokens.nbytes for store in remote), CacheOptions.of(recipe.data).limit
+    what = f"{format_bytes(size)} of tokens by chunks of {format_bytes(CHUNK_BYTES)}, up to {most:.0f} bytes per token"
+    lasts = "until the cache has them all" if size <= limit else "all the time, since they do not fit in the cache"
+    return {"network": f"{what} {lasts} (data.cache_gib {recipe.data.cache_gib:g})"}
 
 
 def complete(recipe: Recipe, sources: Sources) -> Recipe:

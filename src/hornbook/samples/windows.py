@@ -16,7 +16,7 @@ leaves out L mod T tokens, different ones in each epoch because of the shift.
 End-of-text tokens are in the store ("stored"), added here ("inserted"), or not used ("absent").
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -93,6 +93,12 @@ class EvaluationWindow:
     documents: Int64s
 
 
+def announce(source: TokenSource, pieces: Iterable[tuple[int, int, int]]) -> None:
+    """Let a source that fetches its tokens begin with these (document, start, count), which are read next, in order."""
+    if (will_read := getattr(source, "will_read", None)) is not None:
+        will_read(pieces)
+
+
 class Stream:
     """The documents of a source as a circular sequence of tokens, with an end-of-text token after each document.
 
@@ -109,6 +115,7 @@ class Stream:
                 "rebuild it with a tokenizer, or declare end-of-text absent"
             )
         self._source = source
+        self._will_read = getattr(source, "will_read", None)
         self.has_end_of_text = source.end_of_text != "absent"
         self.end_of_text_id = source.end_of_text_id or 0  # if absent, 0 fills positions that are not scored
         self._num_inserted = int(source.end_of_text == "inserted")
@@ -119,6 +126,8 @@ class Stream:
     def read(self, starts: Int64s, count: int) -> Window:
         """Read ``count`` tokens from each position in ``starts`` (0 <= start < length): int64[len(starts), count]."""
         tokens = np.empty((len(starts), count), dtype=np.int64)
+        if self._will_read is not None:
+            self._will_read(piece for start in starts.tolist() for piece in self.pieces(start, count))
         opens = np.zeros((len(starts), count + 1), dtype=np.int64)  # 1 where a document begins, also one past the end
         for row, start in enumerate(starts.tolist()):
             filled = 0
@@ -329,5 +338,6 @@ def long_documents(source: TokenSource, sequence_length: int) -> Int64s:
 
 def read_beginnings(source: TokenSource, documents: Int64s, sequence_length: int) -> Window:
     """Return the first ``sequence_length + 1`` tokens of ``documents`` [B]: int64[B, T+1]."""
+    announce(source, ((document, 0, sequence_length + 1) for document in documents.tolist()))
     tokens = np.stack([source.read(document, 0, sequence_length + 1) for document in documents.tolist()])
     return Window(tokens=tokens.astype(np.int64), documents=np.zeros(tokens.shape, dtype=np.int64))

@@ -279,6 +279,27 @@ def lock_file(descriptor: int) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+@contextmanager
+def wait_for_lock(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, created if missing, during the block; wait while another process holds it."""
+    with storage_errors("lock", path):
+        descriptor = open_own(path)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def cache_home() -> Path:
+    """Return the folder of this user's caches of hornbook. Raises RuntimeError if the home folder is unknown."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "hornbook"
+
+
 def is_locked(folder: Path) -> bool:
     """Return whether a process holds the lock of a folder; False if the lock file cannot be opened."""
     try:

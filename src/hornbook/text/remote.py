@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any, Final, TypeVar
 
+from hornbook.config.options import is_url
 from hornbook.errors import HornbookError, UserError
 from hornbook.extras import require
 from hornbook.storage.system import storage_errors
@@ -32,8 +33,7 @@ T = TypeVar("T")
 
 def is_remote(name: str) -> bool:
     """Return whether an input or a source is a URL, as in ``"s3://bucket/file"``."""
-    scheme, separator, _ = name.partition("://")
-    return bool(separator) and scheme.isalnum() and scheme not in ("file", "hf")
+    return is_url(name) and not name.startswith(("file:", "hf:"))
 
 
 def list_files(name: str, *, suffixes: Sequence[str] = (), exclude: Sequence[str] = ()) -> list[str]:
@@ -48,13 +48,13 @@ def list_files(name: str, *, suffixes: Sequence[str] = (), exclude: Sequence[str
         UserError: nothing matches, access is denied, or the protocol's library is not installed.
         HornbookError: the server cannot be reached.
     """
-    system, path = _open(name)
+    system, path = open_system(name)
     if any(mark in path for mark in "*?["):
-        found = _retried(name, lambda: system.glob(path))
-    elif _retried(name, lambda: system.isfile(path)):
+        found = retried(name, lambda: system.glob(path))
+    elif retried(name, lambda: system.isfile(path)):
         return [name]
     else:
-        found = _retried(name, lambda: system.find(path))
+        found = retried(name, lambda: system.find(path))
     root = path.partition("*")[0].rpartition("/")[0] if "*" in path else path
     urls = [
         str(system.unstrip_protocol(file))
@@ -71,8 +71,8 @@ def identity(url: str) -> str:
 
     Raises the errors of ``list_files``.
     """
-    system, path = _open(url)
-    return str(_retried(url, lambda: system.ukey(path)))
+    system, path = open_system(url)
+    return str(retried(url, lambda: system.ukey(path)))
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def fetched(url: str) -> Iterator[Path]:
         UserError: the file does not exist, or access is denied.
         HornbookError: the server cannot be reached, or the connection dropped several times.
     """
-    system, path = _open(url)
+    system, path = open_system(url)
     with tempfile.TemporaryDirectory(prefix="hornbook-") as folder:
         copy = Path(folder) / PurePath(path).name
 
@@ -91,7 +91,7 @@ def fetched(url: str) -> Iterator[Path]:
             with system.open(path, "rb") as source, storage_errors("write", copy), copy.open("wb") as target:
                 shutil.copyfileobj(source, target, _COPIED_BYTES)
 
-        _retried(url, fetch)
+        retried(url, fetch)
         yield copy
 
 
@@ -99,7 +99,8 @@ def _is_skipped(path: PurePath, exclude: Sequence[str]) -> bool:
     return any(part.startswith(".") for part in path.parts) or is_excluded(path, exclude)
 
 
-def _open(url: str) -> tuple[Any, str]:
+def open_system(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL and the path in it. Raises UserError if the protocol has no library."""
     fsspec = require("fsspec", extra="remote", purpose="reading URLs")
     try:
         system, path = fsspec.core.url_to_fs(url)
@@ -110,15 +111,20 @@ def _open(url: str) -> tuple[Any, str]:
     return system, str(path)
 
 
-def _retried(url: str, action: Callable[[], T]) -> T:
-    """Return the result of an action on the server, tried up to four times."""
+def retried(url: str, action: Callable[[], T]) -> T:
+    """Return the result of an action on the server, tried up to four times, with growing pauses.
+
+    Raises:
+        UserError: the file does not exist (then caused by FileNotFoundError), or access is denied.
+        HornbookError: all attempts failed.
+    """
     for attempt in range(_ATTEMPTS):
         try:
             return action()
         except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
             reason = " ".join(str(error.strerror or error).split())
             raise UserError(f"cannot read {url}: {reason}; check the address and the credentials") from error
-        except _errors() as error:
+        except network_errors() as error:
             if attempt + 1 == _ATTEMPTS:
                 reason = " ".join(str(error).split())[:200]
                 raise HornbookError(
@@ -129,7 +135,7 @@ def _retried(url: str, action: Callable[[], T]) -> T:
     raise AssertionError("the last attempt returns or raises")
 
 
-def _errors() -> tuple[type[BaseException], ...]:
+def network_errors() -> tuple[type[BaseException], ...]:
     """Return the classes of errors of a network, also those that libraries do not derive from OSError."""
     loaded = [(sys.modules.get(module), name) for module, name in _OWN_ERRORS]
     return (OSError, *(getattr(module, name) for module, name in loaded if module is not None))

@@ -43,7 +43,15 @@ from hornbook.corpora.building.request import (
 from hornbook.corpora.building.token_pipeline import LONG_TEXT
 from hornbook.corpora.megatron import smallest_dtype
 from hornbook.corpora.store import open_store
-from hornbook.corpora.store_manifest import BUILD, MANIFEST, RECORD_FORMAT, Manifest, read_record, recorded_splits
+from hornbook.corpora.store_manifest import (
+    BUILD,
+    MANIFEST,
+    RECORD_FORMAT,
+    Manifest,
+    read_record,
+    recorded_splits,
+    write_chunk_hashes,
+)
 from hornbook.errors import DataError, StoppedBySignal, StorageError, UserError
 from hornbook.storage import (
     commit_directory,
@@ -246,6 +254,7 @@ class Build:
                 options=job.request["options"],
                 sources=tuple(printable(source, job.folder) for source in job.sources),
                 files=files,
+                chunk_hashes=write_chunk_hashes(folder),
                 sequences="documents" if job.options.sequences == "documents" else "sentences",
             )
             write_file(folder / MANIFEST, manifest.to_bytes())

@@ -13,8 +13,8 @@ Raw tokens, such as nanoGPT's, and files with unknown suffixes need ``--from``; 
 from pathlib import Path
 from typing import Final
 
+from hornbook.corpora.locate import splits_of
 from hornbook.corpora.megatron import index_paths
-from hornbook.corpora.store import splits_of
 from hornbook.corpora.store_manifest import MANIFEST
 from hornbook.errors import DataError, UserError
 from hornbook.formats.arrow import is_dataset

@@ -28,7 +28,7 @@ from typing import Final
 from hornbook.errors import StorageError
 from hornbook.storage.files import fsync_directory, make_directory, rename, sha256_file, write_file
 from hornbook.storage.removal import remove_tree
-from hornbook.storage.system import flush_to_disk, open_own, storage_errors
+from hornbook.storage.system import cache_home, flush_to_disk, open_own, storage_errors
 
 LIBRARY: Final = "libhornbook.so"
 """File name of the library in the folder of a build."""
@@ -52,10 +52,9 @@ def default_cache() -> Path:
         BuildError: there is neither ``XDG_CACHE_HOME`` nor a home folder.
     """
     try:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        return cache_home() / "native"
     except RuntimeError as error:  # HOME is not set, and the user is not in the system's list
         raise BuildError("the home folder is unknown; set XDG_CACHE_HOME to a folder for compiled operators") from error
-    return base / "hornbook" / "native"
 
 
 def find_flaw(library: Path, *, installed: bool = False) -> str | None:
