@@ -59,7 +59,7 @@ def test_train_passes_the_resolved_recipe_to_the_engine(recipe, trained, capsys)
     assert json.loads(capsys.readouterr().out) == {"step": 2}
     ((resolved, options),) = trained
     assert resolved == load_recipe(recipe, ["--training.steps=3"])
-    expected = {"device": "cpu", "threads": 1, "init_from": None, "allow_rate_change": False, "ends_at": None}
+    expected = {"device": "cpu", "threads": 1, "init_from": None, "allow_rate_change": False}
     assert (str(options.pop("output")), options) == ("runs/a", expected)
 
 
@@ -71,7 +71,6 @@ def test_defaults(recipe, trained):
         "threads": None,
         "init_from": None,
         "allow_rate_change": False,
-        "ends_at": None,
     }
     assert trained[0][1] == expected
 

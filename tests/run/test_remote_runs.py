@@ -28,7 +28,7 @@ def corpus(tmp_path_factory):
     return folder
 
 
-def test_losses_and_a_resume_are_those_of_the_local_store(corpus, tmp_path, monkeypatch):
+def test_losses_a_resume_and_evaluations_are_those_of_the_local_store(corpus, tmp_path, monkeypatch, capsys):
     far = (f"--data.train=file://{corpus}", f"--data.cache={tmp_path / 'cache'}", *NOT_SYNTHETIC)
     run_tiny(tmp_path / "near", f"--data.train={corpus}", *NOT_SYNTHETIC)
     expected = losses(tmp_path / "near" / "run")
@@ -37,6 +37,12 @@ def test_losses_and_a_resume_are_those_of_the_local_store(corpus, tmp_path, monk
         run_tiny(tmp_path / "moved", f"--data.train={corpus}", *NOT_SYNTHETIC)
     run_tiny(tmp_path / "moved", *far)  # which begins on the disk, and goes on from afar
     assert losses(tmp_path / "moved" / "run") == expected and len(expected) >= 8
+    monkeypatch.setattr(remote_store, "cache_home", lambda: tmp_path)
+    capsys.readouterr()
+    for url in ("", "file://"):
+        assert main(["evaluate", str(tmp_path / "near" / "run"), "--data", f"{url}{corpus}", "--json"]) == 0
+    near, far = (json.loads(line)["tasks"][0]["rows"][:2] for line in capsys.readouterr().out.splitlines())
+    assert near == far
 
 
 @pytest.mark.slow

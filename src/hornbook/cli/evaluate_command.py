@@ -86,10 +86,10 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 def _refuse_early(arguments: argparse.Namespace, asked: "list[str]") -> None:
     """Raise the errors that can be found before torch is imported: a wrong path, device or task."""
     from hornbook.checkpoint.load import require_source
-    from hornbook.config.options import split_entry
+    from hornbook.config.options import is_url, split_entry
     from hornbook.config.suggest import did_you_mean_path
     from hornbook.config.task_names import refuse_unknown_task
-    from hornbook.corpora.store import locate_store
+    from hornbook.corpora.locate import locate_store
     from hornbook.errors import UserError
     from hornbook.parallel.device_names import device_without_torch
     from hornbook.track.run_state import document_of, newest_checkpoint
@@ -103,6 +103,8 @@ def _refuse_early(arguments: argparse.Namespace, asked: "list[str]") -> None:
     objective = document_of(checkpoint, "recipe").get("objective")
     is_default = not asked and isinstance(objective, dict) and objective.get("name") == "causal_lm"
     for name, path in map(split_entry, arguments.data):
+        if is_url(path):
+            continue
         if name in (None, *asked) and not Path(path).exists() and not Path(f"{path}.idx").exists():
             raise UserError(f"{path}: no such file or folder{did_you_mean_path(Path(path))}")
         if ("bits_per_byte" in asked or is_default) and name in (None, "bits_per_byte"):
