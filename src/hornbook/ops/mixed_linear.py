@@ -51,7 +51,7 @@ def write_product(total: Tensor, a: Tensor, b: Tensor, *, adds: bool) -> None:
     """Write ``a b`` of 16-bit matrices to an fp32 one, or add it, without rounding to 16 bits in between."""
     if not a.is_cuda:  # PyTorch has such products on GPUs only
         torch.addmm(total, a.float(), b.float(), beta=adds, out=total)
-    elif adds:
+    elif adds:  # of an fp32 total since PyTorch 2.10, pull request 167931
         torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
     else:
         torch.mm(a, b, out_dtype=torch.float32, out=total)
