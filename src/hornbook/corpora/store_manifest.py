@@ -165,7 +165,7 @@ def write_chunk_hashes(store: Path) -> Written:
 
     def hashes() -> Iterator[bytes]:
         with storage_errors("read", path), open_regular(path) as file:
-            for some in iter(partial(file.read, 1024 * CHUNK_BYTES), b""):
+            for some in iter(partial(file.read, 16 * CHUNK_BYTES), b""):
                 starts = range(0, len(some), CHUNK_BYTES)
                 yield b"".join(hashlib.sha256(some[start : start + CHUNK_BYTES]).digest() for start in starts)
 
