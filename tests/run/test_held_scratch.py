@@ -36,7 +36,7 @@ def scratch_of(process):
 
 
 def test_a_model_without_space_for_its_scratch_files_is_a_one_line_error(tmp_path):
-    huge = ("--model.num-layers=8", "--model.hidden-size=32768", PHASED)
+    huge = ("--model.num-layers=40", "--model.hidden-size=12288", "--model.num-heads=96", PHASED)
     with pytest.raises(StorageError, match=r"^phased execution needs [0-9.]+ TiB of scratch in .*/run, which has "):
         tiny_runs.run_tiny(tmp_path, *huge)
     assert not (tmp_path / "run").exists()

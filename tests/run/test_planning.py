@@ -30,8 +30,8 @@ def test_a_plan_takes_a_card_by_the_words_of_its_name(monkeypatch, name, memory,
 
 
 def test_a_plan_says_which_card_it_does_not_know(monkeypatch):
-    label = "Tesla V100-SXM2-16GB, which is not in the table: times are those of the NVIDIA H100 SXM"
-    assert _planned_on(monkeypatch, "Tesla V100-SXM2-16GB").label == label
+    label = "Tesla P100-PCIE-16GB, which is not in the table: times are those of the NVIDIA H100 SXM"
+    assert _planned_on(monkeypatch, "Tesla P100-PCIE-16GB").label == label
 
 
 def _planned_on(monkeypatch, name):
