@@ -58,7 +58,7 @@ def test_speed_becomes_operations_and_their_share_of_the_peak() -> None:
         ("NVIDIA A10G", None),
         ("NVIDIA H20", None),
         ("Tesla T4", None),
-        ("Tesla V100-SXM2-16GB", None),
+        ("Tesla V100-SXM2-16GB", 15.7),
         ("NVIDIA GeForce RTX 4090 D", None),
         ("", None),
     ],
@@ -67,6 +67,10 @@ def test_the_peak_of_a_card_goes_by_its_name(name: str, tflops: float | None) ->
     found = peak_of(name, torch.bfloat16)
     assert found == (None if tflops is None else pytest.approx(tflops * 1e12))
     assert peak_of(name, torch.float32) is None
+
+
+def test_a_card_without_products_in_bf16_has_those_in_fp16() -> None:
+    assert peak_of("Tesla V100-SXM2-16GB", torch.float16) == pytest.approx(125e12)
 
 
 def test_the_product_has_the_feed_forwards_shape_and_large_ones_lose_rows() -> None:

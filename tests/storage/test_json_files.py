@@ -1,9 +1,15 @@
+import hashlib
 import os
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from hornbook.errors import DataError, StorageError
-from hornbook.storage.json_files import dump_json, parse_json, read_bytes, read_json
+from hornbook.storage.json_files import dump_json, dump_sealed, parse_json, read_bytes, read_json
+
+KEYS = st.sampled_from(["a", "checksum", "zz"]) | st.text(max_size=3)
+VALUES = st.recursive(st.integers() | st.text(max_size=5), lambda deeper: st.dictionaries(KEYS, deeper, max_size=3))
 
 
 def test_equal_values_give_equal_bytes():
@@ -15,6 +21,15 @@ def test_what_is_dumped_is_read(tmp_path):
     value = {"a": [1, -2.5, True, None, "text", {"deep": {}}]}
     (tmp_path / "x.json").write_bytes(dump_json(value))
     assert read_json(tmp_path / "x.json", "the test's file") == value
+
+
+@given(st.dictionaries(KEYS.filter(lambda key: key != "checksum"), VALUES, min_size=1, max_size=4))
+@example({"a": 1, "zz": {"checksum": "0" * 64}})
+@example({"zz": '\n  "checksum": "' + "0" * 64 + '"'})
+@example({"a": 1})  # then the checksum comes last
+def test_a_seal_is_the_hash_of_the_rest(value):
+    sealed = value | {"checksum": hashlib.sha256(dump_json(value)).hexdigest()}
+    assert dump_sealed(value) == dump_json(sealed)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -138,7 +138,7 @@ def temporary_of(folder: Path, step: int, process: int) -> Path:
     return final.with_name(f"{final.name}.tmp-{process}")
 
 
-def prune(folder: Path, keep_last: int, keep: Collection[int] = ()) -> list[Path]:
+def prune(folder: Path, keep_last: int, keep: Collection[int] = (), written: Path | None = None) -> list[Path]:
     """Remove all intact checkpoints but the newest ``keep_last`` and those in ``keep``; return the removed folders.
 
     Damaged checkpoints and other entries are neither removed nor counted.
@@ -147,6 +147,7 @@ def prune(folder: Path, keep_last: int, keep: Collection[int] = ()) -> list[Path
         folder: the folder of checkpoints; it may be missing.
         keep_last: number of newest intact checkpoints to keep, at least 1.
         keep: further steps to keep, such as the best one.
+        written: the checkpoint that ``save`` has just returned, which is intact.
 
     Raises:
         UserError: ``keep_last`` is below 1.
@@ -155,7 +156,8 @@ def prune(folder: Path, keep_last: int, keep: Collection[int] = ()) -> list[Path
     if keep_last < 1:
         raise UserError(f"keep_last is {keep_last}; expected at least 1, so that a checkpoint remains")
     _remove_leftovers(folder)
-    sound = [(step, path) for step, path in committed(folder) if not path.is_symlink() and not verify(path)]
+    plain = [(step, path) for step, path in committed(folder) if not path.is_symlink()]
+    sound = [(step, path) for step, path in plain if path == written or not verify(path)]
     spare = [path for step, path in sound[:-keep_last] if step not in keep]
     for path in spare:
         storage.remove_tree(_hide(path))

@@ -1,10 +1,11 @@
-"""Measure the speed of training steps, block-sparse products, generation and corpus builds, or run named benchmarks.
+"""Measure training steps, checkpoints, block-sparse products, generation and corpus builds, or run named benchmarks.
 
 hornbook bench step demo --peer transformers
 hornbook bench step gpt2-small --processes 2
 torchrun --nproc-per-node 8 -m hornbook bench step gpt2-small --parallel.data-parallel shard
 hornbook bench generate demo --peer transformers --batch-size 1 8
 hornbook bench corpus texts.jsonl --tokenizer tokenizers/mine --peer datasets
+hornbook bench save gpt2-small --folder /scratch
 hornbook bench sparse --sizes 512 2048 --sparsity 0.9 --block-size 16 --dtype fp32 --json
 """
 
@@ -14,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from hornbook.cli import bench_run, bench_step
+from hornbook.cli import bench_run, bench_save, bench_step
 from hornbook.cli.arguments import (
     COMPUTE,
     TOKENIZER_HELP,
@@ -82,6 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     corpus = commands.add_parser("corpus", help="time corpus builds", description="Time building a corpus from JSONL.")
     _add_corpus_arguments(corpus)
     add_sparse_arguments(commands)
+    bench_save.add_arguments(commands)
     bench_run.add_arguments(commands, _check_words)
 
 

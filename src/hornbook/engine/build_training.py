@@ -146,12 +146,7 @@ def build_training(
     precision, dtype = recipe.precision, compute_dtype(recipe.precision.compute, world.device)
     if world.device.type == "cuda":
         add_up_in(precision.partials)
-    blocks = recipe.sparsity.kernel if recipe.sparsity.linears else None
-    partials, shape = precision.partials, shape_of(recipe)
-    select = partial(choose, precision.kernels, world.device, dtype, partials=partials, blocks=blocks, shape=shape)
-    kernels = select(earlier=forms)
-    first = world.everyone.share(kernels.record, 0)  # trials of other ranks may have ended differently
-    use(kernels if kernels.record == first else select(earlier=first))
+    _use_kernels(recipe, world, dtype, forms)
     with torch.device("meta"):
         model = model_of(recipe, dtype)
     if precision.weights != "fp32":
@@ -181,6 +176,22 @@ def build_training(
     )
     home: Home = elsewhere.home if isinstance(elsewhere, Phased) else home_of(model, update, recipe, world)
     return TrainState(model=model, home=home), config
+
+
+def _use_kernels(recipe: Recipe, world: World, dtype: torch.dtype, forms: Mapping[str, str] | None) -> None:
+    """Select the process's kernels, those of the first rank on all ranks, whose trials may end differently."""
+    select = partial(
+        choose,
+        recipe.precision.kernels,
+        world.device,
+        dtype,
+        partials=recipe.precision.partials,
+        blocks=recipe.sparsity.kernel if recipe.sparsity.linears else None,
+        shape=shape_of(recipe),
+    )
+    kernels = select(earlier=forms)
+    first = world.everyone.share(kernels.record, 0)
+    use(kernels if kernels.record == first else select(earlier=first))
 
 
 def place(

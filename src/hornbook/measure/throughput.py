@@ -25,6 +25,7 @@ import torch
 
 from hornbook.config import DataConfig, EncoderConfig, LabelledConfig, Recipe
 from hornbook.engine.build_training import build_loader, build_samples, build_training
+from hornbook.engine.state import TrainState
 from hornbook.engine.step import train_step
 from hornbook.errors import UserError
 from hornbook.generate import Sampling, draws_of, generate_batch, make_decoder
@@ -128,7 +129,12 @@ def synthetic_loader(recipe: Recipe, world: World) -> Loader:
 
 
 def hornbook_step(recipe: Recipe, world: World) -> Step:
-    """Return the training step of `hornbook train`, with the batches made within the step.
+    """Return the training step of `hornbook train`; arguments as for ``hornbook_training``."""
+    return hornbook_training(recipe, world)[1]
+
+
+def hornbook_training(recipe: Recipe, world: World) -> tuple[TrainState, Step]:
+    """Return the state and the training step of `hornbook train`, with the batches made within the step.
 
     Args:
         recipe: its ``model.vocab_size`` must be set.
@@ -142,7 +148,7 @@ def hornbook_step(recipe: Recipe, world: World) -> Step:
         with using(kernels):
             return train_step(state, next(loader), config).size.tokens
 
-    return step
+    return state, step
 
 
 @dataclass(frozen=True, kw_only=True)

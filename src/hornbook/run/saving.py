@@ -160,7 +160,7 @@ class Saver:
     def _prune(self, saved: Saved) -> Saved:
         snapshot = saved.snapshot
         try:
-            checkpoint.prune(self.folder, keep_last=snapshot.keep_last, keep=snapshot.keep)
+            checkpoint.prune(self.folder, snapshot.keep_last, snapshot.keep, written=saved.path)
         except StorageError as error:
             return saved._replace(warnings=[f"old checkpoints could not be removed: {error}"])
         return saved

@@ -184,7 +184,7 @@ def peak_of(name: str, dtype: torch.dtype) -> float | None:
     See `hornbook.plan.devices.card`.
     """
     known = card(name) if dtype in (torch.bfloat16, torch.float16) else None
-    return None if known is None else known.flops["bf16"]
+    return None if known is None else known.flops["bf16" if dtype == torch.bfloat16 else "fp16"]
 
 
 def measure_rates(products: Sequence[Product], device: torch.device, seconds: float = 0.0) -> list[float]:
