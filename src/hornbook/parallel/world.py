@@ -72,6 +72,7 @@ class World:
         rank: of this process, from 0.
         size: number of processes.
         is_first: whether this rank writes files and prints.
+        is_sharded: whether weights are split over data-parallel ranks; gradients are then reduced as they are computed.
     """
 
     aside: "World"
@@ -91,6 +92,7 @@ class World:
         axes = axes or Axes(data=self.everyone, updaters=self.everyone)
         self.data, self.tensor, self.pipeline = axes.data, axes.tensor, axes.pipeline
         self.sequence, self.holders, self.updaters, self.mesh = axes.sequence, axes.holders, axes.updaters, axes.mesh
+        self.is_sharded = self.holders.size > self.tensor.size
         self.device = device or torch.device("cpu")
         self._waiting, self._watch = waiting, watch
         self._agreed: HornbookError | None = None
@@ -163,11 +165,6 @@ class World:
             dist.distributed_c10d._abort_process_group()
         else:
             dist.destroy_process_group()
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether weights are split over data-parallel ranks; gradients are then reduced as they are computed."""
-        return self.holders.size > self.tensor.size
 
     def num_copies(self, axes: Collection[str]) -> int:
         """Return how many of ``holders`` hold the same part of a tensor that is split over ``axes``."""
