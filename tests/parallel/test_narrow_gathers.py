@@ -6,6 +6,8 @@ import pytest
 import torch
 from ranks import PARALLEL, TORCHRUN, python
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
