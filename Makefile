@@ -1,7 +1,7 @@
 # make demo       the whole way on this machine: text, tokenizer, corpus, a trained and evaluated model, a report
 # make test       all tests but the slow ones (make test-slow) and those for a GPU (make test-gpu)
 # make test-portable   tests of numbers and operators as on other processors: older instructions, no operators, one core
-# make reliability   kills, power failures and damage, thousands of them, with a table: an hour; run it again to go on
+# make reliability   kills, power failures and damage, thousands of them, with a table: three hours; run it again to go on
 # make check      lint, format and types, then the tests
 # make format     mend what lint and format can mend by themselves
 # make venv       set up .venv and nothing more; TORCH=cuda takes PyTorch's build for NVIDIA GPUs, from TORCH_CUDA_INDEX
