@@ -10,7 +10,7 @@ from hornbook.config import load_recipe
 from hornbook.engine import parallelize
 from hornbook.engine.build_training import build_loader, build_samples, build_training
 from hornbook.engine.step import train_step
-from hornbook.model import language_model
+from hornbook.model import LanguageModel
 from hornbook.ops import attention, layers, sequence_groups
 from hornbook.parallel.world import World
 from hornbook.samples.sources import complete, open_sources
@@ -99,7 +99,7 @@ def test_24_layers_with_triton_share_a_graph_for_all_batches(monkeypatch, count_
 
     monkeypatch.setattr(triton_attention, "forward", forward)
     monkeypatch.setattr(triton_attention, "backward", lambda *given: [torch.zeros_like(part) for part in given[3]])
-    monkeypatch.setattr(language_model, "selected", lambda device: True)
+    monkeypatch.setattr(LanguageModel, "takes_spans", lambda model, device: True)
     assert count_graphs(name, options) == num_graphs
     assert len(calls) >= 3 * 24
 
