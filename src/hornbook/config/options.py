@@ -344,8 +344,7 @@ def _number_meant(value: object) -> str:
 
 def is_url(name: str) -> bool:
     """Return whether a name is a URL, as in ``"s3://bucket/corpora/mine"``, and not a path."""
-    scheme, separator, _ = name.partition("://")
-    return bool(separator) and scheme.isalnum()
+    return "://" in name and name.partition("://")[0].isalnum()
 
 
 def absolute(entry: str, folder: Path | None, *, named: bool = False) -> str:

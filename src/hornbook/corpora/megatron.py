@@ -271,8 +271,7 @@ class IndexedFile:
     def open(cls, prefix: Path, tokens: Any = None) -> Self:
         """Memory-map ``prefix.bin``, unless ``tokens`` are given, and read ``prefix.idx``.
 
-        Raises:
-            DataError: a file is missing or damaged.
+        Raises DataError if a file is missing or damaged.
         """
         bin_path, idx_path = index_paths(prefix)
         dtype, sizes, pointers, document_index = _read_index(idx_path)

@@ -43,11 +43,10 @@ from hornbook.ops.native.cache import (
     compiling_in,
     default_cache,
     find_flaw,
-    locked,
     make_private,
 )
 from hornbook.storage.json_files import dump_json, read_json
-from hornbook.storage.system import usable_cores
+from hornbook.storage.system import storage_errors, usable_cores, wait_for_lock
 
 _logger = logging.getLogger("hornbook.ops")
 SOURCES = Path(__file__).parent / "csrc"
@@ -119,7 +118,7 @@ def _built(folder: Path, progress: Callable[[int, int], None] | None) -> Path:
     make_private(folder)
     target = folder / LIBRARY
     if (flaw := find_flaw(target) or _may_have_more_forms(folder)) is not None:
-        with locked(folder):
+        with storage_errors("write", folder), wait_for_lock(folder / "lock"):
             if (flaw := find_flaw(target) or _may_have_more_forms(folder)) is None:  # another process has built it
                 return target
             again = f" again, since {flaw}" if target.exists() else ", once on this machine"

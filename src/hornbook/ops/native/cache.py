@@ -15,7 +15,6 @@ error, although it may be harmless on a machine with one user.
 
 import _ctypes
 import ctypes
-import fcntl
 import os
 import re
 import secrets
@@ -28,7 +27,7 @@ from typing import Final
 from hornbook.errors import StorageError
 from hornbook.storage.files import fsync_directory, make_directory, rename, sha256_file, write_file
 from hornbook.storage.removal import remove_tree
-from hornbook.storage.system import cache_home, flush_to_disk, open_own, storage_errors
+from hornbook.storage.system import cache_home, flush_to_disk, storage_errors
 
 LIBRARY: Final = "libhornbook.so"
 """File name of the library in the folder of a build."""
@@ -157,15 +156,3 @@ def commit(built: Path, folder: Path, forms: bytes) -> None:
     rename(record, folder / FORMS)
     rename(digest, folder / _HASH)
     rename(built, folder / LIBRARY)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock the folder of a build, waiting for other processes."""
-    with storage_errors("lock", folder):
-        descriptor = open_own(folder / "lock")
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)

@@ -30,10 +30,10 @@ from torch import Tensor
 
 from hornbook.errors import DataError, StorageError
 from hornbook.ops.native.build import HALVES, INSTRUCTION_SETS, TILES, library, missing_forms
-from hornbook.ops.native.cache import BuildError, default_cache, locked, make_private
+from hornbook.ops.native.cache import BuildError, default_cache, make_private
 from hornbook.storage.files import replace_file
 from hornbook.storage.json_files import dump_json, read_json
-from hornbook.storage.system import cpu_facts
+from hornbook.storage.system import cpu_facts, wait_for_lock
 from hornbook.track.environment import cpu_model
 
 SUFFIXES: Final[Mapping[torch.dtype, str]] = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -240,7 +240,7 @@ def seconds(kernel: Kernel, shape: Shape = DEFAULT_SHAPE) -> Mapping[str, float]
         return times
     try:
         make_private(_times_file().parent)
-        with locked(_times_file().parent):  # processes that start together use the times of one of them
+        with wait_for_lock(_times_file().parent / "lock"):  # processes that start together use the times of one of them
             if (times := _stored_seconds(kernel, name)) is None:
                 times = _measure(kernel, sizes)
                 known = _all_seconds()
