@@ -79,6 +79,17 @@ def test_the_error_of_a_worker_is_that_of_one_process(tmp_path, texts):
     assert errors[0] == errors[1] and "1.jsonl, line 8: not valid JSON" in errors[0]
 
 
+@pytest.mark.parametrize("broken", [(1, 3), (3, 1, 0), (2,), (0, 1, 2, 3)])
+def test_the_error_is_that_of_the_first_slice_whichever_ends_first(broken):
+    def get(task, number):
+        assert task == number
+        if number in broken:
+            raise DataError(f"slice {number}")
+
+    with pytest.raises(DataError, match=f"slice {min(broken)}"):
+        engines._run_in_order(range(9), lambda: 2, lambda number: number, lambda tasks: [max(tasks)], get, list)
+
+
 def test_a_killed_worker_is_one_line_and_the_next_build_resumes(tmp_path, texts):
     build_tiny(tmp_path / "good", **QUALITY)
     killed, notices = [], []

@@ -3,20 +3,20 @@
     run_slices(job, numbers, ...)      each calls build_slice(number) for every slice, in any order
 
 Slices are found again in the working folder, which all processes share, so an engine returns nothing, and one that is
-lost costs the parts that its workers had not finished. The first error stops the build: slices that run are finished,
-others do not start.
+lost costs the parts that its workers had not finished. An error stops the build. It is that of the first slice that
+has one, as if one process had built them in order, whichever worker met its own first.
 """
 
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from hornbook.corpora.building.progress import Watch
 from hornbook.corpora.building.request import BuildJob, load_job
@@ -33,6 +33,7 @@ _RETRIES: Final = 3
 _CONNECT_SECONDS: Final = 10
 _LOCK_SECONDS: Final = 60
 
+_Task = TypeVar("_Task")
 Poll = Callable[[Sequence[int]], None]
 """Called twice a second with the numbers of the slices that may have progressed."""
 
@@ -69,18 +70,16 @@ def run_slices(job: BuildJob, numbers: Sequence[int], watch: Watch, on_notice: C
 def _run_in_processes(job: BuildJob, numbers: Sequence[int], poll: Poll) -> None:
     workers = min(job.options.workers, len(numbers))
     threads = max(1, job.options.threads // workers)
-    waiting, running = list(reversed(numbers)), dict[Future[None], int]()
     with worker_pool(workers, {"RAYON_NUM_THREADS": str(threads)}) as executor:
         try:
-            while waiting or running:
-                while waiting and len(running) < _QUEUED * workers:
-                    number = waiting.pop()
-                    running[executor.submit(_build_slice, str(job.work), number, threads, job.options.encoder)] = number
-                done, _ = wait(running, _POLL_SECONDS, FIRST_COMPLETED)
-                poll(list(running.values()))
-                for future in done:
-                    del running[future]
-                    future.result()
+            _run_in_order(
+                numbers,
+                lambda: workers,
+                lambda number: executor.submit(_build_slice, str(job.work), number, threads, job.options.encoder),
+                lambda futures: wait(futures, _POLL_SECONDS, FIRST_COMPLETED)[0],
+                lambda future, _: future.result(),
+                poll,
+            )
         except BrokenProcessPool as error:
             raise HornbookError(
                 "a worker was killed, probably since memory ran out; use fewer `workers`, and run the same command to "
@@ -102,19 +101,43 @@ def _run_on_ray(job: BuildJob, numbers: Sequence[int], poll: Poll) -> None:
         raise HornbookError(f"cannot reach the Ray cluster at {address}: {reason}; check `ray`, or start it") from error
     try:
         task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_build_slice)
-        waiting, running = list(reversed(numbers)), dict[Any, int]()
-        while waiting or running:
-            cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
-            while waiting and len(running) < _QUEUED * cores:
-                number = waiting.pop()
-                running[task.remote(str(job.work), number, 1, job.options.encoder)] = number
-            done, _ = ray.wait(list(running), timeout=_POLL_SECONDS)
-            poll(list(running.values()))
-            for reference in done:
-                number = running.pop(reference)
-                _get(ray, reference, number)
+        _run_in_order(
+            numbers,
+            lambda: max(1, int(ray.cluster_resources().get("CPU", 1))),
+            lambda number: task.remote(str(job.work), number, 1, job.options.encoder),
+            lambda references: ray.wait(references, timeout=_POLL_SECONDS)[0],
+            lambda reference, number: _get(ray, reference, number),
+            poll,
+        )
     finally:
         ray.shutdown()
+
+
+def _run_in_order(
+    numbers: Sequence[int],
+    workers: Callable[[], int],
+    submit: Callable[[int], _Task],
+    wait_for_some: Callable[[list[_Task]], Iterable[_Task]],
+    get: Callable[[_Task, int], None],
+    poll: Poll,
+) -> None:
+    """Run a task for every slice, in order; after an error, wait only for the slices before, which may have another."""
+    waiting, running, errors = list(reversed(numbers)), dict[_Task, int](), dict[int, HornbookError]()
+    while waiting or running:
+        while waiting and len(running) < _QUEUED * workers():
+            number = waiting.pop()
+            running[submit(number)] = number
+        done = wait_for_some(list(running))
+        poll(list(running.values()))
+        for task in done:
+            number = running.pop(task)
+            try:
+                get(task, number)
+            except HornbookError as error:
+                errors[number] = error
+                waiting.clear()
+        if errors and all(min(errors) < number for number in running.values()):
+            raise errors[min(errors)]
 
 
 def _get(ray: Any, reference: Any, number: int) -> None:
