@@ -1,5 +1,6 @@
 # make demo       the whole way on this machine: text, tokenizer, corpus, a trained and evaluated model, a report
 # make test       all tests but the slow ones (make test-slow) and those for a GPU (make test-gpu)
+# make test-slow  these, for an hour, then tests of properties with ten times as many examples
 # make test-portable   tests of numbers and operators as on other processors: older instructions, no operators, one core
 # make reliability   kills, power failures and damage, thousands of them, with a table: three hours; run it again to go on
 # make check      lint, format and types, then the tests
@@ -49,6 +50,7 @@ test: .venv/ready-dev
 
 test-slow: .venv/ready-dev
 	$(BIN)/python -m pytest -m "slow and not gpu"
+	$(BIN)/python -m pytest -m "hypothesis and not slow and not gpu" --hypothesis-profile thorough
 
 test-gpu: .venv/ready-dev
 	$(BIN)/python -m pytest -m gpu

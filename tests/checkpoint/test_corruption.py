@@ -105,11 +105,12 @@ def assert_caught(good: Path, bad: Path, what: str) -> None:
     assert resolve(good.parents[1], warnings.append) == good
 
 
-def test_every_single_bit_of_the_manifest_counts(folder):
-    """The manifest has no checksum of its own, so each of its bits is tried."""
+@pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_single_bit_of_the_manifest_counts(folder, stride):
+    """The manifest has no checksum of its own, so each of its bits is tried; often, every eleventh."""
     path = folder / "step-00000010"
     data = bytearray((path / "manifest.json").read_bytes())
-    for bit in range(len(data) * 8):
+    for bit in range(0, len(data) * 8, stride):
         data[bit // 8] ^= 1 << bit % 8
         (path / "manifest.json").write_bytes(data)
         data[bit // 8] ^= 1 << bit % 8

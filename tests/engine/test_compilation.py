@@ -59,7 +59,10 @@ def count_graphs(monkeypatch):
 @pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
 @pytest.mark.parametrize(
     ("name", "options", "num_graphs"),
-    [("gpt2-small", DROPOUTS, 1), ("bert-tiny", {**DROPOUTS, "data.layout": "packed"}, 2)],
+    [
+        ("gpt2-small", DROPOUTS, 1),
+        pytest.param("bert-tiny", {**DROPOUTS, "data.layout": "packed"}, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_24_layers_share_a_graph(count_graphs, name, options, num_graphs):
     """Of BERT by PyTorch's operators, one without padding and one with it."""

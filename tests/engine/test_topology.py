@@ -216,7 +216,15 @@ class MaskedDense:
             tensor *= kept
 
 
-@pytest.mark.parametrize(("update", "beta2"), [("static", 0.95), ("rigl", 0.95), ("rigl", 0.999), ("random", 0.999)])
+@pytest.mark.parametrize(
+    ("update", "beta2"),
+    [
+        ("rigl", 0.95),
+        ("random", 0.999),
+        pytest.param("static", 0.95, marks=pytest.mark.slow),
+        pytest.param("rigl", 0.999, marks=pytest.mark.slow),
+    ],
+)
 def test_blocks_learn_what_masked_dense_matrices_learn(update: str, beta2: float) -> None:
     recipe = recipe_of(
         AdamWConfig(learning_rate=5e-3, beta2=beta2, epsilon=1e-4),  # rounding errors grow with rate over epsilon

@@ -10,43 +10,47 @@ from tiny_layouts import recipe_of
 from hornbook.__main__ import main
 
 SCRIPT = Path(__file__).parent / "scaling_ranks.py"
-CASES = {
-    2: [
-        ("gpt", "data 2"),
-        ("bert packed", "data 2"),
-        ("gpt", "shard 2"),
-        ("bert padded", "shard 2"),
-        ("gpt", "shard 2, once"),
-        ("gpt", "tensor 2"),
-        ("bert packed", "tensor 2"),
-        ("groupbert", "tensor 2"),
-        ("gpt", "sequence 2"),
-        ("groupbert", "sequence 2"),
-        ("gpt", "gpipe 2"),
-        ("deep gpt", "v-shaped 2"),
-        ("deep bert padded", "interleaved 2"),
-    ],
-    4: [
-        ("gpt", "data 4"),
-        ("gpt", "hybrid 2x2"),
-        ("gpt", "hybrid 2x2, once"),
-        ("bert padded", "tensor 2 x shard 2"),
-        ("deep gpt", "1f1b 2 x data 2"),
-        ("deep gpt", "1f1b 2 x shard 2"),
-        ("deep gpt", "1f1b 2 x tensor 2"),
-        ("deep bert padded", "1f1b 4, listed"),
-        ("bert padded", "sequence 2 x shard 2"),
-        ("deep gpt", "1f1b 2 x sequence 2"),
-        ("deep gpt", "v-shaped 2 x shard 2"),
-    ],
-}
+TWO = [
+    ("gpt", "data 2"),
+    ("bert padded", "shard 2"),
+    ("bert packed", "tensor 2"),
+    ("groupbert", "sequence 2"),
+    ("deep gpt", "v-shaped 2"),
+]
+MORE_OF_TWO = [
+    ("bert packed", "data 2"),
+    ("gpt", "shard 2"),
+    ("gpt", "shard 2, once"),
+    ("gpt", "tensor 2"),
+    ("groupbert", "tensor 2"),
+    ("gpt", "sequence 2"),
+    ("gpt", "gpipe 2"),
+    ("deep bert padded", "interleaved 2"),
+]
+FOUR = [
+    ("gpt", "data 4"),
+    ("gpt", "hybrid 2x2"),
+    ("gpt", "hybrid 2x2, once"),
+    ("bert padded", "tensor 2 x shard 2"),
+    ("deep gpt", "1f1b 2 x data 2"),
+    ("deep gpt", "1f1b 2 x shard 2"),
+    ("deep gpt", "1f1b 2 x tensor 2"),
+    ("deep bert padded", "1f1b 4, listed"),
+    ("bert padded", "sequence 2 x shard 2"),
+    ("deep gpt", "1f1b 2 x sequence 2"),
+    ("deep gpt", "v-shaped 2 x shard 2"),
+]
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=[(2, TWO), *(pytest.param(case, marks=pytest.mark.slow) for case in ((2, MORE_OF_TWO), (4, FOUR)))],
+    ids=["2", "more of 2", "4"],
+)
 def measured(request, tmp_path_factory):
     """The cases of so many ranks, and what was found of each."""
-    file, cases = tmp_path_factory.mktemp("scaling") / "found.json", CASES[request.param]
-    done = python(*TORCHRUN, request.param, SCRIPT, file, json.dumps(cases))
+    (num_ranks, cases), file = request.param, tmp_path_factory.mktemp("scaling") / "found.json"
+    done = python(*TORCHRUN, num_ranks, SCRIPT, file, json.dumps(cases))
     assert done.returncode == 0, done.stderr
     return cases, json.loads(file.read_text())
 

@@ -25,21 +25,28 @@ HELPERS = HERE.parent / "helpers"
 TWO = {
     "cases": [
         ("gpt in rounds", "adamw", "gpipe 2"),
-        ("deep gpt", "lamb", "1f1b 2, listed"),
         ("deep bert packed", "adamw", "zero-bubble 2"),
-        ("deep gpt", "adamw", "zero-bubble 2, recomputed"),
         ("gpt in bf16", "adamw", "1f1b 2"),
         ("decoder", "adamw", "1f1b 2"),
-        ("decoder", "adamw", "zero-bubble 2"),
-        ("gpt with fp32 gradients", "lamb", "gpipe 2"),
         ("deep bert padded", "lamb", "interleaved 2"),
-        ("deep gpt", "lamb", "v-shaped 2"),
-        ("deep bert packed", "adamw", "v-shaped 2, listed"),
         ("deep gpt", "adamw", "v-shaped 2, recomputed"),
     ],
     "chain": ["data 2", "1f1b 2", "interleaved 2", "v-shaped 2"],
     "labelled": [("classification", "1f1b 2"), ("span", "gpipe 2")],
     "num_micro_batches": [32, 96],
+}
+MORE_OF_TWO = {
+    "cases": [
+        ("deep gpt", "lamb", "1f1b 2, listed"),
+        ("deep gpt", "adamw", "zero-bubble 2, recomputed"),
+        ("decoder", "adamw", "zero-bubble 2"),
+        ("gpt with fp32 gradients", "lamb", "gpipe 2"),
+        ("deep gpt", "lamb", "v-shaped 2"),
+        ("deep bert packed", "adamw", "v-shaped 2, listed"),
+    ],
+    "chain": ["1f1b 2", "v-shaped 2"],
+    "labelled": [],
+    "num_micro_batches": [],
 }
 FOUR = {
     "cases": [
@@ -70,9 +77,11 @@ EIGHT = {
     "labelled": [],
     "num_micro_batches": [],
 }
-PLANS = {2: TWO, 4: FOUR, 8: EIGHT}
 WORLDS = pytest.mark.parametrize(
-    "ranks", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (4, 8))], indirect=True
+    "ranks",
+    [(2, TWO), *(pytest.param(case, marks=pytest.mark.slow) for case in ((2, MORE_OF_TWO), (4, FOUR), (8, EIGHT)))],
+    ids=["2", "more of 2", "4", "8"],
+    indirect=True,
 )
 RUN = """
     train gpt2-small --data.train corpus --data.validation corpus --output run --model.num-layers 3
@@ -117,9 +126,9 @@ def write_data(folder):
 @pytest.fixture(scope="module")
 def ranks(request, tmp_path_factory):
     """The folder of what so many processes did, and their cases."""
-    plan, folder = PLANS[request.param], tmp_path_factory.mktemp("pipelines")
+    (num_ranks, plan), folder = request.param, tmp_path_factory.mktemp("pipelines")
     given = plan | {"more": write_data(folder)}
-    done = torchrun(request.param, str(HERE / "layout_ranks.py"), str(folder), json.dumps(given))
+    done = torchrun(num_ranks, str(HERE / "layout_ranks.py"), str(folder), json.dumps(given))
     assert done.returncode == 0, done.stderr
     return folder, plan
 
@@ -192,7 +201,7 @@ def test_each_rank_writes_its_stage(ranks):
         assert len(list(path.glob("model-*.safetensors"))) == files[layout]
 
 
-@pytest.mark.parametrize("ranks", [2], indirect=True)
+@pytest.mark.parametrize("ranks", [(2, TWO)], ids=["2"], indirect=True)
 def test_receive_buffers_do_not_grow_with_the_number_of_micro_batches(ranks):
     folder, _ = ranks
     for rank in range(2):

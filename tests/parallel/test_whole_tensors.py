@@ -12,7 +12,7 @@ from hornbook.parallel.ranks import Ranks
 from hornbook.parallel.whole_tensors import Assembly, Box, _balanced
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_parts_in_rows_columns_and_copies_are_assembled_and_handed_back(num_ranks) -> None:
     done = python(*TORCHRUN, num_ranks, Path(__file__).parent / "whole_ranks.py")
     assert done.returncode == 0, done.stderr

@@ -62,7 +62,9 @@ STOPS = (
 """Together every step, after one step or several since the start."""
 
 
-@pytest.mark.parametrize("stops", STOPS, ids=lambda stops: "-".join(map(str, stops)))
+@pytest.mark.parametrize(
+    "stops", [STOPS[0], pytest.param(STOPS[1], marks=pytest.mark.slow)], ids=lambda stops: "-".join(map(str, stops))
+)
 def test_resumes_in_a_row_are_bit_equal(
     whole: tuple[Path, tuple[str, ...]],
     stops: dict[int, signal.Signals],
@@ -123,7 +125,7 @@ def test_a_run_that_dies_at_any_disk_operation_loses_no_commit_and_ends_the_same
     with count_operations() as operations:
         tiny_runs.run_tiny(tmp_path / "whole")
     expected = tiny_runs.digest(tmp_path / "whole", 8)
-    numbers = random.Random(7).sample(range(1, len(operations)), 12)
+    numbers = random.Random(7).sample(range(1, len(operations)), 5)
     for number in sorted(numbers):
         folder = tmp_path / f"crash-{number}"
         assert _child(folder, number, random.Random(number).choice(["crash-before", "crash-after"])) == CRASH_STATUS
@@ -135,7 +137,7 @@ def test_kill_9_at_random_instants_loses_no_commit_and_ends_the_same(finished: P
     expected = tiny_runs.digest(finished, 8)
     folder, delays = tmp_path / "killed", random.Random(3)
     seen = 0
-    for _ in range(12):
+    for _ in range(8):
         child = os.fork()
         if child == 0:
             try:
@@ -259,7 +261,7 @@ def test_what_a_kill_in_the_last_prune_left_goes_with_the_next_start(tmp_path: P
     with count_operations() as operations:
         tiny_runs.run_tiny(tmp_path / "whole")
     expected = sorted(path.name for path in (tmp_path / "whole/run/checkpoints").iterdir())
-    prune = [number for number, done in enumerate(operations, 1) if "step-00000003" in str(done.path)][-8:]
+    prune = [number for number, done in enumerate(operations, 1) if "step-00000003" in str(done.path)][-8::2]
     for number in prune:
         folder = tmp_path / f"killed-{number}"
         assert _child(folder, number, "crash-before") == CRASH_STATUS

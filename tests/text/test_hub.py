@@ -15,10 +15,11 @@ from hornbook.text.hub_datasets import is_file_name, list_files
 
 COMMIT = commit_of("some/words", "main")
 READ = """
-import json, sys
+import json, sys, time
 from hornbook.errors import HornbookError
 from hornbook.text.documents import ReadOptions, read_documents
 
+time.sleep = lambda seconds: None  # between tries to reach a hub
 for line in sys.argv[1:]:
     request = json.loads(line)
     try:

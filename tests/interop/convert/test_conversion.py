@@ -70,6 +70,7 @@ def test_one_kind_cannot_be_made_of_the_other(tmp_path, source, target):
             convert(tmp_path / "x", tmp_path / "y", options(other, source_format=one))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SHARED.exists(), reason="../shared/data is not there")
 def test_real_files(tmp_path):
     prefix = SHARED / "megatron" / "meg-gpt2-openwebtext_text_document"
