@@ -137,14 +137,13 @@ def _triton_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
 def _triton_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
     from hornbook.ops.triton.block_sparse import product
 
-    order = pattern.column_order
-    return product(gradient_NC, values[order].transpose(1, 2), pattern.column_starts, pattern.rows[order])
+    return product(gradient_NC, values, pattern.column_starts, pattern.rows, pattern.column_order)
 
 
 def _triton_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern, size: int) -> Tensor:
     from hornbook.ops.triton.block_sparse import weight_gradient
 
-    return weight_gradient(gradient_NC, x_NC, pattern.rows, pattern.columns, size)
+    return weight_gradient(gradient_NC, x_NC, pattern.row_starts, pattern.columns, size)
 
 
 def _native_form() -> Form:
