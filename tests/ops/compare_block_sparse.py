@@ -1,4 +1,4 @@
-"""Compare Triton's block-sparse products, run by its interpreter, with float64; started by test_triton_block_sparse.py."""
+"""Compare Triton's block-sparse products, run by its interpreter, with float64; for test_triton_block_sparse.py."""
 
 import sys
 from unittest.mock import patch

@@ -62,7 +62,7 @@ def check_tiles(size: int, dtype: torch.dtype, architecture: int) -> None:
     """Compile without spills, with transfers of 16 bytes, instructions of tensor cores and 64-bit offsets."""
     from triton_kernels import MOST_SHARED, compiled, local_bytes
 
-    from hornbook.ops.triton import block_sparse
+    from hornbook.ops.triton import block_sparse, programs
 
     pointer = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}[dtype]
     types = dict.fromkeys(("x", "y", "values", "gradient", "of_values"), pointer)
@@ -72,6 +72,8 @@ def check_tiles(size: int, dtype: torch.dtype, architecture: int) -> None:
     for kernel, is_turned in kernels:
         x, turns = torch.empty(0, dtype=dtype), {} if is_turned is None else {"is_turned": is_turned}
         tiles = block_sparse.tiles_of(kernel.configs, {"x": x}, size=size)
+        if dtype != torch.float32:
+            assert max(max(tile.kwargs.values()) for tile in tiles) == programs.SPARSE_TILES[size]
         for number, tile in enumerate(tiles):
             options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
             constants = {**block_sparse.constants(x, size), **turns, **tile.kwargs}

@@ -5,13 +5,13 @@
     y tile [T, b] of row r       = Σ over the blocks of r, joined along the depth   x [T, k·b] · [values …]ᵀ
     dvalues [k, b, b] of row r   = Σ over tiles of tokens                           dy [T, b]ᵀ · x [T, k·b]
 
-A program of the product computes a tile of tokens of a block row, and joins blocks to parts of at least 64 columns (32 in
-fp32). A program of the gradient joins blocks of a row, and so reads the gradient of the row once for all of them.
+A program of the product computes a tile of tokens of a block row, and joins blocks to parts of at least 64 columns (32
+in fp32). A program of the gradient joins blocks of a row, and so reads the gradient of the row once for all of them.
 The gradient of the input is the product with the transposed blocks, column by column. Neighboring programs compute the
 rows of the same tokens, which therefore stay in the second-level cache.
 
-Triton tunes the tiles when it first multiplies a pair of sizes. They do not change the order of sums, which blocks, dtype
-and number of tokens determine. Accumulation is in fp32.
+Triton tunes the tiles when it first multiplies a pair of sizes. They do not change the order of sums, which blocks,
+dtype and number of tokens determine. Accumulation is in fp32.
 """
 
 from collections.abc import Mapping, Sequence
