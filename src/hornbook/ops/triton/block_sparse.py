@@ -149,7 +149,7 @@ def _weight_gradient(
         last = tl.minimum((part + 1) * range_tokens, num_tokens)
         for start in range(part * range_tokens, last, depth):
             tokens = start + tl.arange(0, depth)
-            exists = tokens[:, None] < last
+            exists = tl.arange(0, depth)[:, None] < (last - start).to(tl.int32)
             inputs = tl.load(
                 x + (tokens[:, None] * (x_blocks * size) + source[None, :]),
                 mask=exists & (block < end)[None, :],
