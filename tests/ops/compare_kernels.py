@@ -1,16 +1,23 @@
 """Compare Triton's kernels, run by its interpreter, with float64; started by test_triton_kernels.py."""
 
 import sys
+from contextlib import ExitStack
 from itertools import product
+from unittest.mock import patch
 
 import torch
+from tiny import random_batch, randomize, tiny_config
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from hornbook.ops import cross_entropy, dropout, layers
+from hornbook.config import DecoderConfig
+from hornbook.model import build_model, initialize
+from hornbook.objective import CausalLM
+from hornbook.ops import layers
 from hornbook.ops.dropout import keep_mask
 from hornbook.ops.mixed_linear import mixed_linear
 from hornbook.ops.native.kernels import FORMS, copy_of, weights_unchanged
-from hornbook.ops.triton.operators import TRITON, norm_beside, triton_cross_entropy, triton_dropout
+from hornbook.ops.triton.operators import KERNELS, TRITON, norm_beside, triton_cross_entropy, triton_dropout
 
 RANDOM = torch.Generator().manual_seed(0)
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -101,23 +108,37 @@ def check_linear(dtype: torch.dtype, shape: tuple[int, ...], activation: str | N
             close(ours.grad, leaf.grad, dtype if activation else torch.float32)
 
 
-def check_model() -> None:
-    """A whole model: loss and gradients with these kernels are those of PyTorch's operators."""
-    from tiny import random_batch, tiny_model
+class Operators(TorchDispatchMode):
+    """Notes the names of operators."""
 
-    from hornbook.objective import CausalLM
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
 
-    found = []
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.add(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def check_model(config, *others: str) -> None:
+    """A whole model that takes its tensors for those of a GPU: loss and gradients are those of PyTorch's operators."""
+    found, operators = [], Operators()
     for uses in (False, True):
-        for module in (layers, dropout, cross_entropy):
-            module.chosen = lambda kernel, x, uses=uses: uses
-        FORMS.update({"anything": TRITON} if uses else {})
-        model = tiny_model(residual_dropout=0.2, attention_dropout=0.2, embedding_dropout=0.2)
-        loss = model(CausalLM().sums, random_batch(3, 8, unscored=0.2))["causal_lm"]
-        loss.backward()
+        model = build_model(config, torch.float32)
+        initialize(model, 7)
+        randomize(model)
+        with ExitStack() as stack:
+            if uses:
+                stack.enter_context(patch.object(torch.Tensor, "is_cuda", True))
+                stack.enter_context(patch.dict(FORMS, dict.fromkeys(KERNELS, TRITON)))
+                stack.enter_context(operators)
+            loss = model(CausalLM().sums, random_batch(3, 8, unscored=0.2))["causal_lm"]
+            loss.backward()
         found.append({"loss": loss.detach(), **{name: weight.grad for name, weight in model.named_parameters()}})
+    assert {"triton_cross_entropy", "triton_norm", "triton_norm_gradients", *others} <= operators.names
     for name, exact in found[0].items():
-        close(found[1][name], exact, torch.float32)
+        largest = exact.abs().max()
+        close(found[1][name] / largest, exact / largest, torch.float32)
 
 
 def main() -> None:
@@ -133,7 +154,9 @@ def main() -> None:
     check_linear(torch.bfloat16, (2200, 8), "gelu", has_bias=False)  # more rows than a step of all programs
     check_linear(torch.bfloat16, (0, 8), "gelu", has_bias=True)
     check_norm(torch.float32, (270, 16), centered=True, has_gain=True, has_bias=True)  # more rows than programs
-    check_model()
+    check_model(tiny_config(residual_dropout=0.2, attention_dropout=0.2, embedding_dropout=0.2), "triton_dropout")
+    sizes = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "query_key_norm": "head"}
+    check_model(DecoderConfig(**sizes, vocab_size=70, max_positions=24, norm="rms"))
     sys.stdout.write(f"{COMPARED}\n")
 
 

@@ -5,6 +5,7 @@ import torch
 from plain_updates import make_slots
 
 from hornbook.config import LambConfig
+from hornbook.optim.adam import adam_directions
 from hornbook.optim.updates import lamb, trust_ratios
 
 
@@ -31,6 +32,13 @@ def test_biases_have_no_ratio_unless_all_are_alike():
     assert all(size != pytest.approx(1.0, rel=1e-3) for sizes in exempt for size in sizes)
     for _, sizes in step_sizes(LambConfig(exempt_vectors=False)):
         assert sizes == pytest.approx([1.0] * len(sizes), rel=1e-3)
+
+
+def test_directions_are_aligned_parts_of_one_tensor():
+    directions = adam_directions(make_slots(), LambConfig(), 1)
+    assert len({direction.untyped_storage().data_ptr() for direction in directions}) == 1
+    assert len({direction.data_ptr() for direction in directions}) == len(directions)
+    assert all(direction.storage_offset() % 32 == 0 and direction.is_contiguous() for direction in directions)
 
 
 def test_a_joint_ratio_moves_the_thirds_of_the_stack_alike():

@@ -29,7 +29,7 @@ from hornbook.model import LanguageModel, encoder, language_model
 from hornbook.ops.sequence_groups import group_sequences, space_sequences
 from hornbook.ops.spans import spans_of_sequences, spans_of_windows
 from hornbook.ops.triton import programs
-from hornbook.ops.triton.programs import TILE
+from hornbook.ops.triton.programs import SPARSE_TILES, TILE
 from hornbook.parallel.world import World
 from hornbook.samples.sources import complete, open_sources
 
@@ -67,6 +67,10 @@ class Launch:
     flops: float
     """Of matrix products; of attention, also those that take as long as its hashes."""
     dtype: str
+    cached: float = 0.0
+    """Bytes that block-sparse products read from the second-level cache."""
+    width: int = 64
+    """Columns of a tensor core's product, if it has fewer than 64."""
 
 
 @dataclass(kw_only=True)
@@ -139,9 +143,32 @@ def _launch(
     kernels = max(1, -(-int(sum(map(_bytes, given))) // _BYTES_OF_A_MULTI_KERNEL)) if is_list else 1
     if name == "triton_attention_gradients":
         kernels = 2
+    if name.startswith("block_sparse"):
+        return _block_sparse_launch(name, args, made[0], moved)
     flops = _attention_flops(args, attended) if "triton_attention" in name else _flops(name, args, given, made)
     typical = given[-1] if name.endswith("mm") else (made or given)[0]  # a product has the rate of its factors
-    return Launch(name=name, kernels=kernels, bytes=moved, flops=flops, dtype=str(typical.dtype).removeprefix("torch."))
+    return Launch(name=name, kernels=kernels, bytes=moved, flops=flops, dtype=_name(typical))
+
+
+def _block_sparse_launch(name: str, args: Any, made: Tensor, moved: float) -> Launch:
+    """Return a product of blocks, in Triton's largest tiles, or in a dense matrix."""
+    (num_tokens, *_), values, (rows, _, starts, column_starts, _), kernel = args[0].shape, args[1], args[2], args[-1]
+    size, num_blocks, num_rows = args[3] if "weight" in name else values.shape[-1], len(rows), len(starts) - 1
+    if kernel != "triton":
+        flops = 2.0 * num_tokens * num_rows * (len(column_starts) - 1) * size**2
+        return Launch(name=name, kernels=2, bytes=moved, flops=flops, dtype=_name(made))
+    tile = SPARSE_TILES[size]
+    if "weight" in name:  # the gradient of the output is read once for the blocks that a program joins
+        joins = num_rows * -(-num_blocks * size // (num_rows * tile))
+        read = num_tokens * size * (num_blocks + joins)
+    else:
+        read = num_blocks * size * (num_tokens + -(-num_tokens // tile) * size)
+    flops, cached = 2.0 * num_tokens * num_blocks * size**2, float(read * made.element_size())
+    return Launch(name=name, kernels=1, bytes=moved, flops=flops, dtype=_name(made), cached=cached, width=size)
+
+
+def _name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _bytes(tensor: Tensor) -> float:

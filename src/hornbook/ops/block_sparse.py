@@ -52,9 +52,9 @@ _DENSEST_FP32: Final = _Densest(0.4, {16: 0.125, 32: 0.2, 64: 0.25, 128: 0.25})
 _DENSEST_BF16: Final = _Densest(0.4, {8: 0.1, 16: 0.25, 32: 0.25, 64: 0.25, 128: 0.25})
 _DENSEST_WITH_AMX: Final = _Densest(0.1, {32: 0.1, 64: 0.2, 128: 0.2})
 """In bf16: dense products are some six times as fast there as in fp32, in which vectors multiply."""
-_DENSEST_ON_GPU: Final = {16: 0.1, 32: 0.18, 64: 0.28, 128: 0.36}
+_DENSEST_ON_GPU: Final = {16: 0.12, 32: 0.23, 64: 0.41, 128: 0.54}
 """By block size, for Triton on a GPU, in any dtype. An estimate from the traffic of the second-level cache, which lets
-tiles of these blocks reach 7, 12, 18 and 24 % of an H100's dense peak, and dense products 66 %."""
+tiles of these blocks reach 7.9, 15, 27 and 36 % of an H100's dense peak, and dense products 66 %."""
 _DENSEST_WITH_TILES: Final = 0.25
 """For the native kernel if it uses tiles like dense products. An estimate: it has not run on hardware."""
 
@@ -137,14 +137,13 @@ def _triton_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
 def _triton_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
     from hornbook.ops.triton.block_sparse import product
 
-    order = pattern.column_order
-    return product(gradient_NC, values[order].transpose(1, 2), pattern.column_starts, pattern.rows[order])
+    return product(gradient_NC, values, pattern.column_starts, pattern.rows, pattern.column_order)
 
 
 def _triton_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern, size: int) -> Tensor:
     from hornbook.ops.triton.block_sparse import weight_gradient
 
-    return weight_gradient(gradient_NC, x_NC, pattern.rows, pattern.columns, size)
+    return weight_gradient(gradient_NC, x_NC, pattern.row_starts, pattern.columns, size)
 
 
 def _native_form() -> Form:

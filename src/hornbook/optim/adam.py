@@ -103,10 +103,14 @@ def adam(slots: Sequence[Slot], config: MomentsConfig, *, learning_rate: float, 
 def adam_directions(slots: Sequence[Slot], config: MomentsConfig, count: int) -> list[Tensor]:
     """Update the moments of ``slots`` in place and return ``-m̂ / (√v̂ + ε)``, new tensors of the parameters' shapes.
 
-    They are the result of the fused Adam update of zeros with a learning rate of 1 and no decay.
+    They are the result of the fused Adam update of zeros with a learning rate of 1 and no decay, and parts of one
+    tensor, which one kernel fills.
     """
+    sizes = [-(-slot.parameter.numel() // 32) * 32 for slot in slots]  # each starts at a multiple of 128 bytes
+    flat = torch.zeros(sum(sizes), dtype=torch.float32, device=slots[0].parameter.device)
     zeros = [
-        replace(slot, parameter=torch.zeros_like(slot.parameter), is_exempt=True, rate_scale=1.0) for slot in slots
+        replace(slot, parameter=part[: slot.parameter.numel()].view_as(slot.parameter), is_exempt=True, rate_scale=1.0)
+        for slot, part in zip(slots, torch.split(flat, sizes), strict=True)
     ]
     adamw(zeros, config, learning_rate=1.0, count=count, decoupled=False)
     return [slot.parameter for slot in zeros]

@@ -3,7 +3,7 @@
 ::
 
     form       used for                                           keeps besides query, key and value
-    native     hornbook's operator                                the result, one number per token and head
+    native     hornbook's operator, Triton's kernel               the result, one number per token and head
     fused      PyTorch's, without dropout of the weights          the same
     blocked    a CPU in 16 bits or with dropout, few weights      the weights
     explicit   dropout elsewhere                                  the weights twice: in fp32, and dropped
@@ -92,14 +92,23 @@ class Attention:
     cap: float | None = None
 
     def is_native(self, layers: Layers, tokens: Tokens) -> bool:
-        """Return whether hornbook's operator computes it."""
-        return layers.compute.is_native("attention") and not tokens.is_masked
+        """Return whether hornbook's operator, or Triton's kernel, computes it from the result of the projection."""
+        is_native = layers.compute.is_native("attention") and not tokens.is_masked
+        return is_native or (self.is_stacked and self._takes_spans(layers, tokens))
+
+    def _takes_spans(self, layers: Layers, tokens: Tokens) -> bool:
+        """Return whether Triton's kernel computes it, which needs no weights and masks."""
+        size, is_limited = self.width // self.num_heads, self.cap is not None or self.window is not None
+        is_chosen = not self.is_causal or is_limited or self.dropout > 0.0 or tokens.is_masked
+        return layers.compute.takes_spans and is_chosen and size <= (64 if layers.itemsize == FP32 else 256)
 
     def form(self, layers: Layers, tokens: Tokens, group: Group) -> Form:
         """Return the form that computes a group."""
         compute, is_16_bit = layers.compute, layers.itemsize < FP32
         if self.is_native(layers, tokens):
             return "native"
+        if self._takes_spans(layers, tokens):
+            return "fused"
         fits = is_blocked(compute.device, group.num * self.num_heads, group.length, is_causal=self.is_causal)
         fits = fits and not self._num_masks(tokens, group)
         if self.is_causal:
@@ -139,7 +148,8 @@ class Attention:
             if form == "fused":
                 layers.activation(f"{name}/y {number}", rows * width)
                 layers.activation(f"{name}/sums {number}", rows * self.num_heads, FP32)
-                layers.activation(f"{name}/mask {number}", self._num_masks(tokens, group) * group.length**2)
+                masks = 0 if self._takes_spans(layers, tokens) else self._num_masks(tokens, group)
+                layers.activation(f"{name}/mask {number}", masks * group.length**2)
             else:
                 copies = 3 if group.num > 1 or tokens.num_rows == 1 else 0
                 if copies:

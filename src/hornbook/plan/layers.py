@@ -38,6 +38,8 @@ class Compute:
     gradients: Dtype = "fp32"
     native: frozenset[Operator] = frozenset()
     """The operators that are native instead of PyTorch's."""
+    takes_spans: bool = False
+    """Whether Triton computes the attention that PyTorch has no fused operator for."""
     panel_bytes: int = 2
     """Bytes per element of weights that native operators have packed."""
 

@@ -100,6 +100,26 @@ def _keeps(words: tl.tensor, columns: tl.tensor, threshold: tl.tensor) -> tl.ten
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _span_of_queries(
+    spans: tl.tensor, num_tokens: tl.tensor, window: tl.tensor, causal: tl.constexpr, has_window: tl.constexpr,
+    tile: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """Return a program's queries, which of them exist, first tokens of their sequences, first key and end of keys."""
+    start = tl.program_id(0) * tile
+    rows = start + tl.arange(0, tile)
+    exists = rows < num_tokens
+    first = tl.load(spans + rows, mask=exists, other=_FARTHEST)
+    end = tl.load(spans + num_tokens + rows, mask=exists, other=0)
+    low, high = tl.min(first, 0), tl.max(end, 0)
+    if causal:
+        high = tl.minimum(high, start + tile)
+    if has_window:
+        low = tl.maximum(low, start - window + 1)
+        high = tl.minimum(high, start + tile - 1 + window)
+    return rows, exists, tl.where(end > rows, first, -2), low, high  # padding attends to nothing
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _forward(
     q: tl.tensor, k: tl.tensor, v: tl.tensor, spans: tl.tensor, keys: tl.tensor, y: tl.tensor, log_sums: tl.tensor,
     num_tokens: tl.tensor, q_stride: tl.tensor, k_stride: tl.tensor, v_stride: tl.tensor, per_group: tl.tensor,
@@ -109,17 +129,7 @@ def _forward(
 ) -> None:  # fmt: skip
     head = tl.program_id(1)
     group = head // per_group
-    rows = tl.program_id(0) * tile + tl.arange(0, tile)
-    exists = rows < num_tokens
-    first = tl.load(spans + rows, mask=exists, other=_FARTHEST)
-    end = tl.load(spans + num_tokens + rows, mask=exists, other=0)
-    low, high = tl.min(first, 0), tl.max(end, 0)
-    if causal:
-        high = tl.minimum(high, tl.program_id(0) * tile + tile)
-    if has_window:
-        low = tl.maximum(low, tl.program_id(0) * tile - window + 1)
-        high = tl.minimum(high, tl.program_id(0) * tile + tile - 1 + window)
-    first = tl.where(end > rows, first, -2)  # padding attends to nothing
+    rows, exists, first, low, high = _span_of_queries(spans, num_tokens, window, causal, has_window, tile)
     queries = _rows(q, rows, exists, q_stride, head, size, width)
     if drops:
         words = _words(keys, rows, exists, head + first_head, site)[:, None]
@@ -162,17 +172,7 @@ def _of_queries(
 ) -> None:  # fmt: skip
     head = tl.program_id(1)
     group = head // per_group
-    rows = tl.program_id(0) * tile + tl.arange(0, tile)
-    exists = rows < num_tokens
-    first = tl.load(spans + rows, mask=exists, other=_FARTHEST)
-    end = tl.load(spans + num_tokens + rows, mask=exists, other=0)
-    low, high = tl.min(first, 0), tl.max(end, 0)
-    if causal:
-        high = tl.minimum(high, tl.program_id(0) * tile + tile)
-    if has_window:
-        low = tl.maximum(low, tl.program_id(0) * tile - window + 1)
-        high = tl.minimum(high, tl.program_id(0) * tile + tile - 1 + window)
-    first = tl.where(end > rows, first, -2)
+    rows, exists, first, low, high = _span_of_queries(spans, num_tokens, window, causal, has_window, tile)
     queries = _rows(q, rows, exists, q_stride, head, size, width)
     upstream = _rows(gradient, rows, exists, tl.num_programs(1) * size, head, size, width)
     of_rows = head.to(tl.int64) * num_tokens + rows

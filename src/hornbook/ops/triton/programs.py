@@ -4,6 +4,8 @@ import torch
 
 TILE = 64
 """Most queries, or keys, of a program of attention."""
+SPARSE_TILES = {16: 128, 32: 256, 64: 256, 128: 128}
+"""By block size, most tokens of a program that multiplies blocks of 16 bits, or columns of blocks that one joins."""
 
 
 def why_not(device: torch.device) -> str | None:
