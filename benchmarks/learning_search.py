@@ -4,12 +4,13 @@
 
     python benchmarks/learning_search.py search --corpus py/4096 py/8192 --draws 12 --budget 60 180 600
     python benchmarks/learning_search.py search --corpus books --draws 0 --budget 600 --also optimizer.name=adamw
+    python benchmarks/learning_search.py search --corpus books --draws 0 --budget 60 --recipe book-15m
 
-A candidate is the recipe of ``hornbook demo`` with some options changed, and one of the corpora, which may have
-vocabularies of different sizes. The first is the recipe itself, ``--also`` adds candidates, and ``--draws`` makes
-more: each changes up to three options of ``SPACE`` at random. All train for as many steps as the smallest budget pays
-for, the better third of them again for the next one, and so on. They are compared by held-out bits per byte, since
-tokens of different vocabularies are not.
+A candidate is a recipe, ``decoder-demo`` unless ``--recipe`` names another, with some options changed, and one
+of the corpora, which may have vocabularies of different sizes. The first is the recipe itself, ``--also`` adds
+candidates, and ``--draws`` makes more: each changes up to three options of ``SPACE`` at random. All train for as many
+steps as the smallest budget pays for, the better third of them again for the next one, and so on. They are compared by
+held-out bits per byte, since tokens of different vocabularies are not.
 
 The price of a step is measured once for each shape, in seconds of processor time on one thread, so that other processes
 on the machine change neither the number of steps nor the result. Each run is one file ``results/*.json``; a second call
@@ -32,7 +33,6 @@ from pathlib import Path
 from commands import hornbook, step_seconds
 from hornbook.corpora.store import open_store
 
-RECIPE = "decoder-demo"
 SPACE: dict[str, Sequence[object]] = {
     "optimizer.learning_rate": (0.01, 0.02, 0.03, 0.04),
     "optimizer.table_learning_rate": (3e-3, 6e-3, 1e-2, 2e-2),
@@ -60,8 +60,9 @@ Options = tuple[tuple[str, object], ...]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A corpus, and options of the recipe with their values."""
+    """A recipe, a corpus, and options of the recipe with their values."""
 
+    recipe: str
     corpus: Path
     options: Options
 
@@ -73,7 +74,7 @@ class Candidate:
         return [f"--{key}={str(value).lower()}" for key, value in values.items()]
 
     def __str__(self) -> str:
-        return " ".join([str(self.corpus), *(f"{key}={value}" for key, value in self.options)])
+        return " ".join([self.recipe, str(self.corpus), *(f"{key}={value}" for key, value in self.options)])
 
 
 @dataclass(frozen=True)
@@ -85,14 +86,15 @@ class Outcome:
     bits_per_byte: float
 
 
-def candidates(corpora: Sequence[Path], also: Sequence[str], num_draws: int, seed: int) -> list[Candidate]:
+def candidates(recipe: str, corpora: Sequence[Path], also: Sequence[str], num_draws: int, seed: int) -> list[Candidate]:
     """Return different candidates: the recipe and the given changes on each corpus, then ``num_draws`` drawn ones."""
     changes: list[Options] = [(), *(tuple(_parsed(word) for word in words.split()) for words in also)]
-    found = dict.fromkeys(Candidate(corpus, change) for corpus in corpora for change in changes)
+    found = dict.fromkeys(Candidate(recipe, corpus, change) for corpus in corpora for change in changes)
     draw, num_all = random.Random(seed), len(found) + num_draws
     while len(found) < num_all:
         keys = sorted(draw.sample([*SPACE], draw.randint(1, _MOST_CHANGES)))
-        found[Candidate(draw.choice(corpora), tuple((key, draw.choice(SPACE[key])) for key in keys))] = None
+        options = tuple((key, draw.choice(SPACE[key])) for key in keys)
+        found[Candidate(recipe, draw.choice(corpora), options)] = None
     return [*found]
 
 
@@ -106,7 +108,7 @@ def run(candidate: Candidate, root: Path, budget: float, seed: int) -> Outcome:
     key = hashlib.sha256(f"{candidate} {budget:g} {seed}".encode()).hexdigest()[:16]
     file = root / "results" / f"{key}.json"
     if not file.exists():
-        price = step_seconds(RECIPE, candidate.corpus, candidate.words)
+        price = step_seconds(candidate.recipe, candidate.corpus, candidate.words)
         steps = max(1, round(budget / price))
         result = {"candidate": str(candidate), "budget": budget, "seed": seed, "step_seconds": price, "steps": steps}
         result["bits_per_byte"] = _train(candidate, root, steps, seed)
@@ -130,7 +132,8 @@ def _train(candidate: Candidate, root: Path, steps: int, seed: int) -> float:
     ]
     with tempfile.TemporaryDirectory(dir=root) as folder:
         output = ["--output", str(Path(folder) / "run"), "--threads", "1"]
-        found = hornbook("train", RECIPE, "--data.train", str(candidate.corpus), *length, *candidate.words, *output)
+        data = ["--data.train", str(candidate.corpus)]
+        found = hornbook("train", candidate.recipe, *data, *length, *candidate.words, *output)
     store = open_store(candidate.corpus, "validation")
     assert store.num_bytes, "hornbook's own stores count the bytes of the text"
     return found["validation_loss"] / math.log(2) * store.num_tokens / store.num_bytes
@@ -160,6 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("folder", type=Path, help="of the results")
     parser.add_argument("--corpus", type=Path, nargs="+", required=True, help="output folders of hornbook corpus build")
+    parser.add_argument("--recipe", default="decoder-demo", help="that candidates change (default: decoder-demo)")
     parser.add_argument("--budget", type=float, nargs="+", default=[60, 180, 600], help="seconds of processor time")
     parser.add_argument("--draws", type=int, default=12, help="number of drawn candidates (default: 12)")
     parser.add_argument("--also", action="append", default=[], metavar="KEY=VALUE ...", help="another candidate")
@@ -168,7 +172,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="runs at once, a thread each (default: 1)")
     given = parser.parse_args()
     (given.folder / "results").mkdir(parents=True, exist_ok=True)
-    found = candidates(given.corpus, given.also, given.draws, given.seed)
+    found = candidates(given.recipe, given.corpus, given.also, given.draws, given.seed)
     outcomes = halve(found, given.folder, given.budget, given.seeds, given.workers)
     print("| candidate | steps | bits per byte |", "|---|---|---|", sep="\n")
     for outcome in outcomes:

@@ -3,6 +3,7 @@
 ::
 
     python benchmarks/scaling_runs.py results --corpus py books owt --depths 1 2 3 4 6 8
+    python benchmarks/scaling_runs.py results --corpus small --depths 2 --also model.residual_dropout=0.1
 
 Each run trains the decoder of a depth (`hornbook.plan.dial`) on 2^18 tokens or more, up to the affordable number, and
 measures its loss on the held-out split. The shortest runs come first. Each is one file ``*.json``; a second call skips
@@ -30,19 +31,24 @@ _WINDOWS = 512
 
 @dataclass(frozen=True)
 class Trial:
-    """A corpus, a size, and a length; ``windows`` of a batch, None for those of `options_of`."""
+    """A corpus, a size, and a length.
+
+    ``windows`` are those of a batch, None for those of `options_of`; ``also`` are further options, by spaces.
+    """
 
     corpus: Path
     depth: int
     tokens: int
     seed: int = 0
     windows: int | None = None
+    also: str = ""
 
     @property
     def name(self) -> str:
         """Of the file."""
         batch = f"-batch{self.windows}" if self.windows else ""
-        return f"{self.corpus.name}-depth{self.depth}-tokens{self.tokens}{batch}-seed{self.seed}"
+        also = "".join(f"-{word}" for word in self.also.split())
+        return f"{self.corpus.name}-depth{self.depth}-tokens{self.tokens}{batch}{also}-seed{self.seed}"
 
     @property
     def seconds(self) -> float:
@@ -60,6 +66,7 @@ def run(trial: Trial, folder: Path) -> None:
     steps = int(options["training.steps"])
     words = [f"--{key}={value}" for key, value in options.items()]
     words += [
+        *(f"--{word}" for word in trial.also.split()),
         f"--training.seed={trial.seed}",
         f"--evaluation.every-steps={steps}",
         f"--evaluation.max-windows={_WINDOWS}",
@@ -93,17 +100,19 @@ def main() -> None:
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8])
     parser.add_argument("--seconds", type=float, default=400, help="of the longest run (default: 400)")
     parser.add_argument("--windows", type=int, nargs="+", default=[None], help="of a batch (default: by tokens)")
+    parser.add_argument("--also", default=[""], nargs="+", metavar="'KEY=VALUE ...'", help="further options of runs")
     parser.add_argument("--tokens", type=int, nargs="+", help="(default: 2^18, doubled while affordable)")
     parser.add_argument("--workers", type=int, default=1, help="runs at the same time (default: 1)")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     lengths = given.tokens or [_LEAST_TOKENS << number for number in range(12)]
     trials = [
-        Trial(corpus, depth, tokens, windows=windows)
+        Trial(corpus, depth, tokens, windows=windows, also=also)
         for corpus in given.corpus
         for depth in given.depths
         for tokens in lengths
         for windows in given.windows
+        for also in given.also
     ]
     todo = sorted((each for each in trials if each.seconds <= given.seconds), key=lambda each: each.seconds)
     with ProcessPoolExecutor(given.workers) as pool:

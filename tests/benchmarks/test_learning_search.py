@@ -12,13 +12,13 @@ from hornbook.config import load_recipe
 
 def test_candidates_are_different_repeatable_and_valid() -> None:
     corpora, also = [Path("a"), Path("b")], ["optimizer.name=adamw optimizer.learning_rate=3e-3"]
-    found = search.candidates(corpora, also, num_draws=20, seed=1)
-    assert found == search.candidates(corpora, also, num_draws=20, seed=1)
-    assert len(found) == len(set(found)) == 24 and str(found[0]) == "a"
+    found = search.candidates("decoder-demo", corpora, also, num_draws=20, seed=1)
+    assert found == search.candidates("decoder-demo", corpora, also, num_draws=20, seed=1)
+    assert len(found) == len(set(found)) == 24 and str(found[0]) == "decoder-demo a"
     for candidate in found:
-        recipe = load_recipe(search.RECIPE, ["--data.train=a", "--model.vocab-size=64", *candidate.words]).recipe
+        recipe = load_recipe(candidate.recipe, ["--data.train=a", "--model.vocab-size=64", *candidate.words]).recipe
         assert recipe.training.micro_batch_size == recipe.training.global_batch_size
-    assert load_recipe(search.RECIPE, found[1].words, require_data=False).recipe.optimizer.name == "adamw"
+    assert load_recipe("decoder-demo", found[1].words, require_data=False).recipe.optimizer.name == "adamw"
 
 
 class FakePool:
@@ -36,7 +36,7 @@ class FakePool:
 
 def test_the_better_third_gets_the_next_budget_and_all_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the first budget number 5 is best; with the last, of those that are left, number 4 is by the mean."""
-    all_candidates = [search.Candidate(Path("a"), (("number", number),)) for number in range(6)]
+    all_candidates = [search.Candidate("demo", Path("a"), (("number", number),)) for number in range(6)]
     runs: list[tuple[int, float, int]] = []
 
     def run(candidate: search.Candidate, root: Path, budget: float, seed: int) -> search.Outcome:
@@ -59,7 +59,7 @@ def test_a_run_is_made_once_for_a_budget(tmp_path: Path, capfd: pytest.CaptureFi
     build_tiny(tmp_path / "corpus")
     (tmp_path / "results").mkdir()
     sizes = {"model.num_layers": 1, "model.hidden_size": 8, "model.num_heads": 1, "data.sequence_length": 8}
-    candidate = search.Candidate(tmp_path / "corpus", tuple(sizes.items()))
+    candidate = search.Candidate("decoder-demo", tmp_path / "corpus", tuple(sizes.items()))
     outcome = search.run(candidate, tmp_path, budget=0.5, seed=3)
     assert "bits" not in capfd.readouterr().out and 0.0 < outcome.bits_per_byte < 10.0
     assert search.run(candidate, tmp_path, budget=0.5, seed=3) == outcome and not capfd.readouterr().err

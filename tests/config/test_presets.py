@@ -6,6 +6,7 @@ import pytest
 from hornbook.config import ParallelConfig, bundled_recipes, find_recipe, load_recipe
 from hornbook.config.ranks import refuse_misfit
 from hornbook.errors import RecipeError
+from hornbook.exchange.huggingface.decoder_families import decoder_of
 
 SIZES = {
     "gpt2-small": (12, 768, 12, 1024, 124_439_808),
@@ -49,6 +50,8 @@ DECODERS = {
     "nanochat-d20": 560_988_160,
 }
 """Parameters of the published models, a tied table once; nanochat's those of its model in transformers."""
+SMALL = {"story-1m": (2048, 1_377_920), "code-5m": (4096, 5_311_232), "book-15m": (8192, 15_143_680)}
+"""Vocabulary; parameters as transformers counts those of Qwen3ForCausalLM."""
 MODERNBERT = {
     "modernbert-mini": (30522, 10_140_474),
     "modernbert-base": (50368, 149_655_232),
@@ -185,7 +188,7 @@ def test_demo_takes_its_vocabulary_from_the_store(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", [*SIZES, *CEREBRAS, *ENCODERS, *TUNED, *MNLI, *LAYOUTS, *DECODERS, *MODERNBERT, "demo", *SPARSE]
+    "name", [*SIZES, *CEREBRAS, *ENCODERS, *TUNED, *MNLI, *LAYOUTS, *DECODERS, *SMALL, *MODERNBERT, "demo", *SPARSE]
 )
 def test_bundled_recipes_need_nothing_but_data(name):
     with pytest.raises(RecipeError) as caught:
@@ -201,7 +204,7 @@ def test_bundled_recipes_need_nothing_but_data(name):
 
 def test_the_list_is_whole_and_described():
     bundled = bundled_recipes()
-    known = {*SIZES, *CEREBRAS, *ENCODERS, *TUNED, *MNLI, *LAYOUTS, *DECODERS, *MODERNBERT, *SPARSE}
+    known = {*SIZES, *CEREBRAS, *ENCODERS, *TUNED, *MNLI, *LAYOUTS, *DECODERS, *SMALL, *MODERNBERT, *SPARSE}
     assert set(bundled) == known | {"demo", "decoder-demo"}
     for path in bundled.values():
         comment = path.read_text(encoding="utf-8").splitlines()[0]
@@ -258,6 +261,14 @@ def test_modernberts_are_as_published(name):
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_decoder_has_the_parameters_of_the_published_model(name):
     assert load_recipe(name, require_data=False).recipe.num_parameters() == DECODERS[name]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_small_model_is_a_qwen3(name):
+    vocabulary, num_parameters = SMALL[name]
+    model = replace(load_recipe(name, require_data=False).recipe.model, vocab_size=vocabulary)
+    assert model.num_parameters() == num_parameters
+    assert decoder_of(model).architecture == "Qwen3ForCausalLM"
 
 
 def test_flops_count_what_local_layers_of_modernbert_see():

@@ -113,8 +113,9 @@ def snapshot(name: str, patterns: Sequence[str], *, revision: str | None = None,
 
     Raises:
         UserError: there is no such model or revision, the extra is not installed, or the files are not in the cache and
-            HF_HUB_OFFLINE is set; or the hub is unreachable, not ``is_meant`` and the model is not in the cache.
-        HornbookError: the hub failed or is unreachable; trying again may help.
+            HF_HUB_OFFLINE is set.
+        HornbookError: the hub failed or is unreachable; trying again may help. Unless ``is_meant`` or a part of the
+            model is in the cache, the message also asks to check the path.
         StorageError: the disk of the cache is full or failing.
     """
     where = f"{name} (revision {revision})" if revision else name
@@ -127,7 +128,7 @@ def snapshot(name: str, patterns: Sequence[str], *, revision: str | None = None,
     except OutOfReachError as error:
         if is_meant or cache_folder(client, "model", name).exists():
             raise
-        raise UserError(
+        raise HornbookError(
             f"no {what} at {where}, and the Hugging Face hub cannot be reached ({error.reason}){near}; check the path, "
             "or try again"
         ) from error
