@@ -4,6 +4,7 @@ pip wheel .     hornbook-0.1.0-py3-none-manylinux_2_28_x86_64.whl     with nativ
                 hornbook-0.1.0-py3-none-any.whl                       without a compiler
 """
 
+import platform
 import re
 import shutil
 import sys
@@ -58,8 +59,8 @@ class Wheel(bdist_wheel):
         libraries = [path for path in self.get_finalized_command("build_ext").get_outputs() if path.endswith(LIBRARY)]
         if not libraries:
             return "py3", "none", "any"
-        if all(is_for_old_systems(Path(path).read_bytes()) for path in libraries):
-            return "py3", "none", "manylinux_2_28_x86_64"
+        if sys.platform == "linux" and all(is_for_old_systems(Path(path).read_bytes()) for path in libraries):
+            return "py3", "none", f"manylinux_2_28_{platform.machine()}"
         return "py3", "none", super().get_tag()[2]
 
 

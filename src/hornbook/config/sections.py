@@ -130,7 +130,9 @@ class PrecisionConfig:
     compute: Compute = option(
         "auto", help="dtype of the activations; auto: bf16 if the device supports it natively, else fp32"
     )
-    kernels: Literal["auto", "torch", "native", "avx2", "avx512", "avx512bf16", "avx512fp16", "amx"] = option(
+    kernels: Literal[
+        "auto", "torch", "native", "avx2", "avx512", "avx512bf16", "avx512fp16", "amx", "neon", "neonbf16"
+    ] = option(
         "auto",
         help=(
             "operators on a CPU: PyTorch's (torch) or hornbook's (native, or its form for an instruction set); auto: "

@@ -13,7 +13,7 @@ from hornbook.config.sections import PrecisionConfig
 from hornbook.errors import UserError
 from hornbook.ops.block_sparse import choose_kernel
 from hornbook.ops.native import block_sparse, choice, library, products
-from hornbook.ops.native.build import HALVES, INSTRUCTION_SETS
+from hornbook.ops.native.build import ARCHITECTURES, HALVES, INSTRUCTION_SETS
 from hornbook.ops.native.cache import BuildError
 from hornbook.ops.native.choice import choose
 from hornbook.ops.native.kernels import BLOCKS, Kernels, using
@@ -99,6 +99,8 @@ def test_a_form_that_cannot_compute_the_run_is_refused(monkeypatch):
             choose(isa, torch.device(device), dtype)
         return str(caught.value)
 
+    foreign = "neon" if "avx2" in INSTRUCTION_SETS else "avx2"
+    assert f'"{foreign}" cannot compute here: it is for another kind of processor' in refused(foreign)
     assert "native operators are for CPUs" in refused("avx2", "meta")
     assert "native operators are for fp32 and bf16" in refused("avx2", dtype=torch.float16)
     if HALVES in instruction_sets():
@@ -111,7 +113,7 @@ def test_a_form_that_cannot_compute_the_run_is_refused(monkeypatch):
 
 def test_the_recipe_names_every_form():
     names = get_args(get_type_hints(PrecisionConfig)["kernels"])
-    assert names == ("auto", "torch", "native", *INSTRUCTION_SETS)
+    assert names == ("auto", "torch", "native", *ARCHITECTURES["x86_64"], *ARCHITECTURES["aarch64"])
 
 
 def test_no_compiler_leaves_pytorch_and_says_why(monkeypatch):

@@ -1,4 +1,4 @@
-"""Native operators for x86 processors: C++ in ``csrc``, compiled once per machine and called through ctypes.
+"""Native operators for x86 and Arm processors: C++ in ``csrc``, compiled once per machine and called through ctypes.
 
     csrc/*.cpp --compiler, once per instruction set--> libhornbook.so     `build`
                --CPUID, self-test-->                   the form to call   `library`

@@ -7,6 +7,8 @@
                     --amx-------->  ...             ----+
     csrc/cpu.cpp    ------------->  None/cpu.o ---------+
 
+On 64-bit Arm, the forms are neon and neonbf16.
+
 A compiler may crash on one form or not know its instructions. The next compiler then compiles that form; if none can,
 the library does without it, and ``forms.json`` says why: no process tries again until there is another compiler.
 
@@ -28,7 +30,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -57,14 +58,21 @@ HALVES: Final = "avx512fp16"
 TILES: Final = "amx"
 """The instruction set of AMX tiles; only bf16 products have a form for it."""
 _AVX512 = ("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
-INSTRUCTION_SETS: Mapping[str, Sequence[str]] = {
-    "avx2": ("-mavx2", "-mfma"),
-    "avx512": _AVX512,
-    "avx512bf16": (*_AVX512, "-mavx512bf16"),
-    HALVES: (*_AVX512, "-mavx512bf16", "-mavx512fp16"),
-    TILES: (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+_ARM = "-fno-strict-aliasing"  # pairs of bf16 are loaded as floats, for which only x86 intrinsics make an exception
+ARCHITECTURES: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "x86_64": {
+        "avx2": ("-mavx2", "-mfma"),
+        "avx512": _AVX512,
+        "avx512bf16": (*_AVX512, "-mavx512bf16"),
+        HALVES: (*_AVX512, "-mavx512bf16", "-mavx512fp16"),
+        TILES: (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+    },
+    "aarch64": {"neon": ("-march=armv8-a", _ARM), "neonbf16": ("-march=armv8.2-a+bf16", _ARM)},
 }
-"""The compiler flags of each form, in the order of the bits in ``csrc/cpu.cpp``."""
+"""The compiler flags of each form, in the order of the bits in ``csrc/cpu.cpp``, by kind of processor."""
+_MACHINE = platform.machine().replace("arm64", "aarch64")  # macOS's name
+INSTRUCTION_SETS: Mapping[str, Sequence[str]] = ARCHITECTURES.get(_MACHINE, {})
+"""Those of this kind of processor."""
 _SOURCES: Mapping[str, Sequence[str]] = {
     HALVES: ("form.cpp", "linear.cpp"),
     TILES: ("block_sparse.cpp", "form.cpp", "linear.cpp"),
@@ -72,6 +80,7 @@ _SOURCES: Mapping[str, Sequence[str]] = {
 """The sources that have a form for an instruction set, if not all have one."""
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-w")
 _FOR_ANY_PROCESSOR = "cpu.cpp"
+_SYSTEMS = {("Linux", "x86_64"), ("Linux", "aarch64"), ("Darwin", "arm64")}
 _LONGEST_BUILD = 600.0
 
 
@@ -86,7 +95,7 @@ def library(cache: Path | None = None, progress: Callable[[int, int], None] | No
         progress: called with the numbers of finished and of all files while it is compiled.
 
     Raises:
-        BuildError: this is not x86-64 Linux, there is no compiler, it fails, or other users can write to the cache.
+        BuildError: another system or processor, no compiler, one that fails, or a cache that other users can write to.
         StorageError: the cache cannot be written.
     """
     _check_system()
@@ -162,8 +171,9 @@ def sources(isa: str | None) -> list[Path]:
 
 
 def _check_system() -> None:
-    if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
-        raise BuildError(f"they require x86-64 Linux, but this is {platform.machine()} {platform.system()}")
+    if (platform.system(), platform.machine()) not in _SYSTEMS:
+        this = f"{platform.machine()} {platform.system()}"
+        raise BuildError(f"they require Linux on x86-64 or 64-bit Arm, or macOS on Apple silicon, but this is {this}")
 
 
 def find_compiler() -> tuple[list[str], str]:

@@ -38,7 +38,7 @@ from hornbook.ops.native import (
     products,
     token_block,
 )
-from hornbook.ops.native.build import HALVES, INSTRUCTION_SETS
+from hornbook.ops.native.build import ARCHITECTURES, HALVES, INSTRUCTION_SETS
 from hornbook.ops.native.cache import BuildError
 from hornbook.ops.native.kernels import BLOCKS, NOT_CHOSEN, Kernels, form_of, in_use
 from hornbook.ops.native.library import (
@@ -71,7 +71,7 @@ _MIN_GAIN = 1.05
 
 
 def choose(
-    asked: Literal["auto", "torch", "native", "avx2", "avx512", "avx512bf16", "avx512fp16", "amx"],
+    asked: Literal["auto", "torch", "native", "avx2", "avx512", "avx512bf16", "avx512fp16", "amx", "neon", "neonbf16"],
     device: torch.device,
     dtype: torch.dtype,
     *,
@@ -94,7 +94,7 @@ def choose(
     Raises:
         UserError: a form is asked for that cannot compute the run here.
     """
-    if asked in INSTRUCTION_SETS:
+    if any(asked in forms for forms in ARCHITECTURES.values()):
         _refuse_form(asked, device, dtype, partials)
     dense = _dense(asked, device, dtype, earlier, shape, in_half=partials == "half")
     return dense if blocks is None else replace(dense, blocks=_blocks(asked, blocks, device, earlier))
@@ -131,7 +131,8 @@ def _refuse_form(isa: str, device: torch.device, dtype: torch.dtype, partials: s
     """Raise UserError if the form of an instruction set cannot compute a run."""
     reason = _why_not(isa, device, dtype)
     if reason is None and isa not in instruction_sets():
-        reason = f"{form_states()[isa]}; this machine has {', '.join(instruction_sets())}"
+        state = form_states().get(isa, "it is for another kind of processor")
+        reason = f"{state}; this machine has {', '.join(instruction_sets())}"
     if reason is None and isa == HALVES and partials != "half":
         reason = 'its partial sums are in fp16, which requires precision.partials = "half"'
     if reason is not None:

@@ -149,14 +149,17 @@ def _path() -> Path:
 
 
 def open_library(path: Path) -> ctypes.CDLL:
-    """Load a build of the library, and pass it PyTorch's OpenMP runtime.
+    """Load a build of the library, and pass it PyTorch's OpenMP runtime; on macOS it does without one, on one thread.
 
     Raises:
         BuildError: PyTorch has loaded no OpenMP runtime.
         OSError: the library or the runtime cannot be loaded.
         AttributeError: a function is missing in one of them.
     """
-    built, runtime = ctypes.CDLL(str(path)), ctypes.CDLL(str(openmp_runtime()))
+    built = ctypes.CDLL(str(path))
+    if sys.platform == "darwin":
+        return built
+    runtime = ctypes.CDLL(str(openmp_runtime()))
     addresses = [ctypes.cast(getattr(runtime, name), ctypes.c_void_p) for name in _Runtime.functions]
     built.hb_use_runtime(ctypes.byref(_Runtime(*addresses)))
     return built

@@ -214,7 +214,7 @@ inline Block differentiate(Single, const Attention& a, const Query* queries, i64
   return {scores, gradients, gradients, row, row, is_finite};
 }
 
-#ifdef __AVX512BF16__
+#ifdef HB_PAIRS
 // Two rows of pairs take the place of two rows of floats.
 inline Block differentiate(Pairs, const Attention& a, const Query* queries, i64 count, i64 end, i64 row, float* scores,
                            float* gradients, const float* slopes, float* rows) {
@@ -234,12 +234,11 @@ inline Block differentiate(Pairs, const Attention& a, const Query* queries, i64 
       Vec slope = set1(a.scale), next_slope = slope;
       if (slopes) slope = load(slopes + i * row + j), next_slope = load(slopes + (i + 1) * row + j);
       const Vec g = differentiate(a, deltas[0], slope, x, load(g_row + j));
-      const __m512i both = narrow_two(g, differentiate(a, deltas[1], next_slope, next, load(g_row + row + j)));
+      const Halves both = narrow_two(g, differentiate(a, deltas[1], next_slope, next, load(g_row + row + j)));
       bf16* of_row = reinterpret_cast<bf16*>(rows + i * (row / 2)) + j;
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(of_row), _mm512_castsi512_si256(both));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(of_row + row), _mm512_extracti64x4_epi64(both, 1));
-      _mm512_storeu_si512(x_row + j, pair_up(narrow_two(x, next)));
-      _mm512_storeu_si512(g_row + j, pair_up(both));
+      store_first(of_row, both), store_second(of_row + row, both);
+      store(x_row + j, pair_up(narrow_two(x, next)));
+      store(g_row + j, pair_up(both));
     }
   }
   return {scores, gradients, rows, 2 * row, row / 2, is_finite};
@@ -354,7 +353,7 @@ template <class T>
 struct KindOf {
   using type = Single;
 };
-#ifdef __AVX512BF16__
+#ifdef HB_PAIRS
 template <>
 struct KindOf<bf16> {
   using type = Pairs;

@@ -53,10 +53,10 @@ constexpr bool kIsLine = Vec::lanes * i64(sizeof(T)) == kCacheLine;
 // Writes a vector; with `streams`, past the caches: `to` is then at the beginning of a line.
 template <bool streams, class T>
 HB_INLINE void write(T* to, Vec vector) {
-#ifdef __AVX512F__
-  if constexpr (streams) return _mm512_stream_ps(to, vector.v);
-#endif
-  store(to, vector);
+  if constexpr (streams)
+    stream(to, vector);
+  else
+    store(to, vector);
 }
 
 // tokens[token][feature] of panels [feature][width].
@@ -87,9 +87,9 @@ HB_INLINE void fetch(const T* tokens, i64 stride, i64 count) {
     for (i64 at = 0; at < kGroup; at += kCacheLine / i64(sizeof(T))) {
       const T& line = tokens[token * stride + at];
       if constexpr (writes)
-        __asm__ volatile("prefetchw %0" : : "m"(line));
+        prefetch_to_write(&line);
       else
-        _mm_prefetch(reinterpret_cast<const char*>(&line), _MM_HINT_T0);
+        __builtin_prefetch(&line);
     }
 }
 
@@ -124,7 +124,7 @@ HB_INLINE void multiply(const float* panels, const float* values, const Lines& l
 #pragma GCC unroll 4
       for (i64 v = 0; v < V; ++v) {
         tokens[v] = load(x + k * width + v * Vec::lanes);
-        if (b <= 8) _mm_prefetch(reinterpret_cast<const char*>(next + k * width + v * Vec::lanes), _MM_HINT_T0);
+        if (b <= 8) __builtin_prefetch(next + k * width + v * Vec::lanes);
       }
 #pragma GCC unroll 8
       for (i64 n = 0; n < N; ++n) {
@@ -205,7 +205,7 @@ void product(const T* x, i64 stride, i64 m, i64 num_in, const Sorted<T>& blocks,
         }
       }
     }
-    if (streams) _mm_sfence();
+    if (streams) finish_streams();
   });
 }
 

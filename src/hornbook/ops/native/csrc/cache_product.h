@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "simd.h"
+#include "transpose.h"
 
 namespace {
 
@@ -21,20 +22,14 @@ struct Single {
   static Vec multiply_add(Vec a, Vec b, Vec c) { return fma(a, b, c); }
 };
 
-#if defined(__AVX512BF16__)
+#ifdef HB_PAIRS
 struct Pairs {
   static constexpr int depth = 2;
-  static Vec multiply_add(Vec a, Vec b, Vec c) {
-    return {_mm512_dpbf16_ps(c.v, (__m512bh)_mm512_castps_si512(a.v), (__m512bh)_mm512_castps_si512(b.v))};
-  }
+  static Vec multiply_add(Vec a, Vec b, Vec c) { return dot_pairs(a, b, c); }
 };
 #endif
 
-#if defined(__AVX512F__)
-constexpr int kVectors = 4;  // 6 x 4 sums, 4 vectors of B and a word of A fill 29 of 32 registers
-#else
-constexpr int kVectors = 2;  // 6 x 2 sums of 16 registers
-#endif
+constexpr int kVectors = W == 16 ? 4 : 2;  // 6 x 4 sums, 4 vectors of B and a word of A fill 29 of 32 registers
 constexpr int kRows = 6;
 constexpr int kPanel = kVectors * W;
 
@@ -91,10 +86,7 @@ template <class Kind, int N> Tile tile_of(int rows) {
 template <class Kind> Tile tile_of(int rows, int vectors) {
   if (vectors == 1) return tile_of<Kind, 1>(rows);
   if (vectors == 2) return tile_of<Kind, 2>(rows);
-#if defined(__AVX512F__)
-  if (vectors == 3) return tile_of<Kind, 3>(rows);
-  return tile_of<Kind, 4>(rows);
-#endif
+  if constexpr (kVectors == 4) return vectors == 3 ? tile_of<Kind, 3>(rows) : tile_of<Kind, 4>(rows);
   __builtin_unreachable();
 }
 
@@ -192,7 +184,7 @@ template <class T> void pack_for_rows(Single, const T* x, i64 stride, i64 rows, 
     }
 }
 
-#if defined(__AVX512BF16__)
+#ifdef HB_PAIRS
 inline void pack_rows(Pairs, const bf16* x, i64 stride, i64 rows, i64 size, float* words) {
   const i64 width = (size + 1) / 2;
   for (i64 i = 0; i < rows; i++) {
@@ -201,49 +193,12 @@ inline void pack_rows(Pairs, const bf16* x, i64 stride, i64 rows, i64 size, floa
   }
 }
 
-// Two vectors as bf16: the first in the lower half.
-inline __m512i narrow_two(Vec low, Vec high) { return (__m512i)_mm512_cvtne2ps_pbh(high.v, low.v); }
-// Interleave the halves.
-inline __m512i pair_up(__m512i halves) {
-  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
-                    20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  return _mm512_permutexvar_epi16(order, halves);
-}
-
 inline void pack_for_rows(Pairs, const bf16* x, i64 stride, i64 rows, i64 size, i64 width, float* words) {
   for (i64 i = 0; i < rows; i += 2, words += width)
     for (i64 j = 0; j < width; j += W) {
-      const __mmask16 lanes = first_lanes(smaller(W, size - j));
-      const __m256i low = _mm256_maskz_loadu_epi16(lanes, x + i * stride + j);
-      const __m256i high =
-        i + 1 < rows ? _mm256_maskz_loadu_epi16(lanes, x + (i + 1) * stride + j) : _mm256_setzero_si256();
-      _mm512_storeu_si512(words + j, pair_up(_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1)));
+      const bf16* row = x + i * stride + j;
+      store(words + j, load_pairs(row, i + 1 < rows ? row + stride : nullptr, size - j));
     }
-}
-#endif
-
-#if defined(__AVX512F__)
-inline void transpose(__m512i r[16]) {
-  __m512i t[16];
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4)
-    for (int half = 0; half < 2; half++) {
-      r[i + 2 * half] = _mm512_unpacklo_epi64(t[i + half], t[i + 2 + half]);
-      r[i + 2 * half + 1] = _mm512_unpackhi_epi64(t[i + half], t[i + 2 + half]);
-    }
-  for (int i = 0; i < 4; i++)
-    for (int part = 0; part < 2; part++) {
-      const __m512i a = r[8 * part + i], b = r[8 * part + 4 + i];
-      t[8 * part + i] = _mm512_shuffle_i32x4(a, b, 0x88);
-      t[8 * part + 4 + i] = _mm512_shuffle_i32x4(a, b, 0xdd);
-    }
-  for (int i = 0; i < 8; i++) {
-    r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
-    r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
-  }
 }
 #endif
 
@@ -254,14 +209,12 @@ inline void transpose_words(const float* rows, i64 count, i64 width, float* pane
     float* to = panels + first / kPanel * kPanel * width + first % kPanel;
     const i64 some = smaller(W, count - first);
     i64 j = 0;
-#if defined(__AVX512F__)
     for (; j + W <= width && some == W; j += W) {
-      __m512i block[W];
-      for (int i = 0; i < W; i++) block[i] = _mm512_loadu_si512(rows + (first + i) * width + j);
+      Vec block[W];
+      for (int i = 0; i < W; i++) block[i] = load(rows + (first + i) * width + j);
       transpose(block);
-      for (int i = 0; i < W; i++) _mm512_storeu_si512(to + (j + i) * kPanel, block[i]);
+      for (int i = 0; i < W; i++) store(to + (j + i) * kPanel, block[i]);
     }
-#endif
     for (; j < width; j++) {
       for (i64 i = 0; i < some; i++) std::memcpy(to + j * kPanel + i, rows + (first + i) * width + j, 4);
       for (i64 i = some; i < W; i++) to[j * kPanel + i] = 0.0f;

@@ -1,8 +1,16 @@
-// Which instruction sets this processor has and this process may use, and the OpenMP runtime; compiled for any x86-64.
+// Which instruction sets this processor has and this process may use, and the OpenMP runtime; compiled for any processor
+// of its architecture.
+#if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+#else
+#include <sys/auxv.h>
+#endif
 
+#include <cstddef>
 #include <cstdint>
 
 #include "runtime.h"
@@ -11,6 +19,8 @@ Runtime hb_runtime;
 
 // Takes the functions of the OpenMP runtime that the process has loaded, before any other function computes.
 extern "C" __attribute__((visibility("default"))) void hb_use_runtime(const Runtime* runtime) { hb_runtime = *runtime; }
+
+#ifdef __x86_64__
 
 namespace {
 
@@ -56,3 +66,25 @@ extern "C" __attribute__((visibility("default"))) int hb_instruction_sets() {
   if ((found & 4) && has_tiles && may_use_tiles()) found |= 16;
   return found;
 }
+
+#else  // Arm with 64 bits, which always has NEON
+
+namespace {
+
+bool has_bf16() {
+#ifdef __APPLE__
+  int found = 0;
+  std::size_t size = sizeof(found);
+  return sysctlbyname("hw.optional.arm.FEAT_BF16", &found, &size, nullptr, 0) == 0 && found;
+#else
+  constexpr unsigned long bf16 = 1ul << 14;  // HWCAP2_BF16, which old headers do not name
+  return getauxval(AT_HWCAP2) & bf16;
+#endif
+}
+
+}  // namespace
+
+// Bits: 1 NEON, 2 with products of bf16.
+extern "C" __attribute__((visibility("default"))) int hb_instruction_sets() { return has_bf16() ? 3 : 1; }
+
+#endif

@@ -9,26 +9,6 @@ namespace {
 
 constexpr i64 W = Vec::lanes;
 
-// The sums of up to 8 vectors; each is added up in the order of sum().
-inline void sums_of(const Vec* v, int count, float* out) {
-#ifdef __AVX512F__
-  __m512 a[8];
-  for (int i = 0; i < 8; i++) a[i] = i < count ? v[i].v : _mm512_setzero_ps();
-  for (int i = 0; i < 4; i++)
-    a[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x44),
-                         _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xEE));
-  for (int i = 0; i < 2; i++)
-    a[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x88),
-                         _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xDD));
-  const __m512 pairs = _mm512_add_ps(_mm512_unpacklo_ps(a[0], a[1]), _mm512_unpackhi_ps(a[0], a[1]));
-  alignas(64) float lanes[16];
-  _mm512_store_ps(lanes, _mm512_add_ps(pairs, _mm512_permute_ps(pairs, 0x4E)));
-  for (int i = 0; i < count; i++) out[i] = lanes[i % 4 * 4 + i / 4];
-#else
-  for (int i = 0; i < count; i++) out[i] = sum(v[i]);
-#endif
-}
-
 // Products of `num_rows` rows of x by `columns` rows of weights, `step` apart. With several rows, the sums keep the
 // processor too busy to run ahead to the next weights, so these are fetched beforehand.
 template <int num_rows, int columns, class T>
@@ -44,7 +24,7 @@ void dot_block(const float* x, i64 stride, const T* weight, i64 step, i64 inputs
 #pragma GCC unroll 8
     for (int c = 0; c < columns; c++) {
       const T* from = weight + c * step + k;
-      if constexpr (num_rows > 1) _mm_prefetch(reinterpret_cast<const char*>(from + columns * step), _MM_HINT_T0);
+      if constexpr (num_rows > 1) __builtin_prefetch(from + columns * step);
       values[c] = n == W ? load(from) : load(from, n);
     }
 #pragma GCC unroll 8

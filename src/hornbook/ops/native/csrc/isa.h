@@ -10,6 +10,7 @@
 #define HB_JOIN3(a, b, c) a##b##_##c
 #define HB_JOIN(a, b, c) HB_JOIN3(a, b, c)
 #define HB_EXPORT(result, name) extern "C" __attribute__((visibility("default"))) result HB_JOIN(hb_, HB_ISA, name)
+#define HB_INLINE inline __attribute__((always_inline))
 
 namespace {
 

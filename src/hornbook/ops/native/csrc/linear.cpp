@@ -15,7 +15,7 @@ namespace {
 using Bf16Product = TileProduct;
 #elif defined(__AVX512FP16__)
 using Bf16Product = HalfProduct;
-#elif defined(__AVX512BF16__)
+#elif defined(HB_PAIRS)
 using Bf16Product = PairProduct;
 #else
 using Bf16Product = FloatProduct;

@@ -1,13 +1,13 @@
 // Polynomials that bring singular values towards 1: X <- a X + (b G + c G²) X with G = X Xᵀ, one after the other.
 //
 // G and G² are symmetric: blocks above the diagonal are copied from those below, which saves almost half of these
-// products. Values are rounded to bf16 between the products, which add up in floats; without AVX512-BF16 they are not.
+// products. Values are rounded to bf16 between the products, which add up in floats; without products of pairs they are not.
 #include "panels.h"
 #include "transpose.h"
 
 namespace {
 
-#ifdef __AVX512BF16__
+#ifdef HB_PAIRS
 using Product = PairProduct;
 #else
 using Product = FloatProduct;

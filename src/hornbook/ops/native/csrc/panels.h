@@ -4,7 +4,7 @@
 //   a block of `rows` rows    element (row, step) at a + row * row_stride + step * step_stride
 //   result                    [rows][W] floats, added up over the steps in order
 //
-// Four kinds of product: floats; bf16 pairs with AVX512-BF16; the same pairs with AMX, in tiles.h; and pairs of scaled fp16
+// Four kinds of product: floats; bf16 pairs with AVX512-BF16 or Arm's bf16; the same pairs with AMX, in tiles.h; and pairs of scaled fp16
 // values, in halves.h, whose rows and panels have factors that results are multiplied by. Without any of these, bf16
 // is converted to float when it is packed, and multiplied as float; Intel's processors take no longer for that, AMD's do.
 #pragma once
@@ -43,27 +43,14 @@ struct FloatProduct {
   }
 };
 
-// bf16 pairs that follow each other along the contraction, for AVX512-BF16 and AMX.
+// bf16 pairs that follow each other along the contraction, for AVX512-BF16, Arm's bf16 and AMX.
 struct PairPacking {
   using Element = bf16;
   static constexpr i64 depth = 2, column_multiple = 16;
   static constexpr bool is_scaled = false;
   // The pairs of up to a vector of columns of two rows, zero from column n on; `second` may be null.
   static void pack_step(const bf16* first, const bf16* second, i64 n, bf16* out) {
-#ifdef __AVX512F__
-    const __mmask16 mask = first_lanes(n);
-    __m512i pairs = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, first));
-    if (second) {
-      const __m512i upper = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, second));
-      pairs = _mm512_or_si512(pairs, _mm512_slli_epi32(upper, 16));
-    }
-    _mm512_storeu_si512(out, pairs);
-#else
-    for (i64 i = 0; i < Vec::lanes; i++) {
-      out[2 * i] = i < n ? first[i] : bf16(0);
-      out[2 * i + 1] = second && i < n ? second[i] : bf16(0);
-    }
-#endif
+    store(reinterpret_cast<float*>(out), load_pairs(first, second, n));
   }
   static bf16 convert(float value) { return to_bf16(value); }
   static bf16 convert(bf16 value) { return value; }
@@ -72,18 +59,19 @@ struct PairPacking {
   }
 };
 
-#ifdef __AVX512BF16__
+#ifdef HB_PAIRS
 struct PairProduct : PairPacking {
-  using Operand = __m512bh;
+  using Operand = Vec;
   using Scope = NoScope;
-  static constexpr i64 rows = 6, vectors = 4, width = 64, step_multiple = 1, row_multiple = 1;
-  static Operand load_panel(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
+  static constexpr i64 rows = 6, vectors = FloatProduct::vectors, width = FloatProduct::width, column_multiple = Vec::lanes;
+  static constexpr i64 step_multiple = 1, row_multiple = 1;
+  static Operand load_panel(const bf16* p) { return load(reinterpret_cast<const float*>(p)); }
   static Operand broadcast(const bf16* p) {
-    int pair;
+    float pair;
     std::memcpy(&pair, p, 4);
-    return (__m512bh)_mm512_set1_epi32(pair);
+    return set1(pair);
   }
-  static Vec dot(Vec sum, Operand a, Operand b) { return {_mm512_dpbf16_ps(sum.v, a, b)}; }
+  static Vec dot(Vec sum, Operand a, Operand b) { return dot_pairs(a, b, sum); }
 };
 #endif
 

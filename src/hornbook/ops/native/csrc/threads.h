@@ -1,24 +1,26 @@
 // Work on several threads of the OpenMP pool that PyTorch has loaded, with denormal numbers flushed to zero.
 //
-// The library is not linked with an OpenMP runtime: it calls the one that PyTorch has loaded, see runtime.h.
+// The library is not linked with an OpenMP runtime: it calls the one that PyTorch has loaded, see runtime.h; without one,
+// all work is done on the calling thread.
 #pragma once
-#include <immintrin.h>
+#include <cstdio>
+#include <cstdlib>
 
-#include "isa.h"
 #include "runtime.h"
+#include "simd.h"
 
 namespace {
 
 // Sets flush-to-zero and denormals-are-zero, with rounding to nearest and all exceptions masked, for its scope.
 class FlushDenormals {
  public:
-  FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(0x9FC0); }
-  ~FlushDenormals() { _mm_setcsr(before_); }
+  FlushDenormals() : before_(floating_mode()) { set_floating_mode(kFlushingMode); }
+  ~FlushDenormals() { set_floating_mode(before_); }
   FlushDenormals(const FlushDenormals&) = delete;
   FlushDenormals& operator=(const FlushDenormals&) = delete;
 
  private:
-  unsigned before_;
+  decltype(floating_mode()) before_;
 };
 
 template <class Function>
@@ -30,7 +32,7 @@ void parallel_entry(void* data) {
 // Calls function(thread, threads) on each of `threads` threads, or of fewer if the pool gives fewer.
 template <class Function>
 void parallel(i64 threads, Function function) {
-  if (threads <= 1) {
+  if (threads <= 1 || !hb_runtime.parallel) {
     FlushDenormals flush;
     function(0, 1);
   } else {
@@ -54,14 +56,19 @@ inline void* scratch(int slot, i64 bytes) {
   struct Buffer {
     void* data = nullptr;
     i64 size = 0;
-    ~Buffer() { _mm_free(data); }
+    ~Buffer() { std::free(data); }
   };
   static thread_local Buffer buffers[4];
   Buffer& buffer = buffers[slot];
   if (buffer.size < bytes) {
-    _mm_free(buffer.data);
+    std::free(buffer.data);
     buffer.size = round_up(bytes, 4096);
-    buffer.data = _mm_malloc(static_cast<std::size_t>(buffer.size), 64);
+    buffer.data = std::aligned_alloc(64, static_cast<std::size_t>(buffer.size));
+    if (!buffer.data) {  // on a thread of the pool, from which no exception reaches Python
+      std::fprintf(stderr, "hornbook: a native operator needs %lld more bytes of memory; make the micro-batch smaller\n",
+                   static_cast<long long>(buffer.size));
+      std::abort();
+    }
   }
   return buffer.data;
 }

@@ -177,7 +177,7 @@ struct Head {
 // What all threads share: `x` are the hidden states, `part` what is added to them after a norm.
 struct Buffers {
   i64 wide, inner, far, qkv_width;  // floats of a row of hidden states, of mixed heads, of the feed-forward, of qkv
-  float *x, *part, *mixed, *active, *gated, *qkv;
+  float *x = nullptr, *part = nullptr, *mixed = nullptr, *active = nullptr, *gated = nullptr, *qkv = nullptr;
 };
 
 // x += norm(value Wᵀ + bias), for the thread's columns, or its rows if there is a norm.
