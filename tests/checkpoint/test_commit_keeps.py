@@ -4,9 +4,10 @@ import os
 import re
 
 import pytest
+import torch
 from tiny_checkpoints import assert_sound, names, saved
 
-from hornbook.checkpoint import prune
+from hornbook.checkpoint import Contents, manifest, prune, save, stamps
 from hornbook.checkpoint.commit import set_aside
 
 DEAD_PID = 2**31 - 2
@@ -65,3 +66,29 @@ def test_a_folder_in_the_place_of_a_diverged_checkpoint_is_kept(folder):
     first, diverged, kept = names(folder)
     assert (first, diverged) == ("step-00000005", "step-00000010.diverged")
     assert (folder / kept / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("change", ["none", "write", "other file"])
+def test_a_prune_reads_again_what_has_changed_since_it_was_saved(folder, monkeypatch, change):
+    tensors = {"model": {"weight": torch.arange(1 << 18, dtype=torch.float32)}}
+    paths = [save(folder, Contents(step=step, tensors=tensors)) for step in (10, 15)]
+    known = {path: stamps(path) for path in paths}
+    assert list(known[paths[0]]) == ["model-00000.safetensors"]
+    file = paths[1] / "model-00000.safetensors"
+    data = file.read_bytes()[:-1] + b"x"
+    if change == "write":
+        times = file.stat()
+        file.write_bytes(data)
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    elif change == "other file":
+        (paths[1] / "new").write_bytes(data)
+        (paths[1] / "new").rename(file)
+    read, sha256_file = [], manifest.sha256_file
+    monkeypatch.setattr(manifest, "sha256_file", lambda path: read.append(path) or sha256_file(path))
+    removed = prune(folder, keep_last=1, known=known)
+    if change == "none":
+        assert removed == [folder / "step-00000005", paths[0]]
+        assert file not in read
+    else:
+        assert removed == [folder / "step-00000005"], "the damaged one does not count as kept"
+        assert file in read

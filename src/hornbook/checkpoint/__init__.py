@@ -7,13 +7,14 @@ Importing this does not import torch; `hornbook.exchange.restore` turns a checkp
 
 from hornbook.checkpoint.commit import prune, save, save_share, set_aside, temporary_of
 from hornbook.checkpoint.load import Info, list_checkpoints, load, newest_sound, resolve, steps_in
-from hornbook.checkpoint.manifest import folder_of, verify
+from hornbook.checkpoint.manifest import Stamps, folder_of, stamps, verify
 from hornbook.checkpoint.tensors import Contents, Shard
 
 __all__ = [
     "Contents",
     "Info",
     "Shard",
+    "Stamps",
     "folder_of",
     "list_checkpoints",
     "load",
@@ -23,6 +24,7 @@ __all__ = [
     "save",
     "save_share",
     "set_aside",
+    "stamps",
     "steps_in",
     "temporary_of",
     "verify",

@@ -10,7 +10,8 @@ There is no ``latest`` pointer and no cached state: the committed checkpoints ar
 leaves at most a ``.tmp-`` folder, which the next save or prune removes once its process has ended. Only one process at
 a time may save into a folder; ``storage.lock_folder`` on the run ensures it. A folder with anything that no save writes
 is never removed: an intact checkpoint has exactly its manifest's files, and other folders are kept under another name.
-The price: pruning verifies all checkpoints, since a damaged one must not count as kept.
+The price: pruning verifies all checkpoints, since a damaged one must not count as kept; it reads those again that this
+process has not written, or that have changed since.
 """
 
 import logging
@@ -18,8 +19,9 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -30,6 +32,7 @@ from hornbook.checkpoint.manifest import (
     Entry,
     Kind,
     Manifest,
+    Stamps,
     folder_of,
     is_plain_name,
     read_manifest,
@@ -138,7 +141,9 @@ def temporary_of(folder: Path, step: int, process: int) -> Path:
     return final.with_name(f"{final.name}.tmp-{process}")
 
 
-def prune(folder: Path, keep_last: int, keep: Collection[int] = (), written: Path | None = None) -> list[Path]:
+def prune(
+    folder: Path, keep_last: int, keep: Collection[int] = (), known: Mapping[Path, Stamps] | None = None
+) -> list[Path]:
     """Remove all intact checkpoints but the newest ``keep_last`` and those in ``keep``; return the removed folders.
 
     Damaged checkpoints and other entries are neither removed nor counted.
@@ -147,7 +152,7 @@ def prune(folder: Path, keep_last: int, keep: Collection[int] = (), written: Pat
         folder: the folder of checkpoints; it may be missing.
         keep_last: number of newest intact checkpoints to keep, at least 1.
         keep: further steps to keep, such as the best one.
-        written: the checkpoint that ``save`` has just returned, which is intact.
+        known: ``stamps`` of checkpoints after ``save`` returned them; what has them still is not read again.
 
     Raises:
         UserError: ``keep_last`` is below 1.
@@ -157,7 +162,7 @@ def prune(folder: Path, keep_last: int, keep: Collection[int] = (), written: Pat
         raise UserError(f"keep_last is {keep_last}; expected at least 1, so that a checkpoint remains")
     _remove_leftovers(folder)
     plain = [(step, path) for step, path in committed(folder) if not path.is_symlink()]
-    sound = [(step, path) for step, path in plain if path == written or not verify(path)]
+    sound = [(step, path) for step, path in plain if not verify(path, known=(known or {}).get(path, {}))]
     spare = [path for step, path in sound[:-keep_last] if step not in keep]
     for path in spare:
         storage.remove_tree(_hide(path))
@@ -263,11 +268,14 @@ def _plain(kind: Kind, data: Mapping[str, bytes]) -> dict[str, _File]:
 
 
 def _write(folder: Path, files: Mapping[str, _File]) -> dict[str, Entry]:
-    entries = {}
-    for name, file in files.items():
-        written = storage.write_file(folder / name, file.chunks)
-        entries[name] = Entry(kind=file.kind, size=written.size, sha256=written.sha256)
-    return entries
+    """Write files one after another, in one thread, so that the order is fixed, and hash them in another one."""
+    writers = {}
+    with ThreadPoolExecutor(1, "hornbook-hash") as hasher:
+        for name, file in files.items():
+            with storage.FileWriter(folder / name, hasher) as writers[name]:
+                for chunk in file.chunks:
+                    writers[name].write(chunk)
+        return {name: Entry(kind=files[name].kind, **asdict(writer.written)) for name, writer in writers.items()}
 
 
 def _hide(path: Path) -> Path:

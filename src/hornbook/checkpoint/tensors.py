@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hornbook.errors import CheckpointError, DataError
-from hornbook.storage.files import BytesLike
+from hornbook.storage.file_writer import BytesLike
 from hornbook.storage.json_files import parse_json
 from hornbook.storage.system import open_regular, storage_errors
 

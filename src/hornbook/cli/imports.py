@@ -1,6 +1,7 @@
 """Import torch faster."""
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,8 +11,12 @@ def collector_paused() -> Iterator[None]:
     """Pause the garbage collector in the ``with`` block, which imports torch, and never look at what it left.
 
     Modules are not garbage, but their objects would be visited again and again while more are made, and twice at exit.
-    Without this, importing torch and exiting takes 1.3 to 1.45 times as long.
+    Without this, importing torch and exiting takes 1.3 to 1.45 times as long. If torch is there already, nothing is
+    done: what earlier commands of the process left would be kept for good.
     """
+    if "torch" in sys.modules:
+        yield
+        return
     was_enabled = gc.isenabled()
     gc.disable()
     try:

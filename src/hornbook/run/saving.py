@@ -64,6 +64,8 @@ class Saver:
     require_folder: Callable[[], None]
     pending: "Future[Saved] | None" = field(default=None, init=False)
     """The last started save, until ``finish`` collects it."""
+    _written: dict[Path, checkpoint.Stamps] = field(default_factory=dict, init=False)
+    """The checkpoints that this process has saved and not removed."""
 
     def start(self, snapshot: Snapshot, *, behind: bool) -> None:
         """Save ``snapshot``; ``finish`` must have collected the previous save.
@@ -159,8 +161,11 @@ class Saver:
 
     def _prune(self, saved: Saved) -> Saved:
         snapshot = saved.snapshot
+        assert saved.path is not None, "it was saved just now"
+        self._written[saved.path] = checkpoint.stamps(saved.path)
         try:
-            checkpoint.prune(self.folder, snapshot.keep_last, snapshot.keep, written=saved.path)
+            for path in checkpoint.prune(self.folder, snapshot.keep_last, snapshot.keep, self._written):
+                self._written.pop(path, None)
         except StorageError as error:
             return saved._replace(warnings=[f"old checkpoints could not be removed: {error}"])
         return saved

@@ -6,11 +6,9 @@ All files of runs, corpora and checkpoints are written through this package, whi
 import os
 
 from hornbook.storage.decompress import Limits, open_text_source
+from hornbook.storage.file_writer import BytesLike, FileWriter, Written
 from hornbook.storage.files import (
     Appender,
-    BytesLike,
-    FileWriter,
-    Written,
     commit_directory,
     fsync_directory,
     lock_folder,

@@ -23,16 +23,15 @@ import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeAlias
+from typing import Final, Self
 
 from hornbook.errors import PathError, StorageError, UserError
+from hornbook.storage.file_writer import BytesLike, FileWriter, Written
 from hornbook.storage.removal import LOCK, is_own, remove_file
 from hornbook.storage.system import (
-    create_new,
     end_of_last_line,
     lock_file,
     open_own,
@@ -44,86 +43,11 @@ from hornbook.storage.system import (
     write_all,
 )
 
-BytesLike: TypeAlias = bytes | bytearray | memoryview
-"""Data to write; pass a contiguous numpy array as ``memoryview(array)`` to avoid a copy."""
-
 _HOLDER: Final = re.compile(rb"\d{0,10}\n?")
 """The content of a lock file: the process id of its last holder."""
 _ATTEMPTS: Final = 20
 """Attempts to lock a file that others remove; an attempt fails only if one of them does so within microseconds."""
 _ANY: Final = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY
-
-
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """The size in bytes and the hexadecimal SHA-256 of a written file."""
-
-    size: int
-    sha256: str
-
-
-class FileWriter:
-    """A context manager that writes a file incrementally; it is durable after the block, and removed by an error.
-
-        with FileWriter(path) as writer:
-            writer.write(b"...")
-        writer.written  # Written(size=3, sha256="...")
-
-    There is no buffer, so write large pieces. An existing file or link is removed first, so use this only in folders
-    that are not yet committed; elsewhere use ``replace_file``.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._hash = hashlib.sha256()
-        self._size = 0
-        with storage_errors("create", path):
-            self._descriptor = perform("open", path, lambda: create_new(path))
-
-    @property
-    def written(self) -> Written:
-        """Size and hash of the data written so far."""
-        return Written(size=self._size, sha256=self._hash.hexdigest())
-
-    def write(self, data: BytesLike) -> None:
-        """Append ``data``."""
-        view = memoryview(data)
-        if not view.nbytes:
-            return
-        with storage_errors("write", self.path, needed=view.nbytes):
-            write_all(self.path, self._descriptor, view.cast("B"))
-        self._hash.update(view)
-        self._size += view.nbytes
-
-    def finish(self) -> Written:
-        """Sync the content to disk, close the file, and return size and hash."""
-        with storage_errors("write", self.path):
-            sync(self.path, self._descriptor)
-            descriptor, self._descriptor = self._descriptor, -1
-            os.close(descriptor)
-        return self.written
-
-    def abandon(self) -> None:
-        """Close and remove the file, ignoring errors."""
-        if self._descriptor >= 0:
-            with suppress(OSError):
-                os.close(self._descriptor)
-            self._descriptor = -1
-        with suppress(StorageError):
-            remove_file(self.path)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if error is not None:
-            self.abandon()
-            return
-        try:
-            self.finish()
-        except BaseException:
-            self.abandon()
-            raise
 
 
 class Appender:

@@ -1,0 +1,108 @@
+"""Write a new file piece by piece, sync it, and hash what is written, here or in a thread beside the writes."""
+
+import hashlib
+import os
+from collections import deque
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, TypeAlias
+
+from hornbook.errors import StorageError
+from hornbook.storage.removal import remove_file
+from hornbook.storage.system import create_new, perform, storage_errors, sync, write_all
+
+BytesLike: TypeAlias = bytes | bytearray | memoryview
+"""Data to write; pass a contiguous numpy array as ``memoryview(array)`` to avoid a copy."""
+
+_UNHASHED: Final = 64 << 20
+"""Bytes that may wait to be hashed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """The size in bytes and the hexadecimal SHA-256 of a written file."""
+
+    size: int
+    sha256: str
+
+
+class FileWriter:
+    """A context manager that writes a file incrementally; it is durable after the block, and removed by an error.
+
+        with FileWriter(path) as writer:
+            writer.write(b"...")
+        writer.written  # Written(size=3, sha256="...")
+
+    There is no buffer, so write large pieces; with a ``hasher``, an executor of one thread, they are hashed there and
+    must not change until ``written`` is read. An existing file or link is removed first, so use this only in folders
+    that are not yet committed; elsewhere use ``replace_file``.
+    """
+
+    def __init__(self, path: Path, hasher: Executor | None = None) -> None:
+        self.path = path
+        self._hash, self._hasher = hashlib.sha256(), hasher
+        self._unhashed: deque[tuple[int, Future[None]]] = deque()
+        self._size = 0
+        with storage_errors("create", path):
+            self._descriptor = perform("open", path, lambda: create_new(path))
+
+    @property
+    def written(self) -> Written:
+        """Size and hash of the data written so far."""
+        self._wait_for_hashes(at_most=0)
+        return Written(size=self._size, sha256=self._hash.hexdigest())
+
+    def write(self, data: BytesLike) -> None:
+        """Append ``data``."""
+        view = memoryview(data)
+        if not view.nbytes:
+            return
+        with storage_errors("write", self.path, needed=view.nbytes):
+            write_all(self.path, self._descriptor, view.cast("B"))
+        self._size += view.nbytes
+        if self._hasher is None:
+            self._hash.update(view)
+        else:
+            self._unhashed.append((view.nbytes, self._hasher.submit(self._hash.update, view)))
+            self._wait_for_hashes(at_most=_UNHASHED)
+
+    def _wait_for_hashes(self, at_most: int) -> None:
+        """Wait until at most so many bytes are not hashed, since they stay in memory until then."""
+        while sum(size for size, _ in self._unhashed) > at_most:
+            self._unhashed.popleft()[1].result()
+
+    def finish(self) -> Written:
+        """Sync the content to disk, close the file, and return size and hash."""
+        self._close()
+        return self.written
+
+    def _close(self) -> None:
+        with storage_errors("write", self.path):
+            sync(self.path, self._descriptor)
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+
+    def abandon(self) -> None:
+        """Close and remove the file, ignoring errors."""
+        if self._descriptor >= 0:
+            with suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = -1
+        with suppress(StorageError):
+            remove_file(self.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is not None:
+            self.abandon()
+            return
+        try:
+            self._close()
+        except BaseException:
+            self.abandon()
+            raise
