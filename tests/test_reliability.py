@@ -11,7 +11,7 @@ TOOLS = Path(__file__).parents[1] / "tools" / "reliability"
 
 @pytest.fixture(autouse=True)
 def import_tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(TOOLS), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(TOOLS), str(TOOLS.parent), *sys.path])
 
 
 def test_every_planted_fault_can_be_planted() -> None:
@@ -19,6 +19,12 @@ def test_every_planted_fault_can_be_planted() -> None:
 
     stale = [fault.name for fault in read_faults() if fault.is_stale]
     assert not stale
+
+
+def test_every_mutation_can_be_planted() -> None:
+    import mutations
+
+    assert not [mutation for mutation in mutations.read([]) if mutation.text.count(mutation.old) != 1]
 
 
 def test_a_power_failure_loses_what_was_not_synced(tmp_path: Path) -> None:
