@@ -71,6 +71,9 @@ def guide_shell(prepared: Path) -> Shell:
 
 def shell_in(folder: Path) -> Shell:
     write_texts(folder / "my-texts")
+    book = "".join(path.read_text(encoding="utf-8") for path in sorted((folder / "my-texts").iterdir()))
+    (folder / "books").mkdir()
+    (folder / "books" / "novel.txt").write_text(book, encoding="utf-8")
     (folder / "wiki.test.tokens").write_text(" = The cat = \n \n The old cat sees the river , and runs . \n")
     (folder / "lambada_test.jsonl").write_text('{"text": "The old cat sees the red river"}\n')
     return Shell(folder)
@@ -85,7 +88,7 @@ def run(shell: Shell, command: str) -> None:
     elif "--device cuda" in command:
         shell.run(f"{command} --print-recipe")
     else:
-        shell.run(command)
+        shell.run(command.replace("--training.steps 600", "--training.steps 2 --schedule.warmup-steps 1"))
 
 
 def read_json(path: Path) -> dict:

@@ -174,7 +174,7 @@ def _problem(path: Path, entry: Entry, known: tuple[int, ...] | None) -> str | N
             return f"{path.name} is not a plain file"
         if status.st_size != entry.size:
             return f"{path.name} has {status.st_size} bytes, expected {entry.size}"
-        if _stamp(status) != known and sha256_file(path) != entry.sha256:
+        if (known is None or _stamp(status) != known) and sha256_file(path) != entry.sha256:
             return f"{path.name} was altered: its SHA-256 differs from the manifest's"
     except HornbookError as error:
         return f"{path.name} is missing" if isinstance(error.__cause__, FileNotFoundError) else str(error)

@@ -91,7 +91,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         raise UserError("no prompt: add --prompt or --prompt-file, or pipe prompts to standard input")
     _refuse_useless(arguments, is_conversation=is_conversation)
     prompts = [] if is_conversation else _prompts(arguments)
-    loaded = _load(arguments)
+    with collector_paused():
+        from hornbook.exchange.restore import load_model
+    loaded = load_model(arguments.checkpoint, prepared_device(arguments), compute=arguments.compute)
     if not loaded.model.is_causal:
         return _fill(arguments, loaded, prompts)
     path, writer = loaded.path, _writer(arguments, loaded)
@@ -161,13 +163,6 @@ def _prompts(arguments: argparse.Namespace) -> "list[Prompt]":
     ]
     source = arguments.prompt_file or (None if prompts else "-")
     return prompts if source is None else prompts + read_prompts(source, arguments.prompt_format or "auto")
-
-
-def _load(arguments: argparse.Namespace) -> "LoadedModel":
-    with collector_paused():
-        from hornbook.exchange.restore import load_model
-
-    return load_model(arguments.checkpoint, prepared_device(arguments), compute=arguments.compute)
 
 
 def _writer(arguments: argparse.Namespace, loaded: "LoadedModel") -> "TextWriter":

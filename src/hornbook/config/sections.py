@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from hornbook.config.optimizers import problems_of_steps
 from hornbook.config.options import Problem, option, split_entry
@@ -35,6 +35,13 @@ _NOT_PHASED: dict[str, tuple[object, str]] = {
     "sparsity.embedding_block_size": (None, "keeps blocks in memory"),
 }
 """Options that exclude phased execution, each with the compatible value and the reason."""
+
+
+class CacheOptions(NamedTuple):
+    """Where copies and chunks of data at URLs are kept, None for the user's cache, and the most bytes of chunks."""
+
+    folder: str | None = None
+    limit: int = 32 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +83,11 @@ class DataConfig:
     layout: Literal["auto", "padded", "packed", "unpadded"] = option(
         "auto", help="layout of an encoder's batches; auto: by the sequence lengths"
     )
+
+    @property
+    def chunk_cache(self) -> CacheOptions:
+        """Return the options of the cache of data at URLs."""
+        return CacheOptions(self.cache, int(self.cache_gib * (1 << 30)))
 
     def problems(self) -> list[Problem]:
         if self.weights and len(self.weights) != len(self.train):

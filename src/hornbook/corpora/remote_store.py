@@ -27,13 +27,13 @@ from concurrent.futures import Future
 from functools import partial
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hornbook.arrays import Integers
-from hornbook.config import DataConfig
+from hornbook.config.sections import CacheOptions
 from hornbook.corpora.chunk_cache import ChunkCache
 from hornbook.corpora.store_manifest import BUILD, CHUNK_BYTES, CHUNK_HASHES, MANIFEST, Manifest
 from hornbook.errors import DataError, HornbookError, UserError
@@ -48,18 +48,6 @@ _KEPT: Final = 256
 """The chunks in memory, 16 MiB: neighboring windows of an evaluation share them."""
 _PATIENCE: Final = 60.0
 _COPIED_BYTES: Final = 8 << 20
-
-
-class CacheOptions(NamedTuple):
-    """Where copies and chunks are kept, None for the user's cache, and the most bytes of chunks."""
-
-    folder: str | None = None
-    limit: int = 32 << 30
-
-    @classmethod
-    def of(cls, data: DataConfig) -> Self:
-        """Return the options of a recipe."""
-        return cls(data.cache, int(data.cache_gib * (1 << 30)))
 
 
 class _OtherContentError(OSError):

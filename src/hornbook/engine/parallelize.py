@@ -134,7 +134,7 @@ def compiles_blocks(recipe: Recipe, device: torch.device) -> bool:
     is_kept = memory.execution == "resident" and memory.recompute in (None, "all") and not memory.offload_activations
     is_whole = parallel.tensor_parallel == 1 and parallel.pipeline_schedule in SPLITS_NO_BACKWARD
     is_known = recipe.model.family in _COMPILED and not recipe.sparsity.is_sparse
-    return selected(device) and is_known and is_kept and is_whole
+    return device.type == "cuda" and is_known and is_kept and is_whole and selected(device)
 
 
 def _compile_blocks(model: LanguageModel) -> None:

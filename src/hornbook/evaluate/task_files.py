@@ -11,7 +11,6 @@ one. Files may be compressed.
 import io
 from typing import Any, Final
 
-from hornbook.corpora.remote_store import CacheOptions
 from hornbook.corpora.store import TokenStore, open_held_out, open_store
 from hornbook.errors import DataError, UserError
 from hornbook.evaluate.tasks import TaskInput
@@ -47,10 +46,10 @@ def open_scored(given: TaskInput) -> list[TokenStore]:
     """
     data = given.loaded.recipe.data
     if named := given.data or data.validation:
-        return [open_store(named, "validation", CacheOptions.of(data))]
+        return [open_store(named, "validation", data.chunk_cache)]
     if not data.train:
         raise UserError("the run names no validation data: say which store to score with `data=FOLDER`")
-    if stores := open_held_out(data.train, CacheOptions.of(data)):
+    if stores := open_held_out(data.train, data.chunk_cache):
         return stores
     raise UserError(
         f"the run was trained on {', '.join(data.train)}, which have no held-out data: name a store by "

@@ -190,7 +190,7 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> T
     if (form := _norm_form(x, weight_D)) is not None:
         normed: Tensor = native_norm.norm(x, weight_D, bias_D, epsilon, form.isa)[0]
         return normed
-    if _is_tritons(x):
+    if x.is_cuda and _is_tritons(x):
         return norm_beside(x, weight_D, bias_D, epsilon, centered=True)[1]
     if x.dtype == torch.float32:
         return functional.layer_norm(x, weight_D.shape, weight_D.float(), bias_D.float(), epsilon)
@@ -208,7 +208,7 @@ def layer_norm_beside(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: floa
     """
     if (form := _norm_form(x, weight_D)) is not None:
         return native_norm.norm_beside(x, weight_D, bias_D, epsilon, form.isa)
-    if _is_tritons(x):
+    if x.is_cuda and _is_tritons(x):
         return norm_beside(x, weight_D, bias_D, epsilon, centered=True)
     return None
 
@@ -257,7 +257,7 @@ def rms_norm(x: Tensor, weight_D: Tensor | None, epsilon: float) -> Tensor:
     y: Tensor
     if (form := _norm_form(x, weight_D)) is not None:
         y = native_norm.norm(x, weight_D, None, epsilon, form.isa, True)[0]
-    elif _is_tritons(x):
+    elif x.is_cuda and _is_tritons(x):
         y = norm_beside(x, weight_D, None, epsilon, centered=False)[1]
     else:
         y = _RMSNorm.apply(x, weight_D, epsilon)  # type: ignore[no-untyped-call]
@@ -268,7 +268,7 @@ def rms_norm_beside(x: Tensor, weight_D: Tensor | None, epsilon: float) -> tuple
     """Return ``x`` and its norm, for ``x + f(norm(x))``; arguments as for ``rms_norm``."""
     if (form := _norm_form(x, weight_D)) is not None:
         return native_norm.norm_beside(x, weight_D, None, epsilon, form.isa, is_rms=True)
-    if _is_tritons(x):
+    if x.is_cuda and _is_tritons(x):
         return norm_beside(x, weight_D, None, epsilon, centered=False)
     return x, rms_norm(x, weight_D, epsilon)
 
@@ -279,5 +279,5 @@ def _norm_form(x: Tensor, weight_D: Tensor | None) -> Form | None:
 
 
 def _is_tritons(x: Tensor) -> bool:
-    """Return whether Triton computes the norms of tokens like ``x``."""
-    return x.is_cuda and chosen("triton_layer_norm", x) and x.shape[-1] <= MOST_COLUMNS
+    """Return whether Triton computes the norms of tokens like ``x``, which are on a GPU."""
+    return chosen("triton_layer_norm", x) and x.shape[-1] <= MOST_COLUMNS

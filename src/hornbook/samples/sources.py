@@ -6,7 +6,6 @@ from typing import Final
 
 from hornbook.config import MaskingConfig, Recipe
 from hornbook.corpora.joined import by_name, join
-from hornbook.corpora.remote_store import CacheOptions
 from hornbook.corpora.store import TokenStore, open_held_out, open_store, refuse_other_tokenizers
 from hornbook.corpora.store_manifest import CHUNK_BYTES
 from hornbook.errors import UserError
@@ -87,7 +86,7 @@ def open_sources(recipe: Recipe) -> Sources:
             f"recipe {recipe.name!r} names no training data: build a store with `hornbook corpus build` and add "
             "`data.train=FOLDER` (or `data.synthetic` to train on random tokens)"
         )
-    cache = CacheOptions.of(recipe.data)
+    cache = recipe.data.chunk_cache
     stores = tuple(open_store(path, "train", cache) for path in recipe.data.train)
     if recipe.data.tokenizer is not None:
         raise UserError(
@@ -118,7 +117,7 @@ def network_facts(recipe: Recipe, sources: Sources) -> dict[str, str]:
         return {}
     width = max(store.indexed.dtype.itemsize for store in remote)
     most = (CHUNK_BYTES + recipe.sequence_length * width) / recipe.sequence_length
-    size, limit = sum(store.indexed.tokens.nbytes for store in remote), CacheOptions.of(recipe.data).limit
+    size, limit = sum(store.indexed.tokens.nbytes for store in remote), recipe.data.chunk_cache.limit
     what = f"{format_bytes(size)} of tokens by chunks of {format_bytes(CHUNK_BYTES)}, up to {most:.0f} bytes per token"
     lasts = "until the cache has them all" if size <= limit else "all the time, since they do not fit in the cache"
     return {"network": f"{what} {lasts} (data.cache_gib {recipe.data.cache_gib:g})"}

@@ -67,11 +67,7 @@ def is_intact(values: dict[str, Any]) -> bool:
     """Return whether an object matches its ``checksum``; True without one, since older versions did not write it."""
     content = dict(values)
     found = content.pop("checksum", None)
-    return found is None or found == _checksum(content)
-
-
-def _checksum(values: dict[str, Any]) -> str:
-    return hashlib.sha256(dump_json(values)).hexdigest()
+    return found is None or found == hashlib.sha256(dump_json(content)).hexdigest()
 
 
 def dump_json(value: Any) -> bytes:

@@ -1,6 +1,6 @@
 """The progress of a build, from the batches of this process, or from the records of parts that others write."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hornbook.corpora.building.parts import Parts
@@ -66,7 +66,7 @@ class Watch:
 
     def _look_at(self, number: int) -> None:
         parts = Parts(self._job.slice_folder(number))
-        counts = sum(_all_counts(parts), SplitCounts())
+        counts = sum((counts for part in parts.finished for counts in part.splits.values()), SplitCounts())
         self._counts[number] = counts
         self._read[number] = self._size(number) if parts.is_complete else min(self._size(number), counts.num_bytes)
         if parts.is_complete:
@@ -91,7 +91,3 @@ class Watch:
                 total=None if sizes is None else sum(sizes),
             )
         )
-
-
-def _all_counts(parts: Parts) -> Iterable[SplitCounts]:
-    return (counts for part in parts.finished for counts in part.splits.values())
