@@ -11,8 +11,8 @@ from tiny_text import TEXTS, build_tiny, one_line
 
 from hornbook.errors import HornbookError, UserError
 from hornbook.text import remote
-from hornbook.text.documents import ReadOptions, list_sources, read_documents
-from hornbook.text.remote import fetched, identity, is_remote, list_files
+from hornbook.text.documents import ReadOptions, is_remote, list_sources, read_documents
+from hornbook.text.remote import fetched, identity, list_files
 
 fsspec = pytest.importorskip("fsspec")
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Final, Literal
 
+from hornbook.config.options import is_url
 from hornbook.config.suggest import did_you_mean_path
 from hornbook.errors import DataError, UserError
 from hornbook.formats.arrow import is_dataset, list_dataset_files
@@ -55,7 +56,7 @@ from hornbook.text.reading import (
     open_stream,
     with_plain_line_ends,
 )
-from hornbook.text.remote import fetched, is_remote, list_files
+from hornbook.text.remote import fetched, list_files
 from hornbook.wording import counted
 
 STREAM_READERS: Final[dict[str, StreamReader]] = {
@@ -208,6 +209,11 @@ def check_patterns(exclude: Sequence[str]) -> None:
                 f"`exclude={pattern!r:.120}` matches nothing: a pattern is compared with the name of one file or "
                 f"folder, so it has no slash; use `exclude={name!r:.120}`"
             )
+
+
+def is_remote(name: str) -> bool:
+    """Return whether an input or a source is a URL, as in ``"s3://bucket/file"``."""
+    return is_url(name) and not name.startswith(("file:", "hf:"))
 
 
 def read_sources(

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any, Final, TypeVar
 
-from hornbook.config.options import is_url
 from hornbook.errors import HornbookError, UserError
 from hornbook.extras import require
 from hornbook.storage.system import storage_errors
@@ -29,11 +28,6 @@ _COPIED_BYTES: Final = 8 << 20
 _OWN_ERRORS: Final = (("botocore.exceptions", "BotoCoreError"), ("aiohttp", "ClientError"))
 
 T = TypeVar("T")
-
-
-def is_remote(name: str) -> bool:
-    """Return whether an input or a source is a URL, as in ``"s3://bucket/file"``."""
-    return is_url(name) and not name.startswith(("file:", "hf:"))
 
 
 def list_files(name: str, *, suffixes: Sequence[str] = (), exclude: Sequence[str] = ()) -> list[str]:

@@ -21,11 +21,11 @@ from hornbook.corpora.store_manifest import splits_of_share
 from hornbook.errors import DataError, UserError
 from hornbook.storage import replace_file
 from hornbook.storage.json_files import dump_json, parse_json, read_bytes
-from hornbook.text.documents import list_sources
+from hornbook.text.documents import is_remote, list_sources
 from hornbook.text.hub_datasets import is_file_name
 from hornbook.text.quality.policy import QualityOptions, Tolerance
 from hornbook.text.reading import HUB_SCHEME, STANDARD_INPUT, CleanOptions, ReadOptions, Slice, Span
-from hornbook.text.remote import identity, is_remote
+from hornbook.text.remote import identity
 from hornbook.text.slices import cut_sources
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.version import __version__
