@@ -92,6 +92,7 @@ def _refuse_early(arguments: argparse.Namespace, asked: "list[str]") -> None:
     from hornbook.corpora.locate import locate_store
     from hornbook.errors import UserError
     from hornbook.parallel.device_names import device_without_torch
+    from hornbook.samples.instances import holds_instances
     from hornbook.track.run_state import document_of, newest_checkpoint
 
     require_source(arguments.checkpoint)
@@ -101,13 +102,15 @@ def _refuse_early(arguments: argparse.Namespace, asked: "list[str]") -> None:
             refuse_unknown_task(task)
     _, checkpoint = newest_checkpoint(Path(arguments.checkpoint)) or (0, Path(arguments.checkpoint))
     objective = document_of(checkpoint, "recipe").get("objective")
-    is_default = not asked and isinstance(objective, dict) and objective.get("name") == "causal_lm"
+    learned = objective.get("name") if isinstance(objective, dict) else None
+    default = {"causal_lm": "bits_per_byte", "mlm": "masked_lm", "mlm_nsp": "masked_lm"}.get(str(learned), "")
     for name, path in map(split_entry, arguments.data):
         if is_url(path):
             continue
         if name in (None, *asked) and not Path(path).exists() and not Path(f"{path}.idx").exists():
             raise UserError(f"{path}: no such file or folder{did_you_mean_path(Path(path))}")
-        if ("bits_per_byte" in asked or is_default) and name in (None, "bits_per_byte"):
+        tasks = [task for task in asked or [default] if name in (None, task)]
+        if "bits_per_byte" in tasks or ("masked_lm" in tasks and not holds_instances(path)):
             locate_store(Path(path), "validation")
 
 
