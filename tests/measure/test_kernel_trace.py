@@ -23,6 +23,16 @@ def steps():
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
+def test_micro_batches_of_a_recipe_share_an_update(steps):
+    sizes = ["--model.num-layers=2", "--model.hidden-size=64", "--model.num-heads=4"]
+    words = ["plan", "gpt2-small", *sizes, "--training.micro-batch-size=4", "--device", "h100", "--kernels", "--json"]
+    batches = (f"--training.global-batch-size={number}" for number in (4, 8))
+    one, two = (json.loads(python("-m", "hornbook", *words, batch).stdout) for batch in batches)
+    assert (one["num_micro_batches"], two["num_micro_batches"]) == (1, 2)
+    assert one["mfu_of_recipe"] == one["mfu"] == two["mfu"] < two["mfu_of_recipe"]
+
+
 def test_no_step_mixes_devices(steps):
     assert not {title: found["error"] for title, found in steps.items() if "error" in found}
 

@@ -97,7 +97,8 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     if arguments.kernels:
         from hornbook.cli.plan_kernels import print_kernels
 
-        return print_kernels(_one_micro_batch(recipe), machine.device)
+        num_micro_batches = recipe.training.global_batch_size // recipe.training.micro_batch_size
+        return print_kernels(_of_one_process(recipe), machine.device, num_micro_batches)
     from hornbook.plan.planner import make_plan
 
     plan = make_plan(recipe, machine)
@@ -223,15 +224,14 @@ def planned_recipe(recipe: "Recipe") -> tuple["Recipe", dict[str, str]]:
     return with_vocabulary(recipe), facts
 
 
-def _one_micro_batch(recipe: "Recipe") -> "Recipe":
-    """Return the recipe with synthetic data, of one process, and with steps of one micro-batch."""
+def _of_one_process(recipe: "Recipe") -> "Recipe":
+    """Return the recipe of one process, with synthetic data."""
     from dataclasses import replace
 
     from hornbook.config.parallel import ParallelConfig
 
-    training = replace(recipe.training, global_batch_size=recipe.training.micro_batch_size)
     data = replace(recipe.data, synthetic=True, train=())
-    return replace(recipe, training=training, data=data, parallel=ParallelConfig())
+    return replace(recipe, data=data, parallel=ParallelConfig())
 
 
 def _machine(arguments: argparse.Namespace) -> "Machine":

@@ -1,6 +1,7 @@
 """``hornbook plan --kernels``: the kernels of a step on a GPU, by operator, and the time that a roofline gives them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from hornbook.cli.table import print_columns, say
@@ -25,12 +26,13 @@ _LAUNCH: Final = 6e-6
 """Seconds of the host per kernel; if all launches take longer than all kernels, the step is bound by them."""
 
 
-def print_kernels(recipe: "Recipe", device: Device) -> dict[str, object]:
-    """Print the kernels of a step with one micro-batch, and return them as a document.
+def print_kernels(recipe: "Recipe", device: Device, num_micro_batches: int) -> dict[str, object]:
+    """Print the kernels of a step with one micro-batch, and the MFU of one with all; return both as a document.
 
     Args:
-        recipe: with synthetic data.
+        recipe: of one process, with synthetic data; its global batch does not count.
         device: a GPU.
+        num_micro_batches: of a step. What each adds to a step is the difference of two and one.
 
     Raises:
         UserError: the device is a CPU, or this PyTorch needs a C++ compiler that is not there.
@@ -46,13 +48,13 @@ def print_kernels(recipe: "Recipe", device: Device) -> dict[str, object]:
         raise UserError(f"--kernels needs a C++ compiler here: {error}") from error
     from hornbook.measure.kernel_trace import traced_step
 
-    trace = traced_step(recipe)
+    trace = traced_step(_with_micro_batches(recipe, 1))
     groups: dict[tuple[str, str], list[Launch]] = {}
     for launch in trace.launches:
         groups.setdefault((launch.name, launch.dtype), []).append(launch)
     totals = [(key, _total(group, device)) for key, group in groups.items()]
     totals.sort(key=lambda row: -row[1]["seconds"])
-    whole = {name: sum(total[name] for _, total in totals) for name in ("kernels", "bytes", "flops", "seconds")}
+    whole = _total(trace.launches, device)
     print_columns([*_rows(totals)], right=(2, 3, 4, 5))
     host = whole["kernels"] * _LAUNCH
     is_launch_bound = host > whole["seconds"]
@@ -66,8 +68,16 @@ def print_kernels(recipe: "Recipe", device: Device) -> dict[str, object]:
     say(f"time        {whole['seconds'] * 1e3:.2f} ms of kernels, {host * 1e3:.2f} ms of launches")
     say(f"bound by    {'launches' if is_launch_bound else 'kernels'}: MFU at most {mfu:.1%}")
     say(f"waits       {len(trace.waits)}: {', '.join(trace.waits)}")
+    accumulated = mfu
+    if num_micro_batches > 1:
+        two = _total(traced_step(_with_micro_batches(recipe, 2)).launches, device)
+        added = max(two["kernels"] * _LAUNCH, two["seconds"]) - seconds
+        accumulated = num_micro_batches * flops / (seconds + (num_micro_batches - 1) * added) / peak
+        micro_batches = f"{num_micro_batches:,} micro-batches a step, each {added * 1e3:.2f} ms"
+        say(f"recipe      {micro_batches}: MFU at most {accumulated:.1%}")
     operators = [{"operator": name, "dtype": dtype, **total} for (name, dtype), total in totals]
     facts = {"tokens": trace.num_tokens, "launch_seconds": host, "launch_bound": is_launch_bound, "mfu": mfu}
+    facts |= {"num_micro_batches": num_micro_batches, "mfu_of_recipe": accumulated}
     return {
         "recipe": recipe.name,
         "device": device.name,
@@ -76,6 +86,11 @@ def print_kernels(recipe: "Recipe", device: Device) -> dict[str, object]:
         "waits": trace.waits,
         "operators": operators,
     }
+
+
+def _with_micro_batches(recipe: "Recipe", number: int) -> "Recipe":
+    training = replace(recipe.training, global_batch_size=number * (recipe.training.micro_batch_size or 1))
+    return replace(recipe, training=training)
 
 
 def _total(launches: "list[Launch]", device: Device) -> dict[str, float]:
