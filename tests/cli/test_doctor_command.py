@@ -104,6 +104,7 @@ def test_a_pipe_gets_a_line_a_row(folder: Path) -> None:
     assert done.stdout.splitlines()[-1].startswith("Training would not start: 1 error, ")
 
 
+@pytest.mark.slow
 def test_a_terminal_of_80_columns_gets_a_table_that_fits(folder: Path) -> None:
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))

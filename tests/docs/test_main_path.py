@@ -27,9 +27,9 @@ STEP = "--between hornbook.engine.step:train_step"
         (f"{STEP} {TRAIN} {NATIVE}", 34, 149),
         (f"{STEP} {TRAIN} --precision.kernels=torch", 30, 110),
         (f"{STEP} {BERT} {NATIVE}", 36, 160),
-        (f"--until hornbook.optim.adam:adamw {TRAIN} {NATIVE}", 92, 672),
+        (f"--until hornbook.optim.adam:adamw {TRAIN} {NATIVE}", 90, 668),
         ("generate run --prompt a --output-length 8", 69, 406),
-        (BUILD, 41, 286),
+        (BUILD, 40, 282),
     ],
     ids=["one step", "one step by PyTorch", "one BERT step", "until the first update", "generation", "corpus build"],
 )

@@ -44,7 +44,7 @@ FOUR = [
 
 @pytest.fixture(
     scope="module",
-    params=[(2, TWO), *(pytest.param(case, marks=pytest.mark.slow) for case in ((2, MORE_OF_TWO), (4, FOUR)))],
+    params=[pytest.param(case, marks=pytest.mark.slow) for case in ((2, TWO), (2, MORE_OF_TWO), (4, FOUR))],
     ids=["2", "more of 2", "4"],
 )
 def measured(request, tmp_path_factory):

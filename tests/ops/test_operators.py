@@ -1,4 +1,4 @@
-"""Operators of the dispatcher: what changes in place is known, and a backward pass has none of its own."""
+"""Operators of the dispatcher: changes in place are known, no backward pass of a backward pass, given gradients."""
 
 import subprocess
 import sys
@@ -8,6 +8,7 @@ import torch
 
 from hornbook.ops.native.library import instruction_sets
 from hornbook.ops.native.linear import linear_add_weight_gradient, linear_input_gradient
+from hornbook.ops.operators import scalar_with_gradient
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +47,19 @@ def test_a_second_derivative_is_an_error(isa):
 def test_no_call_imports_dynamo(isa, call):
     program = f"import sys, torch; {call.format(isa=isa)}; raise SystemExit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_given_gradient_gives_the_bits_of_pytorch(dtype):
+    generator = torch.Generator().manual_seed(0)
+    x, weight, gradient = (torch.randn(5, 5, generator=generator).to(dtype) for _ in range(3))
+
+    def product() -> tuple[torch.Tensor, torch.Tensor]:
+        leaf = x.clone().requires_grad_()
+        return leaf, (leaf @ weight).tanh()
+
+    ours, y = product()
+    scalar_with_gradient(y, gradient).backward()
+    theirs, y = product()
+    y.backward(gradient)
+    assert torch.equal(ours.grad, theirs.grad)

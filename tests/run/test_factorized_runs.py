@@ -79,6 +79,7 @@ def test_the_recipe_runs_resumes_and_writes(
     assert "cut to 200 of" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_ranks_learn_what_one_process_learns(corpus: Path, tmp_path: Path) -> None:
     """A pipeline's numbers are equal bit for bit; data-parallel ranks add up the tied table in another order."""
     table = "--sparsity.embedding-block-size=1"

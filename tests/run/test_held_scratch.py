@@ -83,6 +83,7 @@ def test_scratch_is_as_large_as_was_said(tmp_path, monkeypatch):
     assert sizes[-1] == pytest.approx(bytes_of_scratch(resolved.recipe, World()) + padding, rel=0.01)
 
 
+@pytest.mark.slow
 def test_ranks_share_a_folder_of_scratch(tmp_path):
     """Another user's run may use it, too; nothing is created in it or removed from it."""
     shared = tmp_path / "shared"

@@ -28,7 +28,7 @@ from hornbook.engine.spaces import Lane, Space
 from hornbook.engine.state import TrainState
 from hornbook.model import LanguageModel
 from hornbook.objective import Objective, weighted_loss
-from hornbook.ops.given_gradients import scalar_with_gradient
+from hornbook.ops.operators import scalar_with_gradient
 from hornbook.samples.batches import Batch, to_device
 
 Result = TypeVar("Result")

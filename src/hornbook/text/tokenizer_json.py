@@ -73,8 +73,11 @@ def read_settings(source: str | Path) -> Settings:
     if not path.is_dir():
         if path.suffix == ".txt":
             return _read_vocab_txt(path)
-        refuse_foreign_tokenizer(path)
-        settings = parse(read_bytes(path, "the tokenizer"), str(path))
+        try:
+            settings = parse(read_bytes(path, "the tokenizer"), str(path))
+        except DataError:
+            refuse_foreign_tokenizer(path)
+            raise
         named = special_tokens.read_end_of_text(path.parent) if path.name == "tokenizer.json" else None
         return special_tokens.record_end_of_text(settings, named)
     if (path / "tokenizer.json").exists():

@@ -19,10 +19,9 @@ from torch import Tensor
 from hornbook.ops.attention import attention as torch_attention
 from hornbook.ops.attention import causal_attention
 from hornbook.ops.dropout import keep_mask
-from hornbook.ops.given_gradients import scalar_with_gradient
 from hornbook.ops.native.kernels import FORMS, form_of
 from hornbook.ops.native.library import SUFFIXES, Form, Kernel
-from hornbook.ops.operators import operator, shapes_of
+from hornbook.ops.operators import operator, scalar_with_gradient, shapes_of
 
 
 class Sequences(NamedTuple):

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.ops.given_gradients import scalar_with_gradient
 from hornbook.ops.mixed_layer_norm import mixed_layer_norm
 from hornbook.ops.native.library import SUFFIXES, Form, Kernel, rows
-from hornbook.ops.operators import operator, shapes_of
+from hornbook.ops.operators import operator, scalar_with_gradient, shapes_of
 
 
 @operator(has_gradient=True)

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hornbook.ops.given_gradients import scalar_with_gradient
 from hornbook.ops.native import kernels
 from hornbook.ops.native.build import HALVES, TILES
 from hornbook.ops.native.library import SUFFIXES, Form, Kernel, rows
+from hornbook.ops.operators import scalar_with_gradient
 
 ACTIVATIONS: Final = ("none", "gelu", "gelu_tanh", "relu", "relu_squared", "silu")
 """In the order of ``Activation`` in csrc/activations.h."""
