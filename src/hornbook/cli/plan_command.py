@@ -97,8 +97,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     if arguments.kernels:
         from hornbook.cli.plan_kernels import print_kernels
 
-        num_micro_batches = recipe.training.global_batch_size // recipe.training.micro_batch_size
-        return print_kernels(_of_one_process(recipe), machine.device, num_micro_batches)
+        return print_kernels(_of_one_process(recipe), machine.device)
     from hornbook.plan.planner import make_plan
 
     plan = make_plan(recipe, machine)

@@ -26,13 +26,12 @@ _LAUNCH: Final = 6e-6
 """Seconds of the host per kernel; if all launches take longer than all kernels, the step is bound by them."""
 
 
-def print_kernels(recipe: "Recipe", device: Device, num_micro_batches: int) -> dict[str, object]:
+def print_kernels(recipe: "Recipe", device: Device) -> dict[str, object]:
     """Print the kernels of a step with one micro-batch, and the MFU of one with all; return both as a document.
 
     Args:
-        recipe: of one process, with synthetic data; its global batch does not count.
+        recipe: of one process, with synthetic data.
         device: a GPU.
-        num_micro_batches: of a step. What each adds to a step is the difference of two and one.
 
     Raises:
         UserError: the device is a CPU, or this PyTorch needs a C++ compiler that is not there.
@@ -68,8 +67,8 @@ def print_kernels(recipe: "Recipe", device: Device, num_micro_batches: int) -> d
     say(f"time        {whole['seconds'] * 1e3:.2f} ms of kernels, {host * 1e3:.2f} ms of launches")
     say(f"bound by    {'launches' if is_launch_bound else 'kernels'}: MFU at most {mfu:.1%}")
     say(f"waits       {len(trace.waits)}: {', '.join(trace.waits)}")
-    accumulated = mfu
-    if num_micro_batches > 1:
+    accumulated, num_micro_batches = mfu, recipe.training.global_batch_size // recipe.training.micro_batch_size
+    if num_micro_batches > 1:  # what two take more than one, each further one takes
         two = _total(traced_step(_with_micro_batches(recipe, 2)).launches, device)
         added = max(two["kernels"] * _LAUNCH, two["seconds"]) - seconds
         accumulated = num_micro_batches * flops / (seconds + (num_micro_batches - 1) * added) / peak
@@ -89,7 +88,7 @@ def print_kernels(recipe: "Recipe", device: Device, num_micro_batches: int) -> d
 
 
 def _with_micro_batches(recipe: "Recipe", number: int) -> "Recipe":
-    training = replace(recipe.training, global_batch_size=number * (recipe.training.micro_batch_size or 1))
+    training = replace(recipe.training, global_batch_size=number * recipe.training.micro_batch_size)
     return replace(recipe, training=training)
 
 
