@@ -107,12 +107,14 @@ def _software(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     installed, missing = ([name for name in extras if extras[name] is wanted] for wanted in (True, False))
     install = f"; not installed: {', '.join(missing)} (pip install 'hornbook[NAME]')" if missing else ""
     yield "extras", f"{', '.join(installed) or 'none'}{install}"
-    yield "compiler", facts["compiler"] or "none; native operators need one"
     operators = facts["operators"]
+    states = operators["form_states"]
+    there = [isa for isa, state in states.items() if state == "available"]
+    need = "not needed, native operators are there" if there else "native operators need one"
+    yield "compiler", facts["compiler"] or f"none; {need}"
     using = ", ".join([*operators["backends"], operators["cpu_capability"]])
     yield "operators", f"{operators['kernels']}; PyTorch's use {using}"
-    states = operators["form_states"]
-    if there := [isa for isa, state in states.items() if state == "available"]:
+    if there:
         yield "native forms", ", ".join(there)
     for isa, state in states.items():
         if state != "available":
