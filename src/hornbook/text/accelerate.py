@@ -16,10 +16,11 @@ A call encodes many texts, joined by a special token, so that threads rarely wai
 without a boundary are encoded by the tokenizers library, one at a time, since it needs much memory for them.
 """
 
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import islice
+from itertools import groupby, islice
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
@@ -48,8 +49,9 @@ _JOBS_A_THREAD: Final = 16
 _JOBS_PER_CHECK: Final = 128
 _LONGEST: Final = 4 * CUT_CHARACTERS
 _PROBED: Final = (range(0xD800), range(0xE000, 0x40000), range(0x40000, 0x110000, 1024), range(0xE0000, 0xE1000))
-_PROBED_AT_ONCE: Final = 64
-_PROBES_A_CALL: Final = 256
+_LONGEST_RUN: Final = 64
+_LATER_BYTES: Final = range(0x80, 0xC0)
+"""Bytes of a character in UTF-8 after its first one."""
 
 
 def accelerated(tokenizer: Tokenizer, threads: int) -> Encode | None:
@@ -172,22 +174,42 @@ def _merges_by_rank(tokenizer: Tokenizer) -> bool:
 def _same_classes() -> bool:
     """Return whether both libraries have the same letters, numbers and spaces.
 
-    Each character is encoded after a letter, a number and a mark, and merges with the one of its class.
+    A run of characters after a letter, a number or a mark is one piece if all are of its class. Each character merges
+    with the one before it in its piece, so a run without a gap is one piece. Other characters are encoded after each of
+    the three, and merge with the one of their class.
     """
-    leads = [symbol for byte, symbol in enumerate(byte_symbols()) if byte not in range(0x80, 0xC0)]
+    symbols = byte_symbols()
+    leads = [symbol for byte, symbol in enumerate(symbols) if byte not in _LATER_BYTES]
     merges = [(before, lead) for before in "x1!" for lead in leads]
-    tokens = [*byte_symbols(), *(before + lead for before, lead in merges)]
+    merges += [(symbols[last], lead) for last in _LATER_BYTES for lead in leads[0x80:]]
+    tokens = [*symbols, *(before + lead for before, lead in merges)]
     library = tokenizers.Tokenizer(models.BPE({token: rank for rank, token in enumerate(tokens)}, merges))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     encoding = _encoding({_as_bytes(token): rank for rank, token in enumerate(tokens)}, len(tokens))
-    probes = (
-        "".join(f"x{character}1{character}!{character}" for character in map(chr, characters[start:][:_PROBED_AT_ONCE]))
-        for characters in _PROBED
-        for start in range(0, len(characters), _PROBED_AT_ONCE)
-    )
-    while some := list(islice(probes, _PROBES_A_CALL)):
-        expected = library.encode_batch_fast(some, add_special_tokens=False)
-        found = (encoding.encode_to_numpy(probe, disallowed_special=()) for probe in some)
-        if not all(map(np.array_equal, found, (each.ids for each in expected))):
-            return False
-    return True
+
+    def sizes_if_same(probes: Sequence[str]) -> list[int]:
+        """Return the number of tokens of each probe; -1 where the libraries differ."""
+        ours = (encoding.encode_to_numpy(probe, disallowed_special=()) for probe in probes)
+        theirs = (each.ids for each in library.encode_batch_fast(list(probes), add_special_tokens=False))
+        return [len(ids) if np.array_equal(ids, other) else -1 for ids, other in zip(ours, theirs, strict=True)]
+
+    runs = [run for characters in _PROBED for run in _runs_of_a_class(map(chr, characters))]
+    sizes = sizes_if_same([before + run for before, run in runs])
+    others = [
+        character
+        for (_, run), size in zip(runs, sizes, strict=True)
+        if size != len(run.encode()) + 1 - len(run)
+        for character in run
+    ]
+    return -1 not in sizes_if_same([f"x{character}1{character}!{character}" for character in others])
+
+
+def _runs_of_a_class(characters: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield runs of characters that Python's Unicode has in one class, after a character of that class."""
+
+    def before(character: str) -> str:
+        return {"L": "x", "N": "1"}.get(unicodedata.category(character)[0], "!")
+
+    for of_class, run in groupby(characters, before):
+        while some := "".join(islice(run, _LONGEST_RUN)):
+            yield of_class, some
