@@ -103,7 +103,7 @@ void attend(const Attention& a, const Forward<T>& t, const ForwardBuffers<Kind>&
   const QueryBlock<kForwardQueries> block(a, sequence, head, start);
   const i64 count = block.count, token = block.token, row = b.row / Kind::depth;
   const Rows<T> q = entering(a, b, 0, t.q + token * a.q_token + head * a.q_head, a.q_token, count, token);
-  pack_rows(Kind{}, q.data, q.stride, count, a.size, b.queries);
+  pack_left<Kind>(q.data, q.stride, count, a.size, b.queries);
   block.template multiply_keys<Kind>(b.queries, b.keys, b.width, b.scores, b.row);
   float factors[kForwardQueries];
   for (i64 i = 0; i < count; i++) {
@@ -126,9 +126,9 @@ void attend(const Attention& a, const Forward<T>& t, i64 sequence, i64 group) {
   const i64 begin = a.firsts[sequence], length = a.lengths[sequence], of_kv = begin * a.kv_token + group * a.kv_head;
   const auto b = carve<ForwardBuffers<Kind>>(length, a.size, a.entry.changes());
   const Rows<T> k = entering(a, b, 1, t.k + of_kv, a.kv_token, length, begin);
-  pack_rows(Kind{}, k.data, k.stride, length, a.size, b.rows);
+  pack_left<Kind>(k.data, k.stride, length, a.size, b.rows);
   transpose_words(b.rows, length, b.width, b.keys);
-  pack_for_rows(Kind{}, t.v + of_kv, a.kv_token, length, a.size, b.out, b.values);
+  pack_right<Kind>(t.v + of_kv, a.kv_token, length, a.size, b.out, b.values);
   const i64 heads = a.heads / a.groups;
   for (i64 head = group * heads; head < (group + 1) * heads; head++)
     for (i64 start = 0; start < length; start += b.block) attend<Kind>(a, t, b, sequence, head, start);
@@ -197,7 +197,7 @@ struct Block {
   bool is_finite;  // of_scores have no NaN where a query does not see a key
 };
 
-inline Block differentiate(Single, const Attention& a, const Query* queries, i64 count, i64 end, i64 row, float* scores,
+inline Block differentiate(FloatProduct, const Attention& a, const Query* queries, i64 count, i64 end, i64 row, float* scores,
                            float* gradients, const float* slopes, float*) {
   bool is_finite = true;
   for (i64 i = 0; i < count; i++) {
@@ -216,7 +216,7 @@ inline Block differentiate(Single, const Attention& a, const Query* queries, i64
 
 #ifdef HB_PAIRS
 // Two rows of pairs take the place of two rows of floats.
-inline Block differentiate(Pairs, const Attention& a, const Query* queries, i64 count, i64 end, i64 row, float* scores,
+inline Block differentiate(PairProduct, const Attention& a, const Query* queries, i64 count, i64 end, i64 row, float* scores,
                            float* gradients, const float* slopes, float* rows) {
   bool is_finite = true;
   for (i64 i = 0; i < count; i += 2) {
@@ -262,9 +262,9 @@ void differentiate_block(const Attention& a, const Backward<T>& t, const Backwar
   const i64 of_q = token * a.q_token + head * a.q_head, end = round_up(keys, W), depth = Kind::depth;
   const T* gradient = t.gradient + token * a.y_token + head * a.y_head;
   const Rows<T> q = entering(a, b, 0, t.q + of_q, a.q_token, count, token);
-  pack_rows(Kind{}, q.data, q.stride, count, size, b.rows);
+  pack_left<Kind>(q.data, q.stride, count, size, b.rows);
   block.template multiply_keys<Kind>(b.rows, b.keys_T, b.width, b.scores, b.row);
-  pack_rows(Kind{}, gradient, a.y_token, count, size, b.rows);
+  pack_left<Kind>(gradient, a.y_token, count, size, b.rows);
   block.template multiply_keys<Kind>(b.rows, b.values_T, b.width, b.of_weights, b.row);
   for (i64 i = 0; i < count; i++) {
     block.queries[i].log_sum = t.log_sums[head * a.tokens + token + i];
@@ -272,8 +272,8 @@ void differentiate_block(const Attention& a, const Backward<T>& t, const Backwar
   }
   const Block p =
       differentiate(Kind{}, a, block.queries, count, end, b.row, b.scores, b.of_weights, b.slopes, b.of_scores);
-  pack_for_rows(Kind{}, q.data, q.stride, count, size, b.out, b.queries);
-  pack_for_rows(Kind{}, gradient, a.y_token, count, size, b.out, b.gradient);
+  pack_right<Kind>(q.data, q.stride, count, size, b.out, b.queries);
+  pack_right<Kind>(gradient, a.y_token, count, size, b.out, b.gradient);
   const i64 words = words_of(count, depth) * b.out;
   const bool apart = !a.sees_all() && !(p.is_finite && (depth == 1 ? all_finite(b.gradient, words)
                      : all_finite(reinterpret_cast<const bf16*>(b.gradient), words * 2)));
@@ -300,10 +300,10 @@ void differentiate_group(const Attention& a, const Backward<T>& t, i64 sequence,
   float* of_gains = t.of_gains ? t.of_gains + (sequence * a.groups + group) * 2 * size : nullptr;
   const auto b = carve<BackwardBuffers<Kind>>(length, size, a.entry.changes(), a.cap > 0.0f);
   const Rows<T> k = entering(a, b, 1, t.k + of_kv, a.kv_token, length, begin);
-  pack_rows(Kind{}, k.data, k.stride, length, size, b.rows);
+  pack_left<Kind>(k.data, k.stride, length, size, b.rows);
   transpose_words(b.rows, length, b.width, b.keys_T);
-  pack_for_rows(Kind{}, k.data, k.stride, length, size, b.out, b.keys);
-  pack_rows(Kind{}, t.v + of_kv, a.kv_token, length, size, b.rows);
+  pack_right<Kind>(k.data, k.stride, length, size, b.out, b.keys);
+  pack_left<Kind>(t.v + of_kv, a.kv_token, length, size, b.rows);
   transpose_words(b.rows, length, b.width, b.values_T);
   std::fill(b.of_k, b.of_k + length * b.out, 0.0f);
   std::fill(b.of_v, b.of_v + length * b.out, 0.0f);
@@ -351,12 +351,12 @@ Attention of(const i64* s, const float* f, const i64* keys, const i64* firsts, c
 // How a dtype is multiplied.
 template <class T>
 struct KindOf {
-  using type = Single;
+  using type = FloatProduct;
 };
 #ifdef HB_PAIRS
 template <>
 struct KindOf<bf16> {
-  using type = Pairs;
+  using type = PairProduct;
 };
 #endif
 

@@ -1,8 +1,8 @@
 // Products of small matrices that lie in the cache, for attention.
 //
-// Operands are 32-bit words: a float, or two bf16 that follow each other along the sum. `Kind` says which, and how words
-// are multiplied; layouts and loops are the same for both. In contrast to panels.h, products are added to their results,
-// and each group of rows may take part in fewer columns and words, which halves causal attention.
+// Operands are 32-bit words: a float, or two bf16 that follow each other along the sum, as the product P of panels.h takes
+// them. In contrast to linear.cpp, products may be added to their results, and each group of rows may take part in fewer
+// columns and words, which halves causal attention.
 //
 //   C[m][n] (+)= sum over words w of A(m, w) * B(w, n)
 //
@@ -10,28 +10,14 @@
 #pragma once
 #include <algorithm>
 
-#include "simd.h"
+#include "panels.h"
 #include "transpose.h"
 
 namespace {
 
 constexpr i64 W = Vec::lanes;
 
-struct Single {
-  static constexpr int depth = 1;
-  static Vec multiply_add(Vec a, Vec b, Vec c) { return fma(a, b, c); }
-};
-
-#ifdef HB_PAIRS
-struct Pairs {
-  static constexpr int depth = 2;
-  static Vec multiply_add(Vec a, Vec b, Vec c) { return dot_pairs(a, b, c); }
-};
-#endif
-
-constexpr int kVectors = W == 16 ? 4 : 2;  // 6 x 4 sums, 4 vectors of B and a word of A fill 29 of 32 registers
-constexpr int kRows = 6;
-constexpr int kPanel = kVectors * W;
+constexpr i64 kRows = FloatProduct::rows, kPanel = FloatProduct::width;  // of all products of floats and pairs
 
 inline i64 words_of(i64 size, int depth) { return (size + depth - 1) / depth; }
 
@@ -50,62 +36,51 @@ struct Part {
   i64 columns, begin, end;
 };
 
-template <class Kind, int M, int N>
-void tile(const float* a, i64 row, i64 word, const float* b, i64 b_word, i64 count, float* c, i64 stride, bool add) {
-  Vec sums[M][N];
-  // unrolled, so that the sums are registers from the first pass of the compiler on
-#pragma GCC unroll 8
-  for (int m = 0; m < M; m++)
-#pragma GCC unroll 8
-    for (int n = 0; n < N; n++) sums[m][n] = add ? load(c + m * stride + n * W) : set1(0.0f);
-  for (i64 w = 0; w < count; ++w, a += word, b += b_word) {
-    Vec columns[N];
-#pragma GCC unroll 8
-    for (int n = 0; n < N; n++) columns[n] = load(b + n * W);
-#pragma GCC unroll 8
-    for (int m = 0; m < M; m++) {
-      const Vec one = set1(a[m * row]);
-#pragma GCC unroll 8
-      for (int n = 0; n < N; n++) sums[m][n] = Kind::multiply_add(one, columns[n], sums[m][n]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int m = 0; m < M; m++)
-#pragma GCC unroll 8
-    for (int n = 0; n < N; n++) store(c + m * stride + n * W, sums[m][n]);
-}
+template <class P>
+using Tile = void (*)(const typename P::Element*, i64, i64, const typename P::Element*, i64, i64, float*, i64, bool,
+                      const Ahead&);
 
-using Tile = void (*)(const float* , i64, i64, const float* , i64, i64, float *, i64, bool);
-
-template <class Kind, int N> Tile tile_of(int rows) {
-  constexpr Tile tiles[kRows] = {tile<Kind, 1, N>, tile<Kind, 2, N>, tile<Kind, 3, N>,
-                   tile<Kind, 4, N>, tile<Kind, 5, N>, tile<Kind, 6, N>};
+template <class P, int vectors>
+Tile<P> tile_of(i64 rows) {
+  constexpr Tile<P> tiles[kRows] = {multiply_block<P, 1, vectors>, multiply_block<P, 2, vectors>,
+                                    multiply_block<P, 3, vectors>, multiply_block<P, 4, vectors>,
+                                    multiply_block<P, 5, vectors>, multiply_block<P, 6, vectors>};
   return tiles[rows - 1];
 }
 
-template <class Kind> Tile tile_of(int rows, int vectors) {
-  if (vectors == 1) return tile_of<Kind, 1>(rows);
-  if (vectors == 2) return tile_of<Kind, 2>(rows);
-  if constexpr (kVectors == 4) return vectors == 3 ? tile_of<Kind, 3>(rows) : tile_of<Kind, 4>(rows);
+template <class P>
+Tile<P> tile_of(i64 rows, i64 vectors) {
+  if (vectors == 1) return tile_of<P, 1>(rows);
+  if (vectors == 2) return tile_of<P, 2>(rows);
+  if constexpr (P::vectors == 4) return vectors == 3 ? tile_of<P, 3>(rows) : tile_of<P, 4>(rows);
   __builtin_unreachable();
 }
 
+// c (+)= the products of `rows` rows of words of A by whole vectors of columns of B.
+template <class P>
+void multiply_words(i64 rows, i64 vectors, const float* a, i64 row, i64 word, const float* b, i64 b_word, i64 count,
+                    float* c, i64 stride, bool adds) {
+  using Element = typename P::Element;
+  tile_of<P>(rows, vectors)(reinterpret_cast<const Element*>(a), row * P::depth, word * P::depth,
+                            reinterpret_cast<const Element*>(b), b_word * P::depth, count, c, stride, adds, kNothingAhead);
+}
+
 // c[rows][...] = or += a b, where `part(first row, rows)` bounds each group of up to kRows rows. Columns are whole vectors.
-template <class Kind, class Parts>
-void multiply(i64 rows, i64 columns, Left a, Right b, float* c, i64 stride, bool add, Parts part) {
+template <class P, class Parts>
+void multiply_parts(i64 rows, i64 columns, Left a, Right b, float* c, i64 stride, bool add, Parts part) {
   for (i64 n = 0; n < columns; n += kPanel)
     for (i64 m = 0; m < rows; m += kRows) {
-      const int count = int(smaller(kRows, rows - m));
+      const i64 count = smaller(kRows, rows - m);
       const Part bounds = part(m, count);
       if (n >= bounds.columns) continue;
-      const int vectors = int((smaller(kPanel, bounds.columns - n) + W - 1) / W);
-      tile_of<Kind>(count, vectors)(a.words + m * a.row + bounds.begin * a.word, a.row, a.word,
-                      b.words + n / kPanel * b.panel + bounds.begin * b.word, b.word,
-                      bounds.end - bounds.begin, c + m * stride + n, stride, add);
+      multiply_words<P>(count, (smaller(kPanel, bounds.columns - n) + W - 1) / W,
+                        a.words + m * a.row + bounds.begin * a.word, a.row, a.word,
+                        b.words + n / kPanel * b.panel + bounds.begin * b.word, b.word, bounds.end - bounds.begin,
+                        c + m * stride + n, stride, add);
     }
 }
 
-// Terms of a sum that a row takes part in: a word has Kind::depth of them.
+// Terms of a sum that a row takes part in: a word has P::depth of them.
 struct Span {
   i64 begin, end;
 };
@@ -118,13 +93,12 @@ inline float masked(float word, std::uint32_t mask) {
   return word;
 }
 
-// As `multiply` with the same bits, but row m takes only the terms `span(m)` of its sum: infinities and NaNs in others,
-// of A or of B, do not matter, where `multiply` makes NaNs of 0 * NaN. Slower, for the rare case that there are any.
-template <class Kind, class Spans>
-void multiply_rows(i64 rows, i64 columns, Left a, Right b, float* c, i64 stride, bool add, Spans span) {
+// As `multiply_parts` with the same bits, but row m takes only the terms `span(m)` of its sum: infinities and NaNs in others,
+// of A or of B, do not matter, where `multiply_parts` makes NaNs of 0 * NaN. Slower, for the rare case that there are any.
+template <class P, class Spans>
+void multiply_spans(i64 rows, i64 columns, Left a, Right b, float* c, i64 stride, bool add, Spans span) {
   for (i64 n = 0; n < columns; n += kPanel) {
     const i64 width = smaller(kPanel, round_up(columns - n, W));
-    const Tile tile = tile_of<Kind>(1, int(width / W));
     const float* panel = b.words + n / kPanel * b.panel;
     for (i64 m = 0; m < rows; m++) {
       const Span own = span(m);
@@ -132,7 +106,7 @@ void multiply_rows(i64 rows, i64 columns, Left a, Right b, float* c, i64 stride,
       const float* row = a.words + m * a.row;
       bool any = add;
       const auto add_words = [&](const float* left, const float* right, i64 count) {
-        tile(left, 0, a.word, right, b.word, count, c + m * stride + n, 0, any);
+        multiply_words<P>(1, width / W, left, 0, a.word, right, b.word, count, c + m * stride + n, 0, any);
         any = true;
       };
       const auto add_half = [&](i64 w, std::uint32_t mask) {
@@ -141,11 +115,11 @@ void multiply_rows(i64 rows, i64 columns, Left a, Right b, float* c, i64 stride,
         for (i64 i = 0; i < width; i++) right[i] = masked(panel[w * b.word + i], mask);
         add_words(&left, right, 1);
       };
-      i64 w = own.begin / Kind::depth;
-      const i64 last = own.end / Kind::depth;
-      if (own.begin % Kind::depth) add_half(w++, 0xFFFF0000u);
+      i64 w = own.begin / P::depth;
+      const i64 last = own.end / P::depth;
+      if (own.begin % P::depth) add_half(w++, 0xFFFF0000u);
       add_words(row + w * a.word, panel + w * b.word, last - w);
-      if (own.end % Kind::depth) add_half(last, 0x0000FFFFu);
+      if (own.end % P::depth) add_half(last, 0x0000FFFFu);
     }
   }
 }
@@ -164,43 +138,25 @@ bool all_finite(const T* x, i64 size) {
 }
 
 // Write rows as words, [rows][words of a row]: an A summed over columns.
-inline void pack_rows(Single, const float* x, i64 stride, i64 rows, i64 size, float* words) {
-  for (i64 i = 0; i < rows; i++) std::memcpy(words + i * size, x + i * stride, sizeof(float) * static_cast<std::size_t>(size));
-}
-inline void pack_rows(Single, const bf16* x, i64 stride, i64 rows, i64 size, float* words) {
-  for (i64 i = 0; i < rows; i++)
-    for (i64 j = 0; j < size; j += W) {
-      const i64 lanes = smaller(W, size - j);
-      store(words + i * size + j, load(x + i * stride + j, lanes), lanes);
-    }
-}
-
-// Write rows as words, [rows][width], the columns beyond `size` zero: a B summed over rows.
-template <class T> void pack_for_rows(Single, const T* x, i64 stride, i64 rows, i64 size, i64 width, float* words) {
-  for (i64 i = 0; i < rows; i++)
-    for (i64 j = 0; j < width; j += W) {
-      const i64 lanes = smaller(W, size - j);
-      store(words + i * width + j, load(x + i * stride + j, lanes));
-    }
-}
-
-#ifdef HB_PAIRS
-inline void pack_rows(Pairs, const bf16* x, i64 stride, i64 rows, i64 size, float* words) {
-  const i64 width = (size + 1) / 2;
-  for (i64 i = 0; i < rows; i++) {
-    if (size % 2) words[i * width + width - 1] = 0.0f;
-    std::memcpy(words + i * width, x + i * stride, sizeof(bf16) * static_cast<std::size_t>(size));
+template <class P, class T>
+void pack_left(const T* x, i64 stride, i64 rows, i64 size, float* words) {
+  const i64 width = words_of(size, P::depth);
+  for (i64 i = 0; i < rows; i++, words += width) {
+    if (size % P::depth) words[width - 1] = 0.0f;
+    P::convert_row(x + i * stride, size, reinterpret_cast<typename P::Element*>(words));
   }
 }
 
-inline void pack_for_rows(Pairs, const bf16* x, i64 stride, i64 rows, i64 size, i64 width, float* words) {
-  for (i64 i = 0; i < rows; i += 2, words += width)
+// Write rows as words, [words of a column][width], the columns beyond `size` zero: a B summed over rows.
+template <class P, class T>
+void pack_right(const T* x, i64 stride, i64 rows, i64 size, i64 width, float* words) {
+  for (i64 i = 0; i < rows; i += P::depth, words += width)
     for (i64 j = 0; j < width; j += W) {
-      const bf16* row = x + i * stride + j;
-      store(words + j, load_pairs(row, i + 1 < rows ? row + stride : nullptr, size - j));
+      const T* row = x + i * stride + j;
+      P::pack_step(row, i + 1 < rows ? row + stride : nullptr, smaller(W, size - j),
+                   reinterpret_cast<typename P::Element*>(words + j));
     }
 }
-#endif
 
 // Write the words of rows[count][width] as panels [count / kPanel][width][kPanel], zero beyond `count`: a B summed over
 // columns.

@@ -32,13 +32,12 @@ struct Matrix {
 template <class FirstRow, class Store>
 void multiply_panels(const Matrix& left, const Element* packed, i64 columns, i64 steps, FirstRow first_row, Store store) {
   alignas(64) float block[Product::rows * Product::width];
-  const Ahead nothing{};
   for (i64 column = 0; column < columns; column += Product::width) {
     const i64 width = smaller(Product::width, columns - column);
     const Element* panel = packed + column * steps * Product::depth;
     for (i64 row = first_row(column); row < left.rows; row += Product::rows) {
       const i64 count = smaller(Product::rows, left.rows - row);
-      multiply<Product>(left.at(row, 0), count, left.stride, Product::depth, panel, width, steps, block, nothing);
+      multiply<Product>(left.at(row, 0), count, left.stride, Product::depth, panel, width, steps, block, kNothingAhead);
       for (i64 r = 0; r < count; r++)
         for (i64 c = 0; c < width; c += Vec::lanes) store(row + r, column + c, load(block + r * Product::width + c));
     }

@@ -88,15 +88,20 @@ struct Ahead {
         lines[count++] = block + row * stride + column;
   }
 };
+constexpr Ahead kNothingAhead{};
 
+// The block of a product that lies in registers. `panel_step` and `out_stride` are the distances of a panel's steps and of
+// the rows of `out`, to which products are added if `adds`.
 template <class P, int num_rows, int num_vectors>
 void multiply_block(const typename P::Element* a, i64 row_stride, i64 step_stride, const typename P::Element* panel,
-                    i64 steps, float* out, const Ahead& ahead) {
+                    i64 panel_step, i64 steps, float* out, i64 out_stride, bool adds, const Ahead& ahead) {
   Vec sums[num_rows][num_vectors];
+  // unrolled, so that the sums are registers from the first pass of the compiler on
 #pragma GCC unroll 8
   for (int r = 0; r < num_rows; r++)
 #pragma GCC unroll 8
-    for (int v = 0; v < num_vectors; v++) sums[r][v] = set1(0.0f);
+    for (int v = 0; v < num_vectors; v++)
+      sums[r][v] = adds ? load(out + r * out_stride + v * Vec::lanes) : set1(0.0f);
   const i64 between = steps / (ahead.count + 1);
   for (i64 line = 0; line <= ahead.count; line++) {
     for (i64 step = line < ahead.count ? between : steps - between * ahead.count; step > 0; step--) {
@@ -109,7 +114,7 @@ void multiply_block(const typename P::Element* a, i64 row_stride, i64 step_strid
 #pragma GCC unroll 8
         for (int v = 0; v < num_vectors; v++) sums[r][v] = P::dot(sums[r][v], value, columns[v]);
       }
-      panel += num_vectors * Vec::lanes * P::depth;
+      panel += panel_step;
       a += step_stride;
     }
     if (line < ahead.count) __builtin_prefetch(ahead.lines[line], 1);
@@ -117,7 +122,7 @@ void multiply_block(const typename P::Element* a, i64 row_stride, i64 step_strid
 #pragma GCC unroll 8
   for (int r = 0; r < num_rows; r++)
 #pragma GCC unroll 8
-    for (int v = 0; v < num_vectors; v++) store(out + r * P::width + v * Vec::lanes, sums[r][v]);
+    for (int v = 0; v < num_vectors; v++) store(out + r * out_stride + v * Vec::lanes, sums[r][v]);
 }
 
 template <class P, int num_rows>
@@ -127,7 +132,8 @@ __attribute__((noinline)) void multiply_rows(const typename P::Element* a, i64 r
     if constexpr (P::is_scaled)
       P::template multiply_block<num_rows, vectors>(a, row_stride, step_stride, panel, steps, out, ahead);
     else
-      multiply_block<P, num_rows, vectors>(a, row_stride, step_stride, panel, steps, out, ahead);
+      multiply_block<P, num_rows, vectors>(a, row_stride, step_stride, panel, vectors * Vec::lanes * P::depth, steps, out,
+                                           P::width, false, ahead);
   };
   if (num_vectors == P::vectors)
     block(std::integral_constant<int, P::vectors>());

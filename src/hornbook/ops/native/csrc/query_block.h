@@ -9,11 +9,11 @@ namespace {
 // if a key that others do not see holds an infinity or a NaN, that shows in the result, which is then computed again.
 template <class Kind>
 void sum_over_keys(i64 queries, i64 columns, Left a, Right b, float* c, const Query* query) {
-  multiply<Kind>(queries, columns, a, b, c, columns, false, [&](i64 m, i64 rows) {
+  multiply_parts<Kind>(queries, columns, a, b, c, columns, false, [&](i64 m, i64 rows) {
     return Part{columns, query[m].begin / Kind::depth, words_of(query[m + rows - 1].end, Kind::depth)};
   });
   if (!all_finite(c, queries * columns))
-    multiply_rows<Kind>(queries, columns, a, b, c, columns, false,
+    multiply_spans<Kind>(queries, columns, a, b, c, columns, false,
                         [&](i64 m) { return Span{query[m].begin, query[m].end}; });
 }
 
@@ -21,9 +21,9 @@ void sum_over_keys(i64 queries, i64 columns, Left a, Right b, float* c, const Qu
 template <class Kind, class Spans>
 void sum_over_queries(bool apart, i64 keys, i64 columns, Left a, Right b, float* c, Spans span) {
   if (apart)
-    multiply_rows<Kind>(keys, columns, a, b, c, columns, true, span);
+    multiply_spans<Kind>(keys, columns, a, b, c, columns, true, span);
   else
-    multiply<Kind>(keys, columns, a, b, c, columns, true, [&](i64 m, i64 rows) {
+    multiply_parts<Kind>(keys, columns, a, b, c, columns, true, [&](i64 m, i64 rows) {
       return Part{columns, span(m).begin / Kind::depth, words_of(span(m + rows - 1).end, Kind::depth)};
     });
 }
@@ -46,7 +46,7 @@ struct QueryBlock {
   // scores = rows of queries, or of their gradients, times panels of keys, or of values.
   template <class Kind>
   void multiply_keys(const float* rows, const float* panels, i64 width, float* scores, i64 row) const {
-    multiply<Kind>(count, keys, {rows, width, 1}, {panels + from * width, kPanel * width, kPanel}, scores, row, false,
+    multiply_parts<Kind>(count, keys, {rows, width, 1}, {panels + from * width, kPanel * width, kPanel}, scores, row, false,
                    [&](i64 m, i64 some) { return Part{queries[m + some - 1].end, 0, width}; });
   }
 };
