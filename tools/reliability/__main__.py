@@ -26,6 +26,7 @@ from crash_points import CRASH_POINTS
 from damage import DAMAGE
 from deaths import DEATHS
 from inputs import INPUTS
+from pickles import PICKLES
 from planted import read_faults, try_faults
 from power_loss import POWER_LOSS
 from resources import RESOURCES
@@ -36,7 +37,19 @@ from trials import Choice, Part, failures, read_outcomes, run_part
 from web import WEB
 
 _ROOT = Path(__file__).resolve().parents[2]
-PARTS: tuple[Part, ...] = (DEATHS, CRASH_POINTS, POWER_LOSS, DAMAGE, INPUTS, RESUMES, RESOURCES, TOGETHER, SOAK, WEB)
+PARTS: tuple[Part, ...] = (
+    DEATHS,
+    CRASH_POINTS,
+    POWER_LOSS,
+    DAMAGE,
+    INPUTS,
+    PICKLES,
+    RESUMES,
+    RESOURCES,
+    TOGETHER,
+    SOAK,
+    WEB,
+)
 
 
 def main() -> int:
