@@ -8,13 +8,12 @@ r"""Evil pickles: a call in every opcode that calls, hidden in every file that m
 None may run: the canary file must not appear. Afterwards, Python's own unpickler proves that the program makes it.
 """
 
-import contextlib
 import copyreg
 import io
+import json
 import os
 import pickle
 import pickletools
-import shutil
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -23,12 +22,8 @@ from pathlib import Path
 from random import Random
 
 import torch
-from tiny_huggingface import WEIGHTS, tiny_folder, to_pickle
-from tiny_text import tiny_tokenizer, write_texts
+from bad_files import Reader, make_genuine, put, require_one_line
 from trials import Part, Trial, in_child
-
-import hornbook
-from hornbook.cli.main import main
 
 _EXTENSION = 200
 """Number of a target in copyreg's registry, for the opcodes EXT1, EXT2 and EXT4."""
@@ -226,23 +221,6 @@ CONTAINERS: dict[str, Callable[[Path, Callable[[bytes], bytes], Random], bytes]]
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reader:
-    """A command that meets the file, and the exit codes with which it may end.
-
-    Attributes:
-        file: where the evil file is put, in the trial's folder.
-        command: ``{file}`` and other names stand for paths.
-        codes: 2 is a refusal; 0 where the file is not needed, or also is text or plain numbers.
-        keeps: whether genuine safetensors stay beside the file.
-    """
-
-    file: str
-    command: str
-    codes: tuple[int, ...] = (2,)
-    keeps: bool = False
-
-
 _IMPORT = "checkpoint import {hf} --output {output}"
 UNPICKLERS = (
     Reader(file="hf/pytorch_model.bin", command=f"{_IMPORT} --allow-pickle"),
@@ -293,15 +271,6 @@ OTHERS = (
 )
 
 
-def _prepare(shared: Path) -> None:
-    tiny_folder(shared / "safe")
-    shutil.copytree(shared / "safe", shared / "hf")
-    to_pickle(shared / "hf")
-    write_texts(shared / "texts")
-    tiny_tokenizer().save(shared / "tokenizer")
-    hornbook.build_corpus(shared / "texts", shared / "tokenizer", output=shared / "corpus")
-
-
 def _run(trial: Trial) -> str:
     turn, is_other = divmod(trial.number, 2)
     readers = OTHERS if is_other else UNPICKLERS
@@ -311,20 +280,15 @@ def _run(trial: Trial) -> str:
     target = trial.draws.choice(targets_of(opcode))
     arguments = target.arguments(str(canary))
     call = OPCODES[opcode](target, arguments)
-    weights = trial.shared / "hf" / "pytorch_model.bin"
-    _copy_genuine(trial, reader)
-    evil = trial.folder / reader.file
-    evil.parent.mkdir(exist_ok=True)
-    evil.write_bytes(CONTAINERS[container](weights, lambda genuine: _evil(place, call, genuine), trial.draws))
+    weights = trial.shared / "pickled" / "pytorch_model.bin"
+    make = CONTAINERS[container]
+    evil = put(trial, reader, make(weights, lambda genuine: _evil(place, call, genuine), trial.draws))
     if "-00001-of-" in reader.file:
-        names = dict.fromkeys(torch.load(weights), evil.name)
-        evil.with_name("pytorch_model.bin.index.json").write_text(f'{{"weight_map": {names!r}}}'.replace("'", '"'))
-    code, said = _answer(reader, trial)
+        index = {"weight_map": dict.fromkeys(torch.load(weights), evil.name)}
+        evil.with_name("pytorch_model.bin.index.json").write_text(json.dumps(index))
     what = f"{opcode} of {target.module}.{target.name}, {place} in {container}: {reader.command}"
+    require_one_line(trial, reader, what)
     assert not canary.exists(), f"{what} ran it"
-    assert code in reader.codes, f"{what} ended with {code}: {said[:300]}"
-    errors = [line for line in said.splitlines() if "hornbook: error:" in line]
-    assert len(errors) == (code == 2) and "Traceback" not in said, f"{what} said {said[:300]}"
     in_child(lambda: unpickle(b"\x80\x04" + call + b"."), trial.log)
     assert canary.exists(), f"{what}: the program harms nobody, so the trial proves nothing"
     return opcode
@@ -344,31 +308,12 @@ def unpickle(program: bytes) -> None:
     unpickler.load()
 
 
-def _copy_genuine(trial: Trial, reader: Reader) -> None:
-    for name in ("hf", "corpus"):
-        shutil.copytree(trial.shared / ("safe" if name == "hf" else name), trial.folder / name)
-    if not reader.keeps:
-        (trial.folder / "hf" / WEIGHTS).unlink()
-
-
-def _answer(reader: Reader, trial: Trial) -> tuple[int, str]:
-    """Run the command and return its exit code and what it printed to standard error."""
-    places = {name: trial.shared / name for name in ("corpus", "texts", "tokenizer")}
-    places |= {name: trial.folder / name for name in ("hf", "output")}
-    words = [
-        word.format(**places, file=trial.folder / reader.file, folder=trial.folder) for word in reader.command.split()
-    ]
-    errors = io.StringIO()
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
-        return main(words), errors.getvalue()
-
-
 PICKLES = Part(
     name="pickles",
     promise="a pickle with a call, in any opcode that calls and in any file, is refused in one line or not read; "
     "nothing of it runs",
     run=_run,
-    prepare=_prepare,
+    prepare=make_genuine,
     trials=330,
     short=24,
 )
