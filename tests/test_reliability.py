@@ -45,3 +45,14 @@ def test_a_power_failure_loses_what_was_not_synced(tmp_path: Path) -> None:
     top.sync()
     write_after_failure(top, tmp_path / "synced", Random(0))
     assert {path.name: path.read_bytes() for path in (tmp_path / "synced").iterdir()} == {"new": b"written"}
+
+
+def test_every_evil_pickle_does_harm_when_it_runs(tmp_path: Path) -> None:
+    import pickles
+
+    for number, (opcode, make) in enumerate(pickles.OPCODES.items()):
+        canary = tmp_path / str(number)
+        target = pickles.targets_of(opcode)[0]
+        if not opcode.startswith("EXT"):  # they change a registry of the process
+            pickles.unpickle(b"\x80\x04" + make(target, target.arguments(str(canary))) + b".")
+            assert canary.exists(), opcode

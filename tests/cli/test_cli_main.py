@@ -1,6 +1,7 @@
 import errno
 import io
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -143,6 +144,13 @@ def test_a_stop_with_the_state_saved_is_no_error(command, capsys):
     assert capsys.readouterr() == ("", "hornbook: stopped by SIGINT; saved\n")
     assert main(["fake", "--json"]) == 75
     assert json.loads(capsys.readouterr().out) == {"stopped": "stopped by SIGINT; saved", "exit_code": 75}
+
+
+def test_a_logged_warning_is_one_line_too(capsys, monkeypatch):
+    monkeypatch.setattr(logging.lastResort, "formatter", None)
+    main(["--version"])
+    logging.lastResort.handle(logging.makeLogRecord({"msg": "damaged: %s", "args": ("a\nforged\x1b[2J",)}))
+    assert capsys.readouterr().err == "damaged: a\\nforged\\x1b[2J\n"
 
 
 def test_an_error_line_shows_escape_sequences_and_obeys_none(command, capsys):

@@ -284,9 +284,12 @@ def test_the_file_needs_no_name_that_fits(tmp_path):
 
 
 def test_printed_recipe_loads_back_equal(recipe, tmp_path):
-    resolved = load_recipe(recipe, ["--optimizer.clip-norm", "none", "--data.validation", 'odd "name" \\ é\x7f'])
+    resolved = load_recipe(
+        recipe, ["--optimizer.clip-norm", "none", "--data.validation", 'odd "name" \\ é\x7f \x9b31m \u202e😀']
+    )
     for text in (recipe_to_toml(resolved.recipe), recipe_to_toml(resolved.recipe, resolved.sources)):
         assert load_recipe(write(tmp_path, text)).recipe == resolved.recipe
+        assert "\x9b" not in text and "\u202e" not in text, "a terminal would obey them"
     assert "num_layers = 2                          # recipes/mine.toml:3\n" in text
     assert "# head_size is unset                    # default\n" in text
     assert 'clip_norm = "none"                      # command line\n' in text

@@ -22,10 +22,13 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "helpers"))
 import torch.distributed.fsdp
 import torch.distributed.pipelining
 import torch.distributed.tensor  # noqa: F401 - here, so that no forked trial has to import them
+from bombs import BOMBS
 from crash_points import CRASH_POINTS
 from damage import DAMAGE
 from deaths import DEATHS
 from inputs import INPUTS
+from names import NAMES
+from pickles import PICKLES
 from planted import read_faults, try_faults
 from power_loss import POWER_LOSS
 from resources import RESOURCES
@@ -36,7 +39,21 @@ from trials import Choice, Part, failures, read_outcomes, run_part
 from web import WEB
 
 _ROOT = Path(__file__).resolve().parents[2]
-PARTS: tuple[Part, ...] = (DEATHS, CRASH_POINTS, POWER_LOSS, DAMAGE, INPUTS, RESUMES, RESOURCES, TOGETHER, SOAK, WEB)
+PARTS: tuple[Part, ...] = (
+    DEATHS,
+    CRASH_POINTS,
+    POWER_LOSS,
+    DAMAGE,
+    INPUTS,
+    BOMBS,
+    PICKLES,
+    NAMES,
+    RESUMES,
+    RESOURCES,
+    TOGETHER,
+    SOAK,
+    WEB,
+)
 
 
 def main() -> int:

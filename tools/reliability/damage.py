@@ -1,7 +1,8 @@
 """Damage to files: bits, bytes, truncations, swaps, and contents that were forged and hashed anew.
 
-In turn, a trial damages a checkpoint, damages a corpus, or forges a checkpoint from which a run then resumes. Three of
-nine trials damage nothing: what is intact must be taken without a warning.
+In turn, a trial damages a checkpoint, a corpus, a tokenizer, a run's folder or the cache of native operators, or forges
+a checkpoint from which a run then resumes. A third of the trials damage nothing: what is intact must be taken without
+a warning.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from actions import assert_whole
-from small_runs import STEPS, train_small
+from small_runs import STEPS, digest, train_small
 from tiny_checkpoints import saved
 from trials import Part, Trial, in_child
 
@@ -26,7 +27,12 @@ from hornbook.corpora.locate import splits_of
 from hornbook.corpora.store import open_store
 from hornbook.corpora.verify import verify_hashes, verify_store
 from hornbook.errors import HornbookError
+from hornbook.ops.native import build, cache
+from hornbook.ops.native.choice import KERNELS
+from hornbook.ops.native.library import seconds
+from hornbook.text.tokenizer import Tokenizer
 
+_TEXT = "story 3: the cat sat on the mat, é😀"
 Damage = Callable[[Path, Random], None]
 KIND = "sparse, rewired"
 """Of the run whose checkpoints are forged, which has positions of blocks, too."""
@@ -74,6 +80,15 @@ def _remove(path: Path, draws: Random) -> None:
     path.unlink()
 
 
+def _make_stale(path: Path, draws: Random) -> None:
+    """Put an older step's file of the same name and size in place of a file, or beside it as another rank's."""
+    older = path.parent.with_name("step-00000005") / path.name
+    if older.exists() and draws.random() < 0.7:
+        shutil.copy(older, path)
+    else:
+        shutil.copy(path, path.with_name("model-00001.safetensors"))
+
+
 DAMAGES: dict[str, Damage] = {
     "bits": _flip,
     "truncated": _truncate,
@@ -83,6 +98,8 @@ DAMAGES: dict[str, Damage] = {
     "swapped": _swap,
     "removed": _remove,
 }
+STALE = {"stale": _make_stale}
+"""Only checkpoints have files of ranks and of other steps."""
 
 
 def _prepare(shared: Path) -> None:
@@ -96,17 +113,26 @@ def _prepare(shared: Path) -> None:
     (shared / "corpus.sha256").write_text(_tokens(shared / "corpus"))
     _, problem = in_child(lambda: train_small(KIND, shared / KIND / "run"), shared / "log")
     assert problem is None, problem
+    built = build.library().parent
+    shutil.copytree(built, shared / "native" / built.name, ignore=shutil.ignore_patterns("lock", "compiling-*"))
 
 
 def _run(trial: Trial) -> str:
-    what = ("checkpoint", "corpus", "resumed")[trial.number % 3]
-    is_intact = trial.number % 9 < 3
-    damage = None if is_intact else trial.draws.choice(sorted(DAMAGES))
+    what = ("checkpoint", "corpus", "resumed", "tokenizer", "run's folder", "native library")[trial.number % 6]
+    is_intact = trial.number // 6 % 3 == 0
+    damages = sorted(DAMAGES | STALE if what == "checkpoint" else DAMAGES)
+    damage = None if is_intact else trial.draws.choice(damages)
     match what:
         case "checkpoint":
             _damage_checkpoint(trial, damage)
         case "corpus":
             _damage_corpus(trial, damage)
+        case "tokenizer":
+            _damage_tokenizer(trial, damage)
+        case "run's folder":
+            _damage_run(trial, damage)
+        case "native library":
+            _damage_library(trial, damage)
         case _:
             damage = _forge(trial, is_intact=is_intact)
     return f"{what}: {damage or 'intact'}"
@@ -121,7 +147,7 @@ def _damage_checkpoint(trial: Trial, damage: str | None) -> None:
         return
     file = trial.draws.choice(sorted(bad.iterdir()))
     before = _bytes_of(bad)
-    DAMAGES[damage](file, trial.draws)
+    (DAMAGES | STALE)[damage](file, trial.draws)
     if _bytes_of(bad) == before:  # zeros where there were zeros
         return
     warnings: list[str] = []
@@ -163,6 +189,64 @@ def _tokens(corpus: Path) -> str:
     return digest.hexdigest()
 
 
+def _damage_tokenizer(trial: Trial, damage: str | None) -> None:
+    """Damage a tokenizer, which has no checksum: it must be refused, or encode and decode."""
+    folder = trial.folder / "tokenizer"
+    shutil.copytree(trial.shared / "tokenizer", folder)
+    whole = Tokenizer.load(folder).encode(_TEXT)
+    if damage is not None:
+        DAMAGES[damage](trial.draws.choice(sorted(folder.iterdir())), trial.draws)
+    found: list[list[int]] = []
+
+    def use() -> None:
+        tokenizer = Tokenizer.load(folder)
+        found.append(list(tokenizer.encode(_TEXT)))
+        tokenizer.decode(found[0])
+
+    was_refused = _refused(use)
+    assert damage is not None or (not was_refused and found == [list(whole)]), "an intact tokenizer was refused"
+
+
+def _damage_run(trial: Trial, damage: str | None) -> None:
+    """Damage a file of a run without its last checkpoint, and resume: refused, or the same weights in the end."""
+    run = trial.folder / "run"
+    shutil.copytree(trial.shared / KIND / "run", run)
+    shutil.rmtree(run / "checkpoints" / f"step-{STEPS:08d}")
+    file = trial.draws.choice(sorted(file for file in run.iterdir() if file.is_file() and file.stat().st_size))
+    if damage is not None:
+        DAMAGES[damage](file, trial.draws)
+    was_refused = _refused(lambda: train_small(KIND, run))
+    assert damage is not None or not was_refused, "an intact run was not resumed"
+    if not was_refused:
+        assert digest(run) == digest(trial.shared / KIND / "run"), f"{file.name} {damage}: it ended in another state"
+
+
+def _damage_library(trial: Trial, damage: str | None) -> None:
+    """Damage the compiled operators, their hash, the record of their forms or the measured times."""
+    os.environ["XDG_CACHE_HOME"] = str(trial.folder)
+    whole = next((trial.shared / "native").iterdir())
+    folder = trial.folder / "hornbook" / "native" / whole.name
+    shutil.copytree(whole, folder)
+    library = folder / cache.LIBRARY
+    times = folder / "seconds.json"
+    if not times.exists():
+        times.write_text("{}")
+    file = trial.draws.choice(sorted(folder.iterdir()))
+    before = file.read_bytes()
+    if damage is not None:
+        DAMAGES[damage](file, trial.draws)
+    is_code = file == library or file.suffix == ".sha256"
+    is_changed = not file.exists() or file.read_bytes() != before
+    if damage == "swapped":
+        is_code = library.read_bytes() != (whole / cache.LIBRARY).read_bytes()
+    flaw = cache.find_flaw(library)
+    assert not is_code or bool(flaw) == is_changed, f"{file.name} {damage}: {flaw or 'it would be loaded'}"
+    if not flaw:
+        build.missing_forms(folder)
+        measured = seconds(KERNELS[0])
+        assert measured and all(time > 0 for time in measured.values()), f"{file.name} {damage}: times {measured}"
+
+
 @dataclass
 class Forged:
     """Contents of a checkpoint that can be changed."""
@@ -177,12 +261,13 @@ Forgery = Callable[[Forged, Random], None]
 def _forge_state(made: Forged, draws: Random) -> None:
     """Put something else in place of a number of the state that decides what a resumed run does."""
     name = draws.choice(("step", "num_updates", "samples", "tokens"))
-    impossible = (
-        [-1, 10**30, 2.5, "20", None, [20]]
-        + [STEPS + 1] * (name in ("step", "num_updates"))
-        + [STEPS - 1] * (name == "step")
-    )
+    impossible = [-1, 10**30, 2.5, "20", None, [20]] + [STEPS + 1] * (name in ("step", "num_updates"))
     made.state[name] = draws.choice(impossible)
+
+
+def _forge_step(made: Forged, draws: Random) -> None:
+    """Put another step that the run had into the state."""
+    made.state["step"] = draws.randrange(STEPS)
 
 
 def _forge_shape(made: Forged, draws: Random) -> None:
@@ -198,13 +283,14 @@ def _forge_dtype(made: Forged, draws: Random) -> None:
     made.tensors[group][name] = tensor.to(draws.choice(sorted(others, key=str)))
 
 
-def _forge_names(made: Forged, draws: Random) -> None:
+def _forge_less(made: Forged, draws: Random) -> None:
     group, name = _tensor(made, draws)
-    tensor = made.tensors[group][name]
-    if draws.random() < 0.5:
-        del made.tensors[group][name]
-    else:
-        made.tensors[group][f"{name}.more"] = tensor
+    del made.tensors[group][name]
+
+
+def _forge_more(made: Forged, draws: Random) -> None:
+    group, name = _tensor(made, draws)
+    made.tensors[group][f"{name}.more"] = made.tensors[group][name]
 
 
 def _forge_positions(made: Forged, draws: Random) -> None:
@@ -222,9 +308,11 @@ def _tensor(made: Forged, draws: Random) -> tuple[str, str]:
 
 FORGERIES: dict[str, Forgery] = {
     "state": _forge_state,
+    "step": _forge_step,
     "shape": _forge_shape,
     "dtype": _forge_dtype,
-    "names": _forge_names,
+    "a tensor less": _forge_less,
+    "a tensor more": _forge_more,
     "positions": _forge_positions,
 }
 
@@ -237,7 +325,8 @@ def _forge(trial: Trial, *, is_intact: bool) -> str | None:
     loaded = load(path)
     state = dict(loaded.documents["state"])
     made = Forged(state=state, tensors={group: dict(tensors.items()) for group, tensors in loaded.tensors.items()})
-    forgery = None if is_intact else trial.draws.choice(sorted(FORGERIES))
+    turn = trial.number // 6 - trial.number // 18 - 1  # of those that are not intact
+    forgery = None if is_intact else list(FORGERIES)[turn % len(FORGERIES)]
     if forgery:
         FORGERIES[forgery](made, trial.draws)
     shutil.rmtree(run / "checkpoints")
@@ -266,8 +355,8 @@ def _bytes_of(folder: Path) -> dict[str, bytes]:
 
 DAMAGE = Part(
     name="damage",
-    promise="damaged files of checkpoints and corpora, and forged checkpoints, are refused in one line or harmless; "
-    "intact ones are taken",
+    promise="damaged files of checkpoints, corpora, tokenizers, runs and compiled operators, and forged checkpoints, "
+    "are refused in one line or harmless; intact ones are taken",
     run=_run,
     prepare=_prepare,
     trials=3000,

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trials import failures, read_outcomes
+
 ROOT = Path(__file__).resolve().parents[2]
 _VERDICTS = "planted.jsonl"
 
@@ -79,4 +81,9 @@ def _verdict(fault: Fault) -> str:
         ]
         environment = {**os.environ, "PYTHONPATH": str(Path(folder, "src"))}
         done = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
-    return {0: "missed", 1: "caught"}.get(done.returncode, f"exit {done.returncode}")
+        is_caught = "could not be prepared" in done.stderr or failures(
+            read_outcomes(Path(folder, "results", f"{fault.part}.jsonl"))
+        )
+    if done.returncode not in (0, 1) or bool(is_caught) != bool(done.returncode):
+        return f"exit {done.returncode}"  # not even a trial ran
+    return "caught" if is_caught else "missed"

@@ -20,6 +20,7 @@ import importlib
 import io
 import itertools
 import json
+import logging
 import math
 import os
 import sys
@@ -83,6 +84,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # spinning thread takes time from the one it waits for. The runtime reads this variable when torch is imported.
     if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         os.environ["GOMP_SPINCOUNT"] = "1000"
+    if (
+        logging.lastResort is not None
+    ):  # prints what hornbook's loggers say, unless the program that calls us has handlers
+        logging.lastResort.setFormatter(_OneLine())
     words = sys.argv[1:] if argv is None else list(argv)
     flags = set(itertools.takewhile(lambda word: word != "--", words))
     try:
@@ -92,6 +97,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return READER_GONE
     except KeyboardInterrupt:  # a second one, during the handling of the first
         return INTERRUPTED
+
+
+class _OneLine(logging.Formatter):
+    """Escape line ends and what moves the cursor in messages, which have names of files in them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return one_line(super().format(record))
 
 
 def _open_closed_streams() -> None:

@@ -328,7 +328,9 @@ def _toml(value: object) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, str | bool):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        text = json.dumps(value, ensure_ascii=False)
+        halves = range(0xD800, 0xE000)  # of characters, which TOML cannot escape
+        return "".join(c if c.isprintable() or ord(c) in halves else f"\\U{ord(c):08x}" for c in text)
     return repr(value)
 
 

@@ -31,6 +31,8 @@ from hornbook.errors import RecipeError
 FOLDER = Path(__file__).parent / "recipes"
 LARGEST_FILE = 1 << 20
 """Maximum size of a recipe file in bytes."""
+_DEEP_KEY = re.compile(r"(?:\.[^.\n=,\[\]{}#]+){100}")
+"""A dotted key for which the parser would take memory in proportion to the square of its length."""
 _RECIPE, _IDENTITY = "recipe.toml", "run.json"
 """The files by which `hornbook train` recognizes a run folder."""
 COMMAND_LINE = "command line"
@@ -120,12 +122,14 @@ def read_document(path: Path, label: str) -> tuple[dict[str, object], str]:
     content = _read(path, label)
     try:
         text = content.decode("utf-8-sig")
+        if _DEEP_KEY.search(text):
+            raise RecursionError
         return tomllib.loads(text), text
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise RecipeError([f"{label}:{line}: not UTF-8 at byte {error.start}; save the recipe as UTF-8"]) from None
     except RecursionError:
-        raise RecipeError([f"{label}: not a recipe: tables or arrays are nested too deeply"]) from None
+        raise RecipeError([f"{label}: not a recipe: keys, tables or arrays are nested too deeply"]) from None
     except ValueError as error:  # TOMLDecodeError, or an integer with thousands of digits
         message, _, position = str(error).partition(" (at line ")
         numbers = "".join(f":{number}" for number in re.findall(r"\d+", position))
