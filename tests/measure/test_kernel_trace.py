@@ -5,8 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from ranks import python
 
+from hornbook.measure.kernel_trace import _launch
 from hornbook.ops.native.build import find_compiler
 from hornbook.ops.native.cache import BuildError
 
@@ -31,6 +33,14 @@ def test_micro_batches_of_a_recipe_share_an_update(steps):
     one, two = (json.loads(python("-m", "hornbook", *words, batch).stdout) for batch in batches)
     assert (one["num_micro_batches"], two["num_micro_batches"]) == (1, 2)
     assert one["mfu_of_recipe"] == one["mfu"] == two["mfu"] < two["mfu_of_recipe"]
+
+
+@pytest.mark.parametrize(("num_columns", "cached"), [(50304, True), (200_000, False)])
+def test_a_cross_entropy_reads_rows_again_from_the_cache_that_holds_them(num_columns, cached):
+    logits = torch.empty(64, num_columns, dtype=torch.bfloat16, device="meta")
+    launch = _launch("triton_cross_entropy", (), [logits], [], [logits], 0.0)
+    size = logits.numel() * 2
+    assert (launch.bytes, launch.cached) == ((2 * size, size) if cached else (3 * size, 0))
 
 
 def test_no_step_mixes_devices(steps):

@@ -34,10 +34,11 @@ def check(kernel, types, constants, **options):
 
 @pytest.mark.parametrize("pointer", POINTERS)
 def test_cross_entropy_compiles(pointer):
-    from hornbook.ops.triton.cross_entropy import WIDTH, _cross_entropy
+    from hornbook.ops.triton.cross_entropy import FIXED, _cross_entropy
 
     types = {"logits": pointer, "targets": "*i64", "bias": "*fp32", "losses": "*fp32", "predictions": "*i64"}
-    check(_cross_entropy, types, {"has_bias": True, "with_gradient": True, "width": WIDTH}, num_warps=8)
+    has = {"has_bias": True, "with_gradient": True}
+    check(_cross_entropy, types, {**has, "width": FIXED["width"]}, num_warps=FIXED["num_warps"])
 
 
 @pytest.mark.parametrize("pointer", POINTERS)

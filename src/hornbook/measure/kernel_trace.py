@@ -52,6 +52,11 @@ _LOOK_UPS: Final = frozenset(("gather", "index_select", "embedding", "index"))
 _BYTES_OF_A_MULTI_KERNEL: Final = 64 * 65536 * 4 * 5
 """Of PyTorch's operators on lists of tensors, one kernel's share: at most 320 chunks of 64 Ki fp32 elements."""
 
+_ROWS_AT_A_TIME: Final = 132
+"""Of the cross-entropy: one for each multiprocessor of an H100."""
+_CACHE: Final = 25e6
+"""Bytes: half of an H100's second-level cache."""
+
 _FLOPS_OF_A_HASH: Final = 330.0
 """As long as a dropout's hash of one weight takes: 12 integer instructions, 64 per clock of a multiprocessor."""
 
@@ -68,7 +73,7 @@ class Launch:
     """Of matrix products; of attention, also those that take as long as its hashes."""
     dtype: str
     cached: float = 0.0
-    """Bytes that block-sparse products read from the second-level cache."""
+    """Bytes that block-sparse products and the cross-entropy read from the second-level cache."""
     width: int = 64
     """Columns of a tensor core's product, if it has fewer than 64."""
 
@@ -132,11 +137,14 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _launch(
     name: str, args: Any, given: list[Tensor], made: list[Tensor], on_device: list[Tensor], attended: float
 ) -> Launch:
-    moved = sum(map(_bytes, on_device))
+    moved, cached = sum(map(_bytes, on_device)), 0.0
     if name in _FILLS:
         moved = sum(map(_bytes, made))
     elif name == "triton_cross_entropy":
-        moved += 2 * _bytes(given[0])  # logits are read twice, and their gradient is written in their place
+        moved += _bytes(given[0])  # the gradient is written in place of the logits
+        again = _bytes(given[0])  # read in a second pass, from the second-level cache if the rows in work fit it
+        cached = again if _ROWS_AT_A_TIME * again / len(given[0]) <= _CACHE else 0.0
+        moved += again - cached
     elif name in _LOOK_UPS:
         moved = 2 * sum(map(_bytes, made))
     is_list = "foreach" in name or name.startswith("_fused_")
@@ -147,7 +155,7 @@ def _launch(
         return _block_sparse_launch(name, args, made[0], moved)
     flops = _attention_flops(args, attended) if "triton_attention" in name else _flops(name, args, given, made)
     typical = given[-1] if name.endswith("mm") else (made or given)[0]  # a product has the rate of its factors
-    return Launch(name=name, kernels=kernels, bytes=moved, flops=flops, dtype=_name(typical))
+    return Launch(name=name, kernels=kernels, bytes=moved, flops=flops, dtype=_name(typical), cached=cached)
 
 
 def _block_sparse_launch(name: str, args: Any, made: Tensor, moved: float) -> Launch:

@@ -1,7 +1,8 @@
 """The cross-entropy of rows of logits and its gradient, which replaces the logits, in two passes over them.
 
 A program computes a row: first the largest logit and the sum of exponentials, each lane for its own columns, then
-``softmax − onehot``. Sums are in fp32.
+``softmax − onehot``. Sums are in fp32. Of a multiprocessor's registers, a program needs more than half, so that the
+rows of all that run at a time, 13 MB on an H100 for GPT-2, are still in the second-level cache for the second pass.
 """
 
 import torch
@@ -9,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-WIDTH = 4096
-"""Columns of a step."""
+FIXED = {"width": 8192, "num_warps": 32}
+"""Columns of a step, and the warps of a program."""
 _LOWEST: tl.constexpr = tl.constexpr(-3.0e38)
 
 
@@ -42,9 +43,10 @@ def _cross_entropy(
     best = tl.zeros((width,), tl.int32)
     for start in range(0, num_real, width):
         columns = start + lanes
-        z = tl.load(own + columns, mask=columns < num_real, other=float("-inf")).to(tl.float32)
+        is_real = columns < num_real
+        z = tl.load(own + columns, mask=is_real, other=float("-inf"), eviction_policy="evict_last").to(tl.float32)
         if has_bias:
-            z += tl.load(bias + columns, mask=columns < num_real, other=0.0)
+            z += tl.load(bias + columns, mask=is_real, other=0.0)
         best = tl.where(z > largest, columns, best)
         higher = tl.maximum(largest, z)
         total = total * tl.exp(largest - higher) + tl.exp(z - higher)
@@ -56,9 +58,10 @@ def _cross_entropy(
     if with_gradient:
         for start in range(0, num_columns, width):
             columns = start + lanes
-            z = tl.load(own + columns, mask=columns < num_real, other=float("-inf")).to(tl.float32)
+            is_real = columns < num_real
+            z = tl.load(own + columns, mask=is_real, other=float("-inf"), eviction_policy="evict_first").to(tl.float32)
             if has_bias:
-                z += tl.load(bias + columns, mask=columns < num_real, other=0.0)
+                z += tl.load(bias + columns, mask=is_real, other=0.0)
             gradient = tl.exp(z - normalizer) - tl.where(columns == target, 1.0, 0.0)
             gradient = tl.where(is_scored, gradient, 0.0)
             tl.store(own + columns, gradient.to(logits.dtype.element_ty), mask=columns < num_columns)
@@ -73,6 +76,6 @@ def cross_entropy_(
     assert logits.stride(1) == 1, "rows of logits are contiguous"
     if num_rows:
         results = (losses, predictions, logits.stride(0), num_columns, num_real)
-        fixed = {"has_bias": bias is not None, "with_gradient": with_gradient, "width": WIDTH, "num_warps": 8}
-        _cross_entropy[(num_rows,)](logits, targets, losses if bias is None else bias, *results, **fixed)
+        has = {"has_bias": bias is not None, "with_gradient": with_gradient}
+        _cross_entropy[(num_rows,)](logits, targets, losses if bias is None else bias, *results, **has, **FIXED)
     return losses, predictions
