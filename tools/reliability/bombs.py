@@ -340,5 +340,5 @@ BOMBS = Part(
     run=_run,
     prepare=make_genuine,
     trials=len(ALL),
-    short=20,
+    short=8,
 )

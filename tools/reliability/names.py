@@ -175,5 +175,5 @@ NAMES = Part(
     run=_run,
     prepare=make_genuine,
     trials=len(TEXTS) * len(PLACES),
-    short=25,
+    short=10,
 )

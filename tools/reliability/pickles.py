@@ -315,5 +315,5 @@ PICKLES = Part(
     run=_run,
     prepare=make_genuine,
     trials=330,
-    short=24,
+    short=12,
 )

@@ -84,9 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # spinning thread takes time from the one it waits for. The runtime reads this variable when torch is imported.
     if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         os.environ["GOMP_SPINCOUNT"] = "1000"
-    if (
-        logging.lastResort is not None
-    ):  # prints what hornbook's loggers say, unless the program that calls us has handlers
+    if logging.lastResort is not None:  # the handler of a program that configures no logging
         logging.lastResort.setFormatter(_OneLine())
     words = sys.argv[1:] if argv is None else list(argv)
     flags = set(itertools.takewhile(lambda word: word != "--", words))
