@@ -61,7 +61,7 @@ def _run_folder(trial: Trial, text: str) -> list[list[str]]:
 def _run_texts(trial: Trial, text: str) -> list[list[str]]:
     """Put the text into a run's recipe and into half of its files, as keys and as values."""
     rows = [{**row, trial.draws.choice(("kind", "note", "loss", text)): text} for row in default_rows()[:9]]
-    quoted = json.dumps(text.encode(errors="replace").decode(), ensure_ascii=True).replace("\\u", "\\u")
+    quoted = json.dumps(text.encode(errors="replace").decode())
     recipe = f"name = {quoted}\n[model]\nfamily = {quoted}\nnum_layers = 4\n[data]\ntrain = [{quoted}]\n"
     run = make_run(trial.folder / "runs" / "a", recipe=recipe)
     content = json.dumps({text: text, "tasks": [{"name": text, "rows": [{"metric": text, "value": text}]}]})
