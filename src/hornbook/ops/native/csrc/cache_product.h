@@ -16,7 +16,6 @@
 namespace {
 
 constexpr i64 W = Vec::lanes;
-
 constexpr i64 kRows = FloatProduct::rows, kPanel = FloatProduct::width;  // of all products of floats and pairs
 
 inline i64 words_of(i64 size, int depth) { return (size + depth - 1) / depth; }

@@ -19,6 +19,7 @@ namespace {
 // What a product needs while its thread computes: nothing.
 struct NoScope {};
 
+// 6 x 4 sums, 4 vectors of a panel and a value of a row fill 29 of AVX-512's 32 registers.
 struct FloatProduct {
   using Element = float;
   using Operand = Vec;

@@ -14,7 +14,7 @@ void sum_over_keys(i64 queries, i64 columns, Left a, Right b, float* c, const Qu
   });
   if (!all_finite(c, queries * columns))
     multiply_spans<Kind>(queries, columns, a, b, c, columns, false,
-                        [&](i64 m) { return Span{query[m].begin, query[m].end}; });
+                         [&](i64 m) { return Span{query[m].begin, query[m].end}; });
 }
 
 // c += the sum over those queries that see each key, `span(key)`; `apart` if others may hold infinities or NaNs.
@@ -46,8 +46,8 @@ struct QueryBlock {
   // scores = rows of queries, or of their gradients, times panels of keys, or of values.
   template <class Kind>
   void multiply_keys(const float* rows, const float* panels, i64 width, float* scores, i64 row) const {
-    multiply_parts<Kind>(count, keys, {rows, width, 1}, {panels + from * width, kPanel * width, kPanel}, scores, row, false,
-                   [&](i64 m, i64 some) { return Part{queries[m + some - 1].end, 0, width}; });
+    multiply_parts<Kind>(count, keys, {rows, width, 1}, {panels + from * width, kPanel * width, kPanel}, scores, row,
+                         false, [&](i64 m, i64 some) { return Part{queries[m + some - 1].end, 0, width}; });
   }
 };
 
