@@ -51,6 +51,18 @@ def _check_prune(folder: Path) -> None:
     assert_whole(folder, [(10, 20)])
 
 
+def _save_and_prune(folder: Path) -> None:
+    """Save as a run with ``keep_last = 1`` does: the only older checkpoint goes once the new one is committed."""
+    saved(folder, 10)
+    prune(folder, keep_last=1)
+
+
+def _check_save_and_prune(folder: Path) -> None:
+    assert_whole(folder, [(5,), (5, 10), (10,)])
+    _save_and_prune(folder)
+    assert_whole(folder, [(10,)])
+
+
 def _save_again(folder: Path) -> None:
     """Replace a damaged checkpoint."""
     save(folder, contents(10))
@@ -116,6 +128,7 @@ def _hashes(folder: Path) -> dict[str, str]:
 ACTIONS = {
     "save": Action(begin=lambda folder: saved(folder, 5), act=lambda folder: saved(folder, 10), check=_check_save),
     "save again": Action(begin=_begin_save_again, act=_save_again, check=_check_save_again),
+    "save and prune": Action(begin=lambda folder: saved(folder, 5), act=_save_and_prune, check=_check_save_and_prune),
     "prune": Action(begin=lambda folder: saved(folder, 5, 10, 15, 20), act=_prune, check=_check_prune),
     "replace": Action(
         begin=lambda folder: _replace(folder, _OLD),
