@@ -233,13 +233,14 @@ class _Opened:
         import torch
 
         field = self._header.get(name)
-        if field is None or field["dtype"] not in _TORCH_DTYPES or 0 in field["shape"]:
-            found: Tensor = self._library.get_tensor(name)
-            return found
-        dtype = getattr(torch, _TORCH_DTYPES[field["dtype"]])
-        offset = self._begin + field["data_offsets"][0]
-        whole = torch.frombuffer(self._pages, dtype=dtype, count=math.prod(field["shape"]), offset=offset)
-        return whole.reshape(field["shape"])
+        if field is not None and field["dtype"] in _TORCH_DTYPES and 0 not in field["shape"]:
+            dtype: torch.dtype = getattr(torch, _TORCH_DTYPES[field["dtype"]])
+            offset = self._begin + field["data_offsets"][0]
+            if offset % dtype.itemsize == 0:  # not in all files of others
+                count = math.prod(field["shape"])
+                return torch.frombuffer(self._pages, dtype=dtype, count=count, offset=offset).reshape(field["shape"])
+        found: Tensor = self._library.get_tensor(name)
+        return found
 
 
 def read_box(folder: Path, files: Mapping[str, Any], name: str, layout: Layout, wanted: Box) -> "Tensor":
