@@ -151,11 +151,17 @@ class Trained:
     """Sums of the objective, accuracies too, each a mean."""
 
 
-def recipe_of(model: str, optimizer: str, layout: str = "one process") -> Recipe:
-    """The recipe of a tiny training."""
+def words_of(model: str, optimizer: str, layout: str = "one process") -> list[str]:
+    """The bundled recipe of a tiny training, and its options."""
     name, *changes = MODELS[model].split()
     words = [*SIZES.split(), *changes, *OPTIMIZERS[optimizer].split(), *LAYOUTS[layout].split()]
-    return load_recipe(name, [f"--{word}" for word in words]).recipe
+    return [name, *(f"--{word}" for word in words)]
+
+
+def recipe_of(model: str, optimizer: str, layout: str = "one process") -> Recipe:
+    """The recipe of a tiny training."""
+    name, *words = words_of(model, optimizer, layout)
+    return load_recipe(name, words).recipe
 
 
 def begin(recipe: Recipe, world: World) -> tuple[TrainState, StepConfig, Loader]:

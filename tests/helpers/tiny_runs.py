@@ -83,8 +83,7 @@ def digest(folder: Path, step: int) -> dict[str, str]:
     """Hashes of the weights, moments and progress of a checkpoint; wall time is left out."""
     path = folder / "run" / "checkpoints" / f"step-{step:08d}"
     state = "\n".join(line for line in (path / "state.json").read_text().splitlines() if "seconds" not in line)
-    names = ("model-00000.safetensors", "optimizer-00000.safetensors")
-    hashes = {name: _sha256((path / name).read_bytes()) for name in names}
+    hashes = {file.name: _sha256(file.read_bytes()) for file in sorted(path.glob("*.safetensors"))}
     return {**hashes, "state": state}
 
 

@@ -1,8 +1,8 @@
 """Make rank 1 of the first start go wrong after step 5: test_watch.py has every rank of a real run import this.
 
-``HORNBOOK_TEST_LOSE`` says how: it dies (``kill``), stops (``stop``), fails (``fail``), or loses its launcher
-(``orphan``). Where that is rank 0, the store dies with it (``host``) or with its launcher (``node``). ``wait`` only
-leaves time for others. Heartbeats are faster than usual.
+``HORNBOOK_TEST_LOSE`` says how: it dies (``kill``), stops (``stop``), fails (``fail``; ``first``: rank 0), or loses
+its launcher (``orphan``). Where that is rank 0, the store dies with it (``host``) or with its launcher (``node``).
+``wait`` only leaves time for others. Heartbeats are faster than usual.
 """
 
 import os
@@ -18,12 +18,12 @@ from hornbook.run.training_run import TrainingRun
 
 watch._BEAT_SECONDS, watch._WINDOW_SECONDS, watch._SILENCE_SECONDS, watch._GRACE_SECONDS = 0.2, 1.0, 2.0, 1.0
 processes._GRACE_SECONDS = 4.0
-RANKS = {"orphan": 0, "interrupt": 0, "host": 0, "node": 0}
+RANKS = {"first": 0, "orphan": 0, "interrupt": 0, "host": 0, "node": 0}
 """Where it is not rank 1 that goes wrong."""
 
 
 def lose(how: str) -> None:
-    if how == "fail":
+    if how in ("fail", "first"):
         raise DataError("cannot read the data")
     if how == "never":
         return

@@ -6,6 +6,9 @@ import sys
 
 import pytest
 from ranks import environment
+from torch._C._distributed_c10d import TCPStore
+
+from hornbook.parallel.rendezvous import report, reported
 
 SCRIPT = """
 import sys
@@ -57,3 +60,11 @@ def test_a_rank_with_another_recipe_is_refused_by_all_and_named_by_itself():
 @pytest.mark.slow
 def test_ranks_with_one_recipe_meet():
     assert meet(2, [1, 1], 60) == ["", ""]
+
+
+def test_a_rank_prints_the_error_that_it_reported_however_often_it_asks():
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert reported(store, 1) is None
+    report(store, 1, "lost rank 0 of 2", 1)
+    assert not reported(store, 1).is_reported
+    assert reported(store, 0).is_reported

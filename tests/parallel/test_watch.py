@@ -182,6 +182,32 @@ def two_machines(port):
         yield ["-m", "torch.distributed.run", "--nproc-per-node=2", *where], {}
 
 
+def run_without_one_launcher(folder, starts, how, *more):
+    """Train with ranks that nothing starts together; return the exit codes, errors, and seconds from first to last."""
+    words = prepare(folder, "'RANK' in os.environ")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = []
+    for number, (launcher, variables) in enumerate(starts(port)):
+        own = {name: str(value) for name, value in variables.items()} | {"HORNBOOK_TEST_LOSE": how}
+        with (folder / f"{number}.txt").open("w") as errors:
+            command = [sys.executable, *launcher, "-m", "hornbook", *words, *more]
+            processes.append(subprocess.Popen(command, env=environment(folder, **own), stderr=errors))
+    try:
+        until, ends = time.monotonic() + 500, []
+        while len(ends) < len(processes) and time.monotonic() < until:
+            ended = sum(process.poll() is not None for process in processes)
+            ends += [time.monotonic()] * (ended - len(ends))
+            time.sleep(0.02)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    said = [line for number in range(len(processes)) for line in ours((folder / f"{number}.txt").read_text())]
+    return [process.returncode for process in processes], said, ends[-1] - ends[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("starts", "how", "lost"),
@@ -189,25 +215,25 @@ def two_machines(port):
 )
 def test_ranks_without_a_store_exit_with_one_line(tmp_path, starts, how, lost):
     """It is gone with the rank or with the machine that held it."""
-    words = prepare(tmp_path, "'RANK' in os.environ")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes = []
-    for number, (launcher, variables) in enumerate(starts(port)):
-        own = {name: str(value) for name, value in variables.items()} | {"HORNBOOK_TEST_LOSE": how}
-        with (tmp_path / f"{number}.txt").open("w") as errors:
-            command = [sys.executable, *launcher, "-m", "hornbook", *words]
-            processes.append(subprocess.Popen(command, env=environment(tmp_path, **own), stderr=errors))
-    try:
-        assert processes[0].wait(timeout=600) == -9
-        start = time.monotonic()
-        assert [process.wait(timeout=60) for process in processes[1:]] == [1] * (len(processes) - 1)
-        assert time.monotonic() - start < 60
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    said = [line for number in range(len(processes)) for line in ours((tmp_path / f"{number}.txt").read_text())]
+    codes, said, seconds = run_without_one_launcher(tmp_path, starts, how)
+    assert codes == [-9] + [1] * (len(codes) - 1) and seconds < 60
     (line,) = said
-    assert line.startswith(f"lost {lost} at 127.0.0.1:{port}, where all ranks meet: no answer; the others stop: ")
+    where = line.removeprefix(f"lost {lost} at 127.0.0.1:").lstrip("0123456789")
+    assert where.startswith(", where all ranks meet: no answer; the others stop: "), line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "codes", "said"),
+    [
+        ("kill", [1, -9, 1, 1], "lost rank 1 of 4: no sign of life; "),
+        ("fail", [2] * 4, "rank 1 of 4: cannot read the data"),
+        ("first", [2] * 4, "rank 0 of 4: cannot read the data"),
+    ],
+)
+def test_the_rank_with_the_store_leaves_after_the_others(tmp_path, how, codes, said):
+    """So that each finds the reason there, and none says that the store is lost."""
+    layout = ("--parallel.data-parallel=hybrid", "--parallel.shard-size=2")  # not all wait for the same ranks
+    found, lines, seconds = run_without_one_launcher(tmp_path, by_hand, how, *layout)
+    (line,) = lines
+    assert line.startswith(said) and found == codes and seconds < 60

@@ -31,6 +31,7 @@ from names import NAMES
 from pickles import PICKLES
 from planted import read_faults, try_faults
 from power_loss import POWER_LOSS
+from rank_deaths import RANKS
 from resources import RESOURCES
 from resumes import RESUMES
 from table import write_table
@@ -49,6 +50,7 @@ PARTS: tuple[Part, ...] = (
     PICKLES,
     NAMES,
     RESUMES,
+    RANKS,
     RESOURCES,
     TOGETHER,
     SOAK,

@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from small_runs import KINDS, SAVED_EVERY, STEPS, digest, train_small
+from small_runs import KINDS, SAVED_EVERY, STEPS, digest, newest_step, train_small
 from trials import Part, Trial, fork, in_child
 
 import hornbook
-from hornbook import checkpoint
 from hornbook.cli.main import main
 from hornbook.exchange.huggingface import write_folder
 from hornbook.exchange.restore import read_source
@@ -64,9 +63,18 @@ def _convert(shared: Path, output: Path) -> None:
     assert main(list(map(str, words))) == 0, "corpus convert failed"
 
 
+def _build_parts_and_merge(shared: Path, output: Path) -> None:
+    words = ["--tokenizer", shared / "tokenizer", "--output", output, "--validation", 0.1, "--format", "lines"]
+    for part in ("1/2", "2/2"):
+        built = ["corpus", "build", shared / "texts", *words, "--part", part]
+        assert main(list(map(str, built))) == 0, f"part {part} failed"
+    assert main(["corpus", "merge", str(output)]) == 0, "corpus merge failed"
+
+
 COMMANDS: dict[str, Callable[[Path, Path], None]] = {
     "tokenizer train": _train_tokenizer,
     "corpus build": _build_corpus,
+    "corpus build in parts, merge": _build_parts_and_merge,
     "checkpoint export": _export,
     "corpus convert": _convert,
 }
@@ -101,7 +109,7 @@ def _kill_training(trial: Trial, kind: str, *, in_save: bool) -> str:
     while deaths < _DEATHS:
         was_alive = _start_and_kill(trial, kind, run, seconds, in_save=in_save)
         half_written += any(".tmp-" in path.name for path in (run / "checkpoints").glob("*"))
-        seen = _newest_step(run, at_least=seen)
+        seen = newest_step(run, at_least=seen)
         if was_alive:
             deaths += 1
         elif deaths:
@@ -113,15 +121,6 @@ def _kill_training(trial: Trial, kind: str, *, in_save: bool) -> str:
     assert problem is None, f"it did not start again: {problem}"
     assert digest(run) == digest(whole / "run"), "it ended in another state than the run that nobody killed"
     return f"{kind}, {deaths} deaths, {half_written} in a save"
-
-
-def _newest_step(run: Path, *, at_least: int) -> int:
-    damaged: list[str] = []
-    newest = checkpoint.newest_sound(run / "checkpoints", damaged.append)
-    step = int(newest.name.removeprefix("step-")) if newest else 0
-    assert not damaged, f"a committed checkpoint is damaged: {damaged}"
-    assert step >= at_least, f"the committed checkpoint of step {at_least} was lost; the newest is {step}"
-    return step
 
 
 def _start_and_kill(trial: Trial, kind: str, run: Path, seconds: float, *, in_save: bool) -> bool:
@@ -186,7 +185,7 @@ def _kill_command(trial: Trial, name: str) -> str:
         assert problem is None, f"it did not start again: {problem}"
     assert _contents(output) == _contents(whole), "the output is another than that of the command that nobody killed"
     left = sorted(path.name for path in trial.folder.iterdir() if path.name != "output")
-    assert name != "corpus build" or not left, f"left behind: {left}"
+    assert not name.startswith("corpus build") or not left, f"left behind: {left}"
     return name
 
 
@@ -206,5 +205,5 @@ DEATHS = Part(
     run=_run,
     prepare=_prepare,
     trials=400,
-    short=15,
+    short=17,
 )

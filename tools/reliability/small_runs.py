@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import tiny_runs
 
+from hornbook import checkpoint
 from hornbook.errors import StoppedBySignal
 
 STEPS = 20
@@ -52,3 +53,13 @@ def digest(run: Path) -> dict[str, str]:
     """Return the hashes of the last checkpoint's files without what a clock decides."""
     found: dict[str, str] = tiny_runs.digest(run.parent, STEPS)
     return found
+
+
+def newest_step(run: Path, *, at_least: int = 0) -> int:
+    """Return the step of the newest checkpoint, 0 for none; fail if one is damaged or that of ``at_least`` is lost."""
+    damaged: list[str] = []
+    newest = checkpoint.newest_sound(run / "checkpoints", damaged.append)
+    step = int(newest.name.removeprefix("step-")) if newest else 0
+    assert not damaged, f"a committed checkpoint is damaged: {damaged}"
+    assert step >= at_least, f"the committed checkpoint of step {at_least} was lost; the newest is {step}"
+    return step

@@ -130,12 +130,12 @@ def report(store: Store, rank: int, line: str, exit_code: int) -> RankError:
     return RankError(first["line"], first["exit_code"], is_reported=first["rank"] != rank)
 
 
-def reported(store: Store) -> RankError | None:
-    """Return the error that another rank reported, if any."""
+def reported(store: Store, rank: int) -> RankError | None:
+    """Return the error that a rank reported, if any; ``rank`` prints it if that was its own."""
     if not store.check([_ERROR]):
         return None
     error = json.loads(store.get(_ERROR))
-    return RankError(error["line"], error["exit_code"], is_reported=True)
+    return RankError(error["line"], error["exit_code"], is_reported=error["rank"] != rank)
 
 
 def named(ranks: list[int], size: int) -> str:

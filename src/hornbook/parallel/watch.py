@@ -11,14 +11,16 @@ fail on the others at once; `Watch.explain` then finds the rank whose counter ha
 reason to the store before it leaves, so the run ends with one line, and the others end silently.
 
 A rank whose launcher is gone gets SIGTERM, so that it saves and stops with the others instead of running unattended. If
-the store is gone with its machine, the ranks cannot agree: they leave, and the last one prints the line. The cost:
-three small requests to the store per second and rank.
+the store is gone with its machine, the ranks cannot agree: they leave, and the last one prints the line. Rank 0, if it
+holds the store, leaves after the others, so that they still find the reason there. The cost: three small requests to
+the store per second and rank.
 """
 
 import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -33,6 +35,7 @@ _WINDOW_SECONDS = 5.0
 _SILENCE_SECONDS = 25.0
 _GRACE_SECONDS = 10.0
 """Time between a reported error and the end of a rank that still waits for others."""
+_PAUSE_SECONDS = 0.1
 _HAS_LEFT = 1 << 60
 
 
@@ -46,11 +49,13 @@ class Watch:
     """
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
+        self._server = store  # which may be in this process, and ends with its last reference
         self._store = store.clone()  # type: ignore[attr-defined]  # a separate connection, which no other wait blocks
         self._store.set_timeout(timedelta(seconds=_SILENCE_SECONDS))
         self._counters = PrefixStore("watch", self._store)
         self._rank, self._size, self._launcher = rank, size, os.getppid()
         self._ended = threading.Event()
+        self._known: RankError | None = None
         self._count(rank, 1)
         self._thread = threading.Thread(target=self._run, name="watch over the ranks", daemon=True)
         self._thread.start()
@@ -64,18 +69,28 @@ class Watch:
         except dist.DistError:
             return  # the process with the store may have ended already
 
+    def see_off(self) -> None:
+        """Wait, if this process holds the store, until the other ranks have left or show no sign of life."""
+        if self._rank or launcher_has_store():
+            return
+        counts, at = self._counts(), time.monotonic()
+        while min(counts[1:]) < _HAS_LEFT and time.monotonic() < at + _WINDOW_SECONDS:
+            time.sleep(_PAUSE_SECONDS)
+            if (new := self._counts()) != counts:
+                counts, at = new, time.monotonic()
+
     def explain(self, error: RuntimeError) -> Exception:
         """Return an error that names the rank whose loss made communication fail, or ``error`` if all are alive.
 
         This takes some seconds, unless a rank has reported an error.
         """
         try:
-            if error_of_other := reported(self._store):
-                return error_of_other
+            if known := self._reported():
+                return known
             before = self._counts()
             time.sleep(_WINDOW_SECONDS)
             lost = [rank for rank, (old, new) in enumerate(zip(before, self._counts(), strict=True)) if old == new]
-            return self._lost(lost) if lost else reported(self._store) or error
+            return self._lost(lost) if lost else self._reported() or error
         except dist.DistError:
             return self._cut_off()
 
@@ -91,6 +106,10 @@ class Watch:
         except dist.DistError:
             return RankError(line, exit_code)
 
+    def _reported(self) -> RankError | None:
+        self._known = reported(self._store, self._rank)
+        return self._known
+
     def _lost(self, ranks: list[int]) -> RankError:
         """Return the error of the rank that noticed first, since ranks that end because of it stop counting later."""
         line = f"lost {named(ranks, self._size)}: no sign of life; {REMEDY}"
@@ -99,8 +118,11 @@ class Watch:
     def _cut_off(self) -> RankError:
         """Return the error of ranks whose store is gone, so that they cannot agree on one that prints it.
 
-        The last rank prints it, since it is most likely on another machine than the store.
+        The last rank prints it, since it is most likely on another machine than the store. If an error was reported
+        before, it is the reason why the store is gone.
         """
+        if self._known:
+            return self._known
         where = "the launcher" if launcher_has_store() else named([0], self._size)
         line = f"lost {where} at {store_address()}, where all ranks meet: no answer; {REMEDY}"
         return RankError(line, HornbookError.exit_code, is_reported=self._rank < self._size - 1)
@@ -111,7 +133,7 @@ class Watch:
         except dist.DistError:
             self._stop_if_alone()
             if self._launcher != _STOPPED and not self._ended.wait(_GRACE_SECONDS):
-                _leave(self._cut_off())
+                self._leave(self._cut_off())
 
     def _check(self) -> None:
         other = (self._rank + 1) % self._size
@@ -119,15 +141,23 @@ class Watch:
         while not self._ended.wait(_BEAT_SECONDS):
             self._stop_if_alone()
             self._count(self._rank, 1)
-            if (error := reported(self._store)) and not self._ended.wait(_GRACE_SECONDS):
-                _leave(error)
+            if (error := self._reported()) and not self._ended.wait(_GRACE_SECONDS):
+                self._leave(error)
             count, now = self._count(other, 0), time.monotonic()
             was_stopped_itself = now - last > _WINDOW_SECONDS
             if count != seen or count >= _HAS_LEFT or was_stopped_itself:
                 seen, at = count, now
             last = now
             if now - at > _SILENCE_SECONDS:
-                _leave(self._lost([other]))
+                self._leave(self._lost([other]))
+
+    def _leave(self, error: RankError) -> None:
+        """End this process from the background thread, since the main thread waits in a collective."""
+        if not error.is_reported:
+            os.write(2, f"hornbook: error: {error}\n".encode())
+        with suppress(dist.DistError):
+            self.see_off()
+        os._exit(error.exit_code)
 
     def _stop_if_alone(self) -> None:
         if self._launcher not in (os.getppid(), _STOPPED):
@@ -144,10 +174,3 @@ class Watch:
 _STOPPED = -1
 """Replaces the process id of a launcher that is gone."""
 REMEDY = "the others stop: run the same command again to resume from the last checkpoint"
-
-
-def _leave(error: RankError) -> None:
-    """End this process from the background thread, since the main thread waits in a collective."""
-    if not error.is_reported:
-        os.write(2, f"hornbook: error: {error}\n".encode())
-    os._exit(error.exit_code)

@@ -159,12 +159,13 @@ class World:
         """Close the connections to the other ranks; after a failure, do not wait for them, as NCCL would."""
         if self._watch is not None:
             self._watch.end()
-        if not dist.is_initialized():
-            return
-        if failed and self.device.type == "cuda":
-            dist.distributed_c10d._abort_process_group()
-        else:
-            dist.destroy_process_group()
+        if dist.is_initialized():
+            if failed and self.device.type == "cuda":
+                dist.distributed_c10d._abort_process_group()
+            else:
+                dist.destroy_process_group()
+        if self._watch is not None:  # now that the others notice that this rank has left
+            self._watch.see_off()
 
     def num_copies(self, axes: Collection[str]) -> int:
         """Return how many of ``holders`` hold the same part of a tensor that is split over ``axes``."""
