@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import raising
@@ -177,10 +178,8 @@ def _own_site(folder: Path, raises: tuple[int, int, str] | None) -> dict[str, st
 def _prepare(shared: Path) -> None:
     for kind, (size, _) in KINDS.items():
         (shared / kind).mkdir()
-        words = words_in(shared / kind / "run", kind)
-        _, problem = in_child(
-            lambda size=size, words=words: train_on_ranks(size, words, shared / "log"), shared / "log"
-        )  # type: ignore[misc]
+        whole = partial(train_on_ranks, size, words_in(shared / kind / "run", kind), shared / "log")
+        _, problem = in_child(whole, shared / "log")
         assert problem is None, f"{kind}: {problem}"
 
 
