@@ -5,7 +5,6 @@ from typing import NoReturn
 import torch
 
 from hornbook.engine import phased, pipeline, step
-
 from hornbook.errors import DataError
 from hornbook.samples.batches import Batch, to_device
 

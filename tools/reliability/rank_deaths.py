@@ -238,7 +238,7 @@ def _wait_until_gone(job: _Job, hit: int) -> float:
     seconds = time.monotonic() - start
     if job.store not in (0, *job.codes):  # a stopped one
         os.kill(job.store, signal.SIGKILL)
-    while job.launcher not in (0, *job.codes):  # it has just ended
+    while not {job.launcher or job.ranks[-1]} <= job.codes.keys():  # it has just ended
         job.living()
     return seconds
 
