@@ -2,8 +2,11 @@
 
 from typing import NoReturn
 
+import torch
+
 from hornbook.engine import phased, pipeline, step
 from hornbook.errors import DataError
+from hornbook.samples.batches import Batch, to_device
 
 ERRORS: dict[str, Exception] = {
     "DataError": DataError("cannot read the data"),
@@ -18,7 +21,7 @@ def raise_at(micro_batch: int, name: str) -> None:
     """Raise the error ``name`` where the n-th micro-batch of the run begins, in whatever executor."""
     begun = 0
 
-    def move(batch: object, device: object) -> object:
+    def move(batch: Batch, device: torch.device) -> Batch:
         nonlocal begun
         begun += 1
         if begun == micro_batch:
@@ -28,6 +31,5 @@ def raise_at(micro_batch: int, name: str) -> None:
     def fail() -> NoReturn:
         raise ERRORS[name]
 
-    to_device = step.to_device
     for module in (step, phased, pipeline):
         module.to_device = move  # type: ignore[attr-defined]

@@ -55,6 +55,15 @@ def test_parts_merged_are_the_corpus_of_one_build(tmp_path, texts, parts):
     assert merge_parts(tmp_path / "corpus").already_built
 
 
+def test_a_merge_removes_the_parts_that_a_killed_one_left(tmp_path, texts):
+    build(texts, (1, 1))
+    shutil.copytree(tmp_path / ".corpus.building", tmp_path / "left")
+    merge_parts(tmp_path / "corpus", ALL)
+    (tmp_path / "left").rename(tmp_path / ".corpus.building")
+    assert merge_parts(tmp_path / "corpus").already_built
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "texts"]
+
+
 def test_missing_parts_are_one_line_and_a_build_without_parts_makes_them(tmp_path, texts):
     build_tiny(tmp_path / "good", quality=QUALITY, tolerance=ALL)
     with pytest.raises(UserError) as caught:

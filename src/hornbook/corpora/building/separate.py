@@ -103,6 +103,9 @@ def merge_parts(
     output = output.resolve()
     work = output.with_name(f".{output.name}.building")
     if (output / BUILD).is_file():
+        if lexists(work):  # a merge was killed before it removed the parts
+            with lock_working_folder(work):
+                remove_locked_folder(work)
         return report_of(output)
     if not (work / PLAN).is_file():
         raise UserError(f"{output} has no parts to merge; build them with `part`, to the same `output`")
