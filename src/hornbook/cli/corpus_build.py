@@ -100,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--encoder",
         choices=("auto", "tokenizers"),
         default="auto",
-        help="tokenizer implementation; auto: tiktoken for inputs over 16 MiB, if it is installed and "
+        help="tokenizer implementation; auto: tiktoken for inputs over 4 MiB, if it is installed and "
         "gives the same tokens; tokenizers: the tokenizers library",
     )
     add_quality_arguments(parser)

@@ -10,29 +10,27 @@ A corpus must not depend on the installed libraries, so tiktoken must give the s
 - Its pieces depend on which characters are letters, numbers and spaces, and the libraries have different versions of
   Unicode. The classes are compared for all characters of planes 0 to 3, which have nearly all assigned ones, and for a
   sample of the others.
-- One job in 128 is encoded by both libraries, and a difference stops the build, in case a library has a bug.
+- One stretch in 128 is encoded by both libraries, and a difference stops the build, in case a library has a bug.
 
 A call encodes many texts, joined by a special token, so that threads rarely wait for Python's lock. Long stretches
 without a boundary are encoded by the tokenizers library, one at a time, since it needs much memory for them.
 """
 
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import groupby, islice
+from itertools import islice
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
-from tokenizers import models, pre_tokenizers
+from tokenizers import pre_tokenizers
 
 from hornbook.errors import HornbookError
 from hornbook.text.cuts import CUT_CHARACTERS
 from hornbook.text.tokenizer import Tokenizer
-from hornbook.text.tokenizer_json import byte_symbols, symbol_bytes
+from hornbook.text.tokenizer_json import byte_symbols
 
 if TYPE_CHECKING:
     import tiktoken
@@ -46,10 +44,16 @@ _PATTERN: Final = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++
 _BOUNDARY: Final = "\U0010fffe<hornbook: next text>"
 _JOB_CHARACTERS: Final = 1 << 18
 _JOBS_A_THREAD: Final = 16
-_JOBS_PER_CHECK: Final = 128
+_STRETCHES_PER_CHECK: Final = 128
 _LONGEST: Final = 4 * CUT_CHARACTERS
 _PROBED: Final = (range(0xD800), range(0xE000, 0x40000), range(0x40000, 0x110000, 1024), range(0xE0000, 0xE1000))
 _LONGEST_RUN: Final = 64
+_PROBE: Final = 3
+"""Characters of a probe: one of ``_LEADS``, the character and a line end, which keeps it apart from the next."""
+_PROBED_AT_ONCE: Final = 1024 * _PROBE
+"""The tokenizers library takes longer per character of a long text."""
+_LEADS: Final = tuple(map(ord, "x1!"))
+"""A letter, a number and a mark."""
 _LATER_BYTES: Final = range(0x80, 0xC0)
 """Bytes of a character in UTF-8 after its first one."""
 
@@ -69,10 +73,10 @@ class _Accelerated:
         tokens = [*byte_symbols(), *_merged(tokenizer)]
         self._ids = np.array([tokenizer.vocab[token] for token in tokens] + [-1], dtype=np.int32)
         self._boundary = len(tokens)
-        self._encoding = _encoding({_as_bytes(token): rank for rank, token in enumerate(tokens)}, self._boundary)
+        self._encoding = _encoding(tokens)
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="hornbook-tiktoken")
         self._one_long = Lock()
-        self._jobs_at_once, self._num_jobs = _JOBS_A_THREAD * threads, 0
+        self._jobs_at_once, self._num_stretches = _JOBS_A_THREAD * threads, 0
 
     def __call__(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Return the ids of each text, int32[num_tokens].
@@ -85,9 +89,9 @@ class _Accelerated:
         jobs = _jobs((number, cut) for number, text in enumerate(texts) for cut in self._tokenizer.stretches(text))
         while some := list(islice(jobs, self._jobs_at_once)):
             for job, found in zip(some, self._executor.map(self._encode, some), strict=True):
-                self._num_jobs += 1
-                if self._num_jobs % _JOBS_PER_CHECK == 1:
-                    self._check(job, found)
+                first = -self._num_stretches % _STRETCHES_PER_CHECK
+                self._check(job[first::_STRETCHES_PER_CHECK], found[first::_STRETCHES_PER_CHECK])
+                self._num_stretches += len(job)
                 for (number, _), ids in zip(job, found, strict=True):
                     parts[number].append(ids)
         return [arrays[0] if len(arrays) == 1 else np.concatenate(arrays) for arrays in parts]
@@ -145,14 +149,16 @@ def _is_installed() -> bool:
     return hasattr(tiktoken.Encoding, "encode_to_numpy")
 
 
-def _as_bytes(token: str) -> bytes:
-    return bytes(map(symbol_bytes().__getitem__, token))
-
-
-def _encoding(ranks: dict[bytes, int], boundary: int) -> "tiktoken.Encoding":
+def _encoding(tokens: Sequence[str]) -> "tiktoken.Encoding":
+    """Return tiktoken's encoding with tokens, as spelled by byte symbols, in the order of ranks, then the boundary."""
     import tiktoken
 
-    special = {_BOUNDARY: boundary}
+    of_symbols = np.zeros(0x200, dtype=np.uint8)
+    of_symbols[np.array(list(map(ord, byte_symbols())))] = np.arange(256)
+    spelled = of_symbols[np.frombuffer("".join(tokens).encode("utf-32-le"), dtype="<u4")].tobytes()
+    ends = np.cumsum(np.fromiter(map(len, tokens), np.int64, len(tokens))).tolist()
+    ranks = {spelled[start:end]: rank for rank, (start, end) in enumerate(zip([0, *ends], ends, strict=False))}
+    special = {_BOUNDARY: len(tokens)}
     return tiktoken.Encoding("hornbook", pat_str=_PATTERN, mergeable_ranks=ranks, special_tokens=special)
 
 
@@ -166,50 +172,60 @@ def _merges_by_rank(tokenizer: Tokenizer) -> bool:
     made = _merged(tokenizer)
     if len(set(made)) < len(made) or not set(byte_symbols()) | set(made) <= set(tokenizer.vocab):
         return False
-    model = models.BPE(dict(tokenizer.vocab), [(left, right) for left, right in tokenizer.settings["model"]["merges"]])
-    return all(len(model.tokenize(token)) == 1 for token in made)
+    return tokenizer.makes_one_token_of_each(made)
 
 
 @cache
 def _same_classes() -> bool:
     """Return whether both libraries have the same letters, numbers and spaces.
 
-    A run of characters after a letter, a number or a mark is one piece if all are of its class. Each character merges
-    with the one before it in its piece, so a run without a gap is one piece. Other characters are encoded after each of
-    the three, and merge with the one of their class.
+    A character after a letter, a number or a mark continues its piece if it is of that class. So a run of characters
+    that Python has in one class, after one of the three, is one piece. The characters of all runs that are more, and
+    ASCII, are put after each of the three.
     """
+    characters = np.concatenate([np.array(probed, dtype="<u4") for probed in _PROBED])
+    each = characters.view("<U1")
+    classes = np.where(np.strings.isalpha(each), _LEADS[0], np.where(np.strings.isnumeric(each), _LEADS[1], _LEADS[2]))
+    starts = np.flatnonzero((np.diff(classes, prepend=0) != 0) | (np.arange(len(characters)) % _LONGEST_RUN == 0))
+    begins = _begins_if_same(np.insert(characters, starts, classes[starts]))
+    if begins is None:
+        return False
+    begins = np.delete(begins, starts + np.arange(len(starts)))  # without those put before the runs
+    is_whole = ~np.logical_or.reduceat(begins, starts)
+    others = characters[~np.repeat(is_whole, np.diff(starts, append=len(characters))) | (characters < 0x80)]
+    probes = np.full((len(others), len(_LEADS), _PROBE), ord("\n"), dtype="<u4")
+    probes[:, :, 0], probes[:, :, 1] = _LEADS, others[:, None]
+    return _begins_if_same(probes.ravel()) is not None
+
+
+def _begins_if_same(characters: NDArray[np.uint32]) -> NDArray[np.bool_] | None:
+    """Return which characters of a text begin a piece, bool[n], or None if the libraries disagree.
+
+    tiktoken shows it by its tokens: those of two bytes end with the first byte of a character that continues a piece.
+    Next to ASCII, it shows only after one of ``_LEADS``; otherwise a character counts as the tokenizers library has it.
+    """
+    library = pre_tokenizers.ByteLevel(add_prefix_space=False)
     symbols = byte_symbols()
-    leads = [symbol for byte, symbol in enumerate(symbols) if byte not in _LATER_BYTES]
-    merges = [(before, lead) for before in "x1!" for lead in leads]
-    merges += [(symbols[last], lead) for last in _LATER_BYTES for lead in leads[0x80:]]
-    tokens = [*symbols, *(before + lead for before, lead in merges)]
-    library = tokenizers.Tokenizer(models.BPE({token: rank for rank, token in enumerate(tokens)}, merges))
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    encoding = _encoding({_as_bytes(token): rank for rank, token in enumerate(tokens)}, len(tokens))
-
-    def sizes_if_same(probes: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each probe; -1 where the libraries differ."""
-        ours = (encoding.encode_to_numpy(probe, disallowed_special=()) for probe in probes)
-        theirs = (each.ids for each in library.encode_batch_fast(list(probes), add_special_tokens=False))
-        return [len(ids) if np.array_equal(ids, other) else -1 for ids, other in zip(ours, theirs, strict=True)]
-
-    runs = [run for characters in _PROBED for run in _runs_of_a_class(map(chr, characters))]
-    sizes = sizes_if_same([before + run for before, run in runs])
-    others = [
-        character
-        for (_, run), size in zip(runs, sizes, strict=True)
-        if size != len(run.encode()) + 1 - len(run)
-        for character in run
-    ]
-    return -1 not in sizes_if_same([f"x{character}1{character}!{character}" for character in others])
-
-
-def _runs_of_a_class(characters: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield runs of characters that Python's Unicode has in one class, after a character of that class."""
-
-    def before(character: str) -> str:
-        return {"L": "x", "N": "1"}.get(unicodedata.category(character)[0], "!")
-
-    for of_class, run in groupby(characters, before):
-        while some := "".join(islice(run, _LONGEST_RUN)):
-            yield of_class, some
+    firsts = [symbol for byte, symbol in enumerate(symbols) if byte not in _LATER_BYTES]
+    merged = [chr(lead) + first for lead in _LEADS for first in firsts]
+    merged += [symbols[last] + first for last in _LATER_BYTES for first in firsts[0x80:]]
+    encoding = _encoding([*symbols, *merged])
+    found = []
+    for start in range(0, len(characters), _PROBED_AT_ONCE):
+        some = characters[start : start + _PROBED_AT_ONCE]
+        text = some.astype("<u4").tobytes().decode("utf-32-le")
+        theirs = np.zeros(len(some), dtype=bool)
+        theirs[[first for _, (first, _) in library.pre_tokenize_str(text)]] = True
+        sizes = 1 + (encoding.encode_to_numpy(text, disallowed_special=()) >= len(symbols))
+        data = np.frombuffer(text.encode(), dtype=np.uint8)
+        if sizes.sum() != len(data):  # tiktoken has no tokens for what its pattern does not match
+            return None
+        continues = np.zeros(len(data), dtype=bool)
+        continues[np.cumsum(sizes)[sizes == 2] - 1] = True
+        ours = ~continues[(data < _LATER_BYTES.start) | (data >= _LATER_BYTES.stop)]
+        before = np.roll(some, 1)
+        is_shown = np.isin(before, _LEADS) | ((before >= 0x80) & (some >= 0x80))
+        if not np.array_equal(ours[is_shown], theirs[is_shown]):
+            return None
+        found.append(theirs)
+    return np.concatenate(found)

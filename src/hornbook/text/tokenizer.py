@@ -71,7 +71,8 @@ class Tokenizer:
 
     def __init__(self, settings: Settings, name: str = _FILE) -> None:
         self.settings, self.form = settings, form_of(settings)
-        self._library = _library(settings, name)
+        self._json = dump(settings)
+        self._library = _library(self._json, name)
         self.vocab: Mapping[str, int] = by_id(self._library.get_vocab())
         self.vocab_size = max(self.vocab.values(), default=-1) + 1
         if not 0 < self.vocab_size <= MAX_VOCAB_SIZE:
@@ -180,6 +181,7 @@ class Tokenizer:
             raise DataError(f"{name}: the end-of-text token {recorded!r:.40} is not a special token; restore the file")
         if candidates == [recorded]:
             self.settings = without_end_of_text(self.settings)
+            self._json = dump(self.settings)
         return str(recorded)
 
     def _ends_of_text(self) -> list[str]:
@@ -256,6 +258,11 @@ class Tokenizer:
         """Return why encoding a text would take too much memory, or None; see `hornbook.text.cuts.find_endless`."""
         return find_endless(text, self._stretches)
 
+    def makes_one_token_of_each(self, spelled: Iterable[str]) -> bool:
+        """Return whether the model makes one token of each word, as spelled in the vocabulary."""
+        tokenize = self._library.model.tokenize
+        return all(len(tokenize(word)) == 1 for word in spelled)
+
     def stretches(self, text: str, size: int = CUT_CHARACTERS) -> Iterable[str]:
         """Split a text into stretches whose concatenated ids are those of the text.
 
@@ -297,7 +304,7 @@ class Tokenizer:
 
     def to_json(self) -> str:
         """Return the content of ``tokenizer.json``, which the tokenizers and transformers libraries can read."""
-        return dump(self.settings)
+        return self._json
 
     def save(self, folder: Path) -> Path:
         """Write ``tokenizer.json`` into a folder and return its path; a new folder appears atomically with the file."""
@@ -325,7 +332,7 @@ def _refuse_other_types(texts: Iterable[object]) -> None:
             raise UserError(f"a text is of type {type(text).__name__}; expected a string{advice}")
 
 
-def _library(settings: Settings, name: str) -> tokenizers.Tokenizer:
+def _library(text: str, name: str) -> tokenizers.Tokenizer:
     """Return the library's tokenizer, set to encode names of special tokens as text and to add no special tokens.
 
     Raises:
@@ -333,7 +340,7 @@ def _library(settings: Settings, name: str) -> tokenizers.Tokenizer:
     """
     try:
         with _without_panic_reports():
-            library = tokenizers.Tokenizer.from_str(dump(settings))
+            library = tokenizers.Tokenizer.from_str(text)
             library.post_processor = None  # RoBERTa's trims offsets
             library.encode_special_tokens = True
             library.decode(library.encode(_TRIAL).ids)
