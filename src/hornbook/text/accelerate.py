@@ -185,7 +185,7 @@ def _same_classes() -> bool:
     """
     characters = np.concatenate([np.array(probed, dtype="<u4") for probed in _PROBED])
     each = characters.view("<U1")
-    classes = np.where(np.strings.isalpha(each), _LEADS[0], np.where(np.strings.isnumeric(each), _LEADS[1], _LEADS[2]))
+    classes = np.where(np.char.isalpha(each), _LEADS[0], np.where(np.char.isnumeric(each), _LEADS[1], _LEADS[2]))
     starts = np.flatnonzero((np.diff(classes, prepend=0) != 0) | (np.arange(len(characters)) % _LONGEST_RUN == 0))
     begins = _begins_if_same(np.insert(characters, starts, classes[starts]))
     if begins is None:
