@@ -43,6 +43,16 @@ def test_a_cross_entropy_reads_rows_again_from_the_cache_that_holds_them(num_col
     assert (launch.bytes, launch.cached) == ((2 * size, size) if cached else (3 * size, 0))
 
 
+def test_updates_in_place_also_write():
+    weights, gradients, first, second = ([torch.empty(100, device="meta")] for _ in range(4))
+    lists = [weights, gradients, first, second, [], []]
+    given = [*weights, *gradients, *first, *second]
+    assert _launch("_fused_adamw_", lists, given, [], given, 0.0).bytes == 400 * (4 + 3)
+    assert _launch("_foreach_mul_", [weights, 0.5], weights, [], weights, 0.0).bytes == 400 * 2
+    assert _launch("_foreach_copy_", [weights, first], weights + first, [], weights + first, 0.0).bytes == 400 * 2
+    assert _launch("_foreach_zero_", [weights], weights, [], weights, 0.0).bytes == 400
+
+
 def test_no_step_mixes_devices(steps):
     assert not {title: found["error"] for title, found in steps.items() if "error" in found}
 

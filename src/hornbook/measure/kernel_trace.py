@@ -49,6 +49,8 @@ _FILLS: Final = frozenset((
 """Operators that only write."""
 _LOOK_UPS: Final = frozenset(("gather", "index_select", "embedding", "index"))
 """Operators that read as much as they write, out of a larger tensor."""
+_CHANGED_LISTS: Final = {"_fused_adamw_": (0, 2, 3), "_foreach_copy_": (), "_foreach_zero_": ()}
+"""Numbers of the arguments that an operator on lists reads and writes, but does not return; (0,) for others."""
 _BYTES_OF_A_MULTI_KERNEL: Final = 64 * 65536 * 4 * 5
 """Of PyTorch's operators on lists of tensors, one kernel's share: at most 320 chunks of 64 Ki fp32 elements."""
 
@@ -148,6 +150,8 @@ def _launch(
     elif name in _LOOK_UPS:
         moved = 2 * sum(map(_bytes, made))
     is_list = "foreach" in name or name.startswith("_fused_")
+    if is_list and not made:
+        moved += sum(map(_bytes, tree_leaves([args[number] for number in _CHANGED_LISTS.get(name, (0,))])))
     kernels = max(1, -(-int(sum(map(_bytes, given))) // _BYTES_OF_A_MULTI_KERNEL)) if is_list else 1
     if name == "triton_attention_gradients":
         kernels = 2
