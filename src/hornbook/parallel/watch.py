@@ -63,7 +63,9 @@ class Watch:
     def end(self) -> None:
         """Announce that this rank has left, and stop checking."""
         self._ended.set()
-        self._thread.join()
+        self._thread.join(_SILENCE_SECONDS)
+        if self._thread.is_alive():  # the store hangs, and requests to it have no time limit
+            return
         try:
             self._count(self._rank, _HAS_LEFT)
         except dist.DistError:
