@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_text import build_tiny
 
 from hornbook.__main__ import main
 from hornbook.evaluate import wikitext_perplexity as wikitext
 from hornbook.evaluate.tasks import find_task, task_names
+from hornbook.parallel.device import compute_dtype, dtype_name
 from hornbook.storage import faults
 
 WIKI = " = A title = \n \n the cat sat on the mat , the cat sat on the mat ; the cat sat on the mat . \n"
@@ -93,7 +95,9 @@ def test_several_tasks_with_their_data(home: Path, capsys: pytest.CaptureFixture
     kept = json.loads((home / "run" / "evaluation.json").read_text())["tasks"]
     assert all(task in kept for task in result["tasks"])
     assert [task["data"]["name"] for task in result["tasks"]] == ["lambada.jsonl", "wiki.tokens"]
-    assert result["tasks"][0]["options"] == {"window": 8, "overlap": 3, "max_sequences": None, "compute": "bf16"}
+    compute = dtype_name(compute_dtype("auto", torch.device("cpu")))
+    options = {"window": 8, "overlap": 3, "max_sequences": None, "compute": compute}
+    assert result["tasks"][0]["options"] == options
 
 
 def test_no_other_text_becomes_the_number_of_the_run(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
