@@ -10,11 +10,14 @@ import socket
 import subprocess
 import sys
 import termios
+import threading
 import time
 
 import pytest
 from ranks import TORCHRUN, environment
+from torch._C._distributed_c10d import TCPStore
 
+from hornbook.parallel import watch
 from hornbook.track.metrics import read
 
 RECIPE = """
@@ -237,3 +240,15 @@ def test_the_rank_with_the_store_leaves_after_the_others(tmp_path, how, codes, s
     found, lines, seconds = run_without_one_launcher(tmp_path, by_hand, how, *layout)
     (line,) = lines
     assert line.startswith(said) and found == codes and seconds < 60
+
+
+def test_a_rank_leaves_though_its_store_hangs(monkeypatch):
+    hangs, counted = threading.Event(), []
+    monkeypatch.setattr(watch, "_SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(watch.Watch, "_run", lambda self: hangs.wait())
+    monkeypatch.setattr(watch.Watch, "_count", lambda self, *counts: counted.append(counts))
+    own = watch.Watch(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), 0, 2)
+    counted.clear()
+    own.end()
+    hangs.set()
+    assert not counted

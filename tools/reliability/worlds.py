@@ -41,9 +41,11 @@ def fork_store(port: int, size: int, log: Path) -> int:
         return store is None
 
     child = _fork_to(hold, log)
-    while socket.socket().connect_ex(("127.0.0.1", port)):
+    while True:
+        with socket.socket() as client:
+            if client.connect_ex(("127.0.0.1", port)) == 0:
+                return child
         time.sleep(0.01)
-    return child
 
 
 def ends_of(children: list[int]) -> list[int]:

@@ -260,8 +260,7 @@ class Tokenizer:
 
     def makes_one_token_of_each(self, spelled: Iterable[str]) -> bool:
         """Return whether the model makes one token of each word, as spelled in the vocabulary."""
-        tokenize = self._library.model.tokenize
-        return all(len(tokenize(word)) == 1 for word in spelled)
+        return all(len(tokens) == 1 for tokens in map(self._library.model.tokenize, spelled))
 
     def stretches(self, text: str, size: int = CUT_CHARACTERS) -> Iterable[str]:
         """Split a text into stretches whose concatenated ids are those of the text.
