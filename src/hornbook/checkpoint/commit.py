@@ -1,6 +1,6 @@
 """Save and prune checkpoints so that at every moment a checkpoint's folder is either complete or not named like one.
 
-    save    step-00001200.tmp-4711/  model-00000.safetensors, ..., each fsynced; manifest.json last; fsync
+    save    step-00001200.tmp-4711/  model-00000.safetensors, ..., manifest.json last; fsync of each, then of the folder
             -> rename to step-00001200/ (the commit) -> fsync parent
     share   step-00001200.tmp-4711/  model-00003.safetensors, share-00003.json: rank 3's boxes of sharded tensors, which
             the saving rank merges into the manifest
@@ -19,7 +19,6 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from hornbook.checkpoint.manifest import (
     Stamps,
     folder_of,
     is_plain_name,
+    parse_manifest,
     read_manifest,
     verify,
 )
@@ -100,13 +100,15 @@ def save(
     temporary = temporary_of(folder, contents.step, os.getpid())
     try:
         storage.make_directory(temporary, exist_ok=False)
-        with others(temporary) if others else nullcontext():
-            entries = _write(temporary, files)
-        if others is not None:
-            entries, layouts = _take_shares(temporary, entries, layouts)
-            _refuse_gaps(layouts)
-        manifest = Manifest(step=contents.step, files=entries, tensors=layouts)
-        storage.write_file(temporary / MANIFEST, manifest.to_bytes())
+        with storage.FileGroup(temporary) as group:
+            with others(temporary) if others else nullcontext():
+                entries = _write(group, files)
+            if others is not None:
+                entries, layouts = _take_shares(temporary, entries, layouts)
+                _refuse_gaps(layouts)
+            manifest = Manifest(step=contents.step, files=entries, tensors=layouts).to_bytes()
+            group.write(MANIFEST, [manifest])
+            parse_manifest(manifest, MANIFEST)  # while files are synced: one that cannot be read must not be committed
         aside = _hide(final) if os.path.lexists(final) else None
         storage.commit_directory(temporary, final)
     except BaseException:
@@ -131,8 +133,9 @@ def save_share(temporary: Path, step: int, rank: int, shards: Shards) -> None:
     if held:
         files = _tensor_files(held, rank)
         require_space(temporary, sum(file.size for file in files.values()) + _SLACK_BYTES)
-        manifest = Manifest(step=step, files=_write(temporary, files), tensors=_layouts([held], rank))
-        storage.write_file(temporary / f"share-{rank:05d}.json", manifest.to_bytes())
+        with storage.FileGroup(temporary) as group:
+            manifest = Manifest(step=step, files=_write(group, files), tensors=_layouts([held], rank))
+            group.write(f"share-{rank:05d}.json", [manifest.to_bytes()])
 
 
 def temporary_of(folder: Path, step: int, process: int) -> Path:
@@ -267,15 +270,10 @@ def _plain(kind: Kind, data: Mapping[str, bytes]) -> dict[str, _File]:
     return {name: _File(kind, len(content), (content,)) for name, content in data.items()}
 
 
-def _write(folder: Path, files: Mapping[str, _File]) -> dict[str, Entry]:
-    """Write files one after another, in one thread, so that the order is fixed, and hash them in another one."""
-    writers = {}
-    with ThreadPoolExecutor(1, "hornbook-hash") as hasher:
-        for name, file in files.items():
-            with storage.FileWriter(folder / name, hasher) as writers[name]:
-                for chunk in file.chunks:
-                    writers[name].write(chunk)
-        return {name: Entry(kind=files[name].kind, **asdict(writer.written)) for name, writer in writers.items()}
+def _write(group: storage.FileGroup, files: Mapping[str, _File]) -> dict[str, Entry]:
+    for name, file in files.items():
+        group.write(name, file.chunks)
+    return {name: Entry(kind=files[name].kind, **asdict(written)) for name, written in group.written().items()}
 
 
 def _hide(path: Path) -> Path:

@@ -20,6 +20,7 @@ import re
 import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -114,7 +115,15 @@ def read_manifest(path: Path, name: str = MANIFEST) -> Manifest:
     if (path / name).is_symlink():
         raise CheckpointError(f"{name} is not a plain file")
     try:
-        data = read_bytes(path / name, "the manifest", limit=_MAX_BYTES)
+        return parse_manifest(read_bytes(path / name, "the manifest", limit=_MAX_BYTES), name)
+    except DataError as error:
+        raise CheckpointError(str(error)) from error
+
+
+@lru_cache(maxsize=4)  # each save reads the manifests of the checkpoints that it keeps
+def parse_manifest(data: bytes, name: str) -> Manifest:
+    """Return the manifest with this content; ``name`` is for errors. Raises CheckpointError if it is malformed."""
+    try:
         manifest = _parse(parse_json(data, name))
     except DataError as error:
         raise CheckpointError(str(error)) from error

@@ -1,14 +1,12 @@
-"""Write a new file piece by piece, sync it, and hash what is written, here or in a thread beside the writes."""
+"""Write a new file piece by piece, hash what is written, and sync it."""
 
 import hashlib
 import os
-from collections import deque
-from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeAlias
+from typing import Self, TypeAlias
 
 from hornbook.errors import StorageError
 from hornbook.storage.removal import remove_file
@@ -16,9 +14,6 @@ from hornbook.storage.system import create_new, perform, storage_errors, sync, w
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 """Data to write; pass a contiguous numpy array as ``memoryview(array)`` to avoid a copy."""
-
-_UNHASHED: Final = 64 << 20
-"""Bytes that may wait to be hashed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +31,13 @@ class FileWriter:
             writer.write(b"...")
         writer.written  # Written(size=3, sha256="...")
 
-    There is no buffer, so write large pieces; with a ``hasher``, an executor of one thread, they are hashed there and
-    must not change until ``written`` is read. An existing file or link is removed first, so use this only in folders
+    There is no buffer, so write large pieces. An existing file or link is removed first, so use this only in folders
     that are not yet committed; elsewhere use ``replace_file``.
     """
 
-    def __init__(self, path: Path, hasher: Executor | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._hash, self._hasher = hashlib.sha256(), hasher
-        self._unhashed: deque[tuple[int, Future[None]]] = deque()
+        self._hash = hashlib.sha256()
         self._size = 0
         with storage_errors("create", path):
             self._descriptor = perform("open", path, lambda: create_new(path))
@@ -52,7 +45,6 @@ class FileWriter:
     @property
     def written(self) -> Written:
         """Size and hash of the data written so far."""
-        self._wait_for_hashes(at_most=0)
         return Written(size=self._size, sha256=self._hash.hexdigest())
 
     def write(self, data: BytesLike) -> None:
@@ -63,16 +55,7 @@ class FileWriter:
         with storage_errors("write", self.path, needed=view.nbytes):
             write_all(self.path, self._descriptor, view.cast("B"))
         self._size += view.nbytes
-        if self._hasher is None:
-            self._hash.update(view)
-        else:
-            self._unhashed.append((view.nbytes, self._hasher.submit(self._hash.update, view)))
-            self._wait_for_hashes(at_most=_UNHASHED)
-
-    def _wait_for_hashes(self, at_most: int) -> None:
-        """Wait until at most so many bytes are not hashed, since they stay in memory until then."""
-        while sum(size for size, _ in self._unhashed) > at_most:
-            self._unhashed.popleft()[1].result()
+        self._hash.update(view)
 
     def finish(self) -> Written:
         """Sync the content to disk, close the file, and return size and hash."""

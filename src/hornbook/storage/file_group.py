@@ -1,0 +1,113 @@
+"""Write several new files, hashed and synced in threads beside the writes.
+
+::
+
+    write a ..... write b ..... write c | await the sync of a, of b, of c     in this thread
+         hash a ...... hash b ..... hash c                                    in a second one
+             sync a .......... sync b ........ sync c                         in further ones
+
+Writes, and the points at which syncs are awaited, have a fixed order, so each has a fault point. A sync may end earlier
+than that, which changes nothing: none of the files counts before all are durable.
+"""
+
+import hashlib
+import os
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from hornbook.errors import StorageError
+from hornbook.storage.file_writer import BytesLike, Written
+from hornbook.storage.removal import remove_file
+from hornbook.storage.system import create_new, flush_to_disk, perform, storage_errors, write_all
+
+_UNHASHED: Final = 64 << 20
+"""Bytes that may wait to be hashed."""
+_SYNCS_AT_ONCE: Final = 4
+"""A file system with a journal commits those that wait at the same time together."""
+
+
+@dataclass(kw_only=True)
+class _File:
+    path: Path
+    descriptor: int
+    hash: Any = field(default_factory=hashlib.sha256)
+    size: int = 0
+    synced: Future[None] | None = None
+    """Set once all is written."""
+
+
+class FileGroup:
+    """A context manager that creates files in a folder; all are durable after the block, and removed by an error.
+
+        with FileGroup(folder) as group:
+            group.write("a", [b"..."])
+            group.written()  # {"a": Written(size=3, sha256="...")}
+
+    Existing files or links are removed first, so use it only in folders that are not yet committed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, _File] = {}
+        self._unhashed: deque[tuple[int, Future[None]]] = deque()
+        self._num_unhashed = 0
+        self._hasher = ThreadPoolExecutor(1, "hornbook-hash")
+        self._syncer = ThreadPoolExecutor(_SYNCS_AT_ONCE, "hornbook-sync")
+
+    def write(self, name: str, chunks: Iterable[BytesLike]) -> None:
+        """Create a file; there is no buffer, so the chunks should be large. They must not change before ``written``."""
+        path = self._folder / name
+        with storage_errors("create", path):
+            file = _File(path=path, descriptor=perform("open", path, lambda: create_new(path)))
+        self._files[name] = file
+        for chunk in chunks:
+            view = memoryview(chunk)
+            if not view.nbytes:
+                continue
+            with storage_errors("write", path, needed=view.nbytes):
+                write_all(path, file.descriptor, view.cast("B"))
+            file.size += view.nbytes
+            self._unhashed.append((view.nbytes, self._hasher.submit(file.hash.update, view)))
+            self._num_unhashed += view.nbytes
+            self._wait_for_hashes(at_most=_UNHASHED)
+        file.synced = self._syncer.submit(flush_to_disk, file.descriptor)
+
+    def written(self) -> dict[str, Written]:
+        """Return the size and hash of each file, by name."""
+        self._wait_for_hashes(at_most=0)
+        return {name: Written(size=file.size, sha256=file.hash.hexdigest()) for name, file in self._files.items()}
+
+    def _wait_for_hashes(self, at_most: int) -> None:
+        """Wait until at most so many bytes are not hashed, since they stay in memory until then."""
+        while self._num_unhashed > at_most:
+            size, hashed = self._unhashed.popleft()
+            hashed.result()
+            self._num_unhashed -= size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        is_durable = False
+        try:
+            if error is None:
+                for file in self._files.values():
+                    assert file.synced is not None, "it was written to its end"
+                    with storage_errors("write", file.path):
+                        perform("fsync", file.path, file.synced.result)
+                is_durable = True
+        finally:
+            self._hasher.shutdown()
+            self._syncer.shutdown()
+            for file in self._files.values():
+                with suppress(OSError):  # an error of its content was reported by its sync
+                    os.close(file.descriptor)
+                if not is_durable:
+                    with suppress(StorageError):
+                        remove_file(file.path)
