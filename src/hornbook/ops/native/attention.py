@@ -278,14 +278,17 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
 def exact_attention(
     gradient_NHK: Tensor, packed: tuple[Tensor, ...], sequences: Sequences, heads: Heads = _PLAIN
 ) -> tuple[Tensor, ...]:
-    """Return attention and the gradients of ``packed`` and of the gains by PyTorch in float64."""
+    """Return attention and the gradients of ``packed`` and of the gains by PyTorch in float64.
+
+    Normed or rotated queries and keys are rounded to the dtype of ``packed``: a small cap of the scores magnifies that.
+    """
     gains = [gain for gain in (heads.q_gain, heads.k_gain) if gain is not None]
     with torch.enable_grad():
         leaves = [tensor.detach().double().requires_grad_() for tensor in (*packed, *gains)]
         q, k, v = _split(tuple(leaves[: len(packed)]))
         rest = leaves[len(packed) :]
-        q = entering(q, heads, rest.pop(0) if heads.q_gain is not None else None)
-        k = entering(k, heads, rest.pop(0) if heads.k_gain is not None else None)
+        q = _stored(entering(q, heads, rest.pop(0) if heads.q_gain is not None else None), packed[0].dtype)
+        k = _stored(entering(k, heads, rest.pop(0) if heads.k_gain is not None else None), packed[0].dtype)
         k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v))
         y_NHK = q * 0.0  # zeros that depend on the leaves, also without sequences
         for number, (first, length) in enumerate(zip(*(of.tolist() for of in sequences[:2]), strict=True)):
@@ -313,6 +316,11 @@ def entering(x_NHK: Tensor, heads: Heads, gain_K: Tensor | None) -> Tensor:
     cos, sin, half = heads.cosines.unsqueeze(1), heads.sines.unsqueeze(1), heads.cosines.shape[1]
     a, b, rest = x_NHK.tensor_split((half, 2 * half), -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
+
+
+def _stored(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return values as ``dtype`` stores them; their gradient is that of ``x``."""
+    return x + (x.to(dtype).double() - x).detach()
 
 
 def _weights(q_tHK: Tensor, k_tHK: Tensor, sequences: Sequences, heads: Heads) -> Tensor:
