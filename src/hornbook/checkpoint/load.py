@@ -140,7 +140,7 @@ class StoredTensors(Mapping[str, "Tensor"]):
         files: open files, by name.
     """
 
-    def __init__(self, folder: Path, layouts: Mapping[str, Layout], files: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, layouts: Mapping[str, Layout], files: Mapping[str, stored.TensorFile]) -> None:
         self._folder, self.layouts, self._files = folder, layouts, files
 
     def __getitem__(self, name: str) -> "Tensor":
@@ -222,25 +222,20 @@ def _names(manifest: Manifest, kind: Kind) -> list[str]:
 
 def _layouts_of(path: Path, name: str) -> dict[str, Layout]:
     """Return the layouts of the whole tensors of a file."""
-    file = open_file(path / name)
-    found = {tensor: file.get_slice(tensor) for tensor in sorted(file.keys())}
-    shapes = {tensor: tuple(stored.get_shape()) for tensor, stored in found.items()}
     return {
-        tensor: Layout(dtype=stored.get_dtype(), shape=shapes[tensor], boxes={name: Box.whole(shapes[tensor])})
-        for tensor, stored in found.items()
+        tensor: Layout(dtype=dtype, shape=shape, boxes={name: Box.whole(shape)})
+        for tensor, (dtype, shape) in sorted(open_file(path / name).layouts.items())
     }
 
 
 def _open(path: Path, layouts: Mapping[str, Layout]) -> StoredTensors:
     names = sorted({file for layout in layouts.values() for file in layout.boxes})
     files = {name: open_file(path / name) for name in names}
-    held = {name: set(file.keys()) for name, file in files.items()}
     for name, layout in layouts.items():
         if problem := layout.problem():
             raise CheckpointError(f"{path}: tensor {name} is incomplete: {problem}; use another checkpoint")
         for file, box in layout.boxes.items():
-            stored = files[file].get_slice(name) if name in held[file] else None
-            if stored is None or (stored.get_dtype(), tuple(stored.get_shape())) != (layout.dtype, box.shape):
+            if files[file].layouts.get(name) != (layout.dtype, box.shape):
                 raise CheckpointError(
                     f"{path / file} does not have {list(box.shape)} of {name} as {layout.dtype}; use another checkpoint"
                 )

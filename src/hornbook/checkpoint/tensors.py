@@ -8,8 +8,8 @@
 The format is Hugging Face's (https://github.com/huggingface/safetensors): it contains no code, and many tools read it.
 The safetensors library writes from one buffer with all tensors, or without hashes and fault points; this short writer
 streams one tensor at a time through ``storage``. Wide dtypes come first and names are sorted, so that all tensors are
-aligned and equal tensors give equal bytes. Reading uses the library, after a check of the header's size. The price:
-each tensor is copied once out of the mapped file, so that nothing depends on the file afterwards.
+aligned and equal tensors give equal bytes. The library checks the header of a file that is read, after its size. The
+price: each tensor is copied once out of the mapped file, so that nothing depends on the file afterwards.
 
 The files of a single-process run store whole tensors. A run that shards tensors over ranks writes a file of boxes per
 rank, and any other number of ranks reads those that it needs::
@@ -203,11 +203,11 @@ def read(path: Path) -> "dict[str, Tensor]":
     """
     file = open_file(path)
     with _reading(path):
-        return {name: file.get_tensor(name).clone() for name in sorted(file.keys())}
+        return {name: file.tensor(name).clone() for name in sorted(file.layouts)}
 
 
-def open_file(path: Path) -> Any:
-    """Check a file's header and return the library's handle: ``keys``, ``get_slice``, ``get_tensor``.
+def open_file(path: Path) -> "TensorFile":
+    """Check a file's header and map the file.
 
     Raises CheckpointError if the file is malformed, or its header is unreasonably large.
     """
@@ -218,32 +218,34 @@ def open_file(path: Path) -> Any:
         library = safe_open(path, framework="pt")
         with path.open("rb") as file:  # private, so that PyTorch may take the pages as a tensor's
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        return _Opened(library, header, begin, pages)
+        return TensorFile(library, header, begin, pages)
 
 
-class _Opened:
-    """The library's handle of a file, but for whole tensors: for each, safetensors 0.8.0 leaks two integers."""
+class TensorFile:
+    """An open safetensors file; it is not the library's handle, since that leaks two integers a tensor (0.8.0)."""
 
     def __init__(self, library: Any, header: dict[str, Any], begin: int, pages: mmap.mmap) -> None:
-        self.keys, self.get_slice, self._library = library.keys, library.get_slice, library
-        self._header, self._begin, self._pages = header, begin, pages
+        self._library, self._begin, self._pages = library, begin, pages
+        self._fields = {name: field for name, field in header.items() if name != "__metadata__"}
+        self.layouts = {name: (field["dtype"], tuple(field["shape"])) for name, field in self._fields.items()}
+        """Dtype, such as ``F32``, and shape of each tensor by name."""
 
-    def get_tensor(self, name: str) -> "Tensor":
-        """Return a whole tensor, which shares the file's pages."""
+    def tensor(self, name: str) -> "Tensor":
+        """Return a tensor, which shares the file's pages."""
         import torch
 
-        field = self._header.get(name)
-        if field is not None and field["dtype"] in _TORCH_DTYPES and 0 not in field["shape"]:
-            dtype: torch.dtype = getattr(torch, _TORCH_DTYPES[field["dtype"]])
-            offset = self._begin + field["data_offsets"][0]
+        stored, shape = self.layouts[name]
+        if stored in _TORCH_DTYPES and 0 not in shape:
+            dtype: torch.dtype = getattr(torch, _TORCH_DTYPES[stored])
+            offset = self._begin + self._fields[name]["data_offsets"][0]
             if offset % dtype.itemsize == 0:  # not in all files of others
-                count = math.prod(field["shape"])
-                return torch.frombuffer(self._pages, dtype=dtype, count=count, offset=offset).reshape(field["shape"])
+                count = math.prod(shape)
+                return torch.frombuffer(self._pages, dtype=dtype, count=count, offset=offset).reshape(shape)
         found: Tensor = self._library.get_tensor(name)
         return found
 
 
-def read_box(folder: Path, files: Mapping[str, Any], name: str, layout: Layout, wanted: Box) -> "Tensor":
+def read_box(folder: Path, files: Mapping[str, TensorFile], name: str, layout: Layout, wanted: Box) -> "Tensor":
     """Return a box of a tensor, assembled from the boxes in the files, on the CPU, independent of the files.
 
     Args:
@@ -266,7 +268,7 @@ def read_box(folder: Path, files: Mapping[str, Any], name: str, layout: Layout, 
             continue
         file = files[file_name]
         with _reading(folder / file_name):
-            found = file.get_tensor(name) if common == box else file.get_slice(name)[common.inside(box)]
+            found = file.tensor(name)[common.inside(box)]
             if common == wanted:
                 return torch.clone(found, memory_format=torch.contiguous_format)
         result = torch.empty(wanted.shape, dtype=dtype) if result is None else result
