@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hornbook.checkpoint import tensors as stored
 from hornbook.checkpoint.manifest import MANIFEST, Kind, Manifest, parse_step, read_manifest, verify
