@@ -229,11 +229,16 @@ def _hit(trial: Trial, job: _Job, what: str, rank: int) -> int:
 
 
 def _wait_until_gone(job: _Job, hit: int) -> float:
-    """Wait until all processes are gone, but for a stopped one that nobody watches; return the seconds it took."""
-    start = time.monotonic()
+    """Wait until all processes are gone, but for a stopped one that nobody watches; return the seconds it took.
+
+    A training whose store hangs goes on to its end, and the seconds count from its last step.
+    """
+    start, step = time.monotonic(), job.step()
     while left := {
         child: state for child, state in job.living().items() if job.launcher or child not in (hit, job.store)
     }:
+        if hit == job.store and job.step() > step:
+            start, step = time.monotonic(), job.step()
         assert time.monotonic() < start + _LEAVING, f"after {_LEAVING:.0f} s, there are {left}; it said {job.lines()}"
         time.sleep(0.05)
     seconds = time.monotonic() - start

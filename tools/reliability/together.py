@@ -115,7 +115,7 @@ TOGETHER = Part(
 def _soak(trial: Trial) -> str:
     """Resume for four minutes without a pause; the second trial 1,000 times, over two hours."""
     seconds, pace = (_TWO_HOURS, _TWO_HOURS / 1000) if trial.number else (240.0, 0.0)
-    begin, points = time.monotonic(), []
+    begin, points = time.monotonic(), list[tuple[float, int, int, int]]()
     while (elapsed := time.monotonic() - begin) < seconds:
         time.sleep(max(0.0, len(points) * pace - elapsed))
         shutil.rmtree(trial.folder / "run", ignore_errors=True)
