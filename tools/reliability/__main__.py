@@ -27,6 +27,7 @@ from crash_points import CRASH_POINTS
 from damage import DAMAGE
 from deaths import DEATHS
 from inputs import INPUTS
+from layouts import LAYOUTS_PART
 from names import NAMES
 from pickles import PICKLES
 from planted import read_faults, try_faults
@@ -51,6 +52,7 @@ PARTS: tuple[Part, ...] = (
     NAMES,
     RESUMES,
     RANKS,
+    LAYOUTS_PART,
     RESOURCES,
     TOGETHER,
     SOAK,

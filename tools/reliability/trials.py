@@ -45,6 +45,18 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The result of a trial; ``error`` is None if the promise was kept."""
+
+    number: int
+    seed: int
+    commit: str
+    kind: str
+    error: str | None
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Part:
     """A promise and how it is tried.
 
@@ -56,6 +68,7 @@ class Part:
         prepare: makes what the trials share, in the given folder, in a process of its own.
         longest: seconds after which a trial counts as hanging.
         count: number of trials if it depends on the program, such as that of its disk operations.
+        details: makes a further table of the outcomes, in Markdown; "" for none.
     """
 
     name: str
@@ -66,18 +79,7 @@ class Part:
     prepare: Callable[[Path], None] = lambda folder: None
     count: Callable[[Path], int] = lambda folder: 0
     longest: float = LONGEST
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """The result of a trial; ``error`` is None if the promise was kept."""
-
-    number: int
-    seed: int
-    commit: str
-    kind: str
-    error: str | None
-    seconds: float
+    details: Callable[[Sequence[Outcome]], str] = lambda outcomes: ""
 
 
 @dataclass(frozen=True, kw_only=True)
