@@ -26,6 +26,7 @@ from bombs import BOMBS
 from crash_points import CRASH_POINTS
 from damage import DAMAGE
 from deaths import DEATHS
+from elastic import ELASTIC, WORLD_SIZES
 from inputs import INPUTS
 from layouts import LAYOUTS_PART
 from names import NAMES
@@ -53,6 +54,8 @@ PARTS: tuple[Part, ...] = (
     RESUMES,
     RANKS,
     LAYOUTS_PART,
+    WORLD_SIZES,
+    ELASTIC,
     RESOURCES,
     TOGETHER,
     SOAK,

@@ -33,7 +33,7 @@ class Trial:
     number: int
     seed: int
     shared: Path
-    """Where `Part.prepare` left what the trials have in common; not to be changed."""
+    """What the trials have in common, by `Part.prepare` or by the first that needed it; then not to be changed."""
     folder: Path
     """An empty folder of its own."""
     draws: random.Random
@@ -95,6 +95,8 @@ class Choice:
 
 def run_part(part: Part, results: Path, choice: Choice) -> list[Outcome]:
     """Run the trials of a part that are missing in its file, and return all of them in the order of their numbers."""
+    if choice.is_short and choice.trials is None and not part.short:
+        return []
     seed, commit = choice.seed, choice.commit
     shared = results / "work" / part.name
     file = results / f"{part.name}.jsonl"
