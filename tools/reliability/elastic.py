@@ -298,8 +298,8 @@ def _run_elastic(trial: Trial) -> str:
 
 @contextmanager
 def _load(folder: Path) -> Iterator[None]:
-    """Keep the processor and the disk busy: three processes compute, one writes and syncs."""
-    children = [_fork_to(_compute) for _ in range(3)] + [_fork_to(partial(_write, folder / "busy"))]
+    """Keep the processors and the disk busy: a process for each core computes, one writes and syncs."""
+    children = [_fork_to(_compute) for _ in range(os.cpu_count() or 1)] + [_fork_to(partial(_write, folder / "busy"))]
     try:
         yield
     finally:
