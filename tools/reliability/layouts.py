@@ -102,13 +102,13 @@ PRECISIONS: dict[str, tuple[str, Tolerances]] = {
     "fp16": ("precision.compute=fp16", Tolerances(1e-2 / 8, 2e-3 / 8, 1e-2 / 8)),
     "16-bit storage": (" ".join(f"precision.{name}=bf16" for name in _STORED), Tolerances(5e-3, 1e-3, 5e-3)),
 }
-COLUMNS = [(family, precision) for precision in PRECISIONS for family in FAMILIES]
 
 
 def cell_of(number: int) -> tuple[str, str, str]:
-    """Return layout, family and precision of a trial: the first trials are of all layouts."""
-    row, turn = number % len(LAYOUTS), number // len(LAYOUTS)
-    return (list(LAYOUTS)[row], *COLUMNS[(row + turn) % len(COLUMNS)])
+    """Return layout, family and precision of a trial: one precision after the other, each time all layouts in turn."""
+    turn, row = divmod(number, len(LAYOUTS))
+    precision, column = divmod(turn, len(FAMILIES))
+    return list(LAYOUTS)[row], list(FAMILIES)[(row + column) % len(FAMILIES)], list(PRECISIONS)[precision]
 
 
 def why_refused(layout: str, family: str) -> str:
@@ -134,9 +134,11 @@ def is_exact(layout: str) -> bool:
 
 
 def words_in(layout: str, family: str, precision: str) -> list[str]:
-    """Return a recipe and its options; the optimizer goes with the column."""
+    """Return a recipe and its options; the optimizer goes with family and precision."""
     model, more = FAMILIES[family]
-    words = words_of(model, ("adamw", "lamb", "muon")[COLUMNS.index((family, precision)) % 3])
+    words = words_of(
+        model, ("adamw", "lamb", "muon")[(list(FAMILIES).index(family) + list(PRECISIONS).index(precision)) % 3]
+    )
     if family == "sparse GPT" and precision == "fp32":
         more = f"{more} {_REWIRED}"
     chosen = f"{PRECISIONS[precision][0]} precision.kernels=torch training.steps={_STEPS}"
@@ -259,7 +261,7 @@ LAYOUTS_PART = Part(
     promise="every layout of ranks, precision and family learns what one process learns: in fp32 to 1e-6, pipelines "
     "alone bit for bit; what is not supported is refused in one line",
     run=_run,
-    trials=len(LAYOUTS) * len(COLUMNS),
+    trials=len(LAYOUTS) * len(FAMILIES) * len(PRECISIONS),
     short=2,
     details=matrix,
 )
