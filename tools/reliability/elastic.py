@@ -262,7 +262,7 @@ WORLD_SIZES = Part(
     run=_run_pair,
     prepare=_prepare_pairs,
     trials=2 * len(PAIRS),
-    short=1,
+    short=0,
 )
 
 ELASTIC_STEPS = 10

@@ -262,6 +262,6 @@ LAYOUTS_PART = Part(
     "alone bit for bit; what is not supported is refused in one line",
     run=_run,
     trials=len(LAYOUTS) * len(FAMILIES) * len(PRECISIONS),
-    short=2,
+    short=4,
     details=matrix,
 )
