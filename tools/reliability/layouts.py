@@ -58,13 +58,14 @@ _STEPS = 5
 _PIPELINE, _TENSOR = "parallel.pipeline_parallel=", "parallel.tensor_parallel="
 _SHARD, _SEQUENCE = "parallel.data_parallel=shard", "parallel.sequence_parallel=true"
 _HYBRID, _SCHEDULE = "parallel.data_parallel=hybrid parallel.shard_size=2", "parallel.pipeline_schedule="
+_SMALLER = "accumulation"
 LAYOUTS: dict[str, tuple[int, str]] = {
     "data 2": (2, ""),
     "shard 2": (2, _SHARD),
     "tensor 2": (2, f"{_TENSOR}2"),
     "1f1b 2": (2, f"{_PIPELINE}2"),
     "hybrid 2x2": (4, _HYBRID),
-    "accumulation": (1, "training.micro_batch_size=1"),
+    _SMALLER: (1, "training.micro_batch_size=1"),
     "recomputed": (1, "memory.recompute=all"),
     "phased": (1, "memory.execution=phased"),
     "shard 2, phased": (2, f"{_SHARD} memory.execution=phased"),
@@ -139,7 +140,7 @@ def words_in(layout: str, family: str, precision: str) -> list[str]:
     words = words_of(
         model, ("adamw", "lamb", "muon")[(list(FAMILIES).index(family) + list(PRECISIONS).index(precision)) % 3]
     )
-    if family == "sparse GPT" and precision == "fp32" and layout != "accumulation":
+    if family == "sparse GPT" and precision == "fp32" and layout != _SMALLER:
         more = f"{more} {_REWIRED}"
     chosen = f"{PRECISIONS[precision][0]} precision.kernels=torch training.steps={_STEPS}"
     return merged(words, *f"{chosen} {more} {LAYOUTS[layout][1]}".split())
@@ -180,7 +181,10 @@ def _run(trial: Trial) -> str:
         )
         return f"{layout}, {family} in {precision}: refused"
     recipe = load_recipe(words[0], words[1:]).recipe
-    reference, path = _alone(trial, recipe, f"{family} {precision}"), trial.folder / "ranks.pt"
+    reference, path = (
+        _alone(trial, recipe, f"{family} {precision}{f', {layout}' * (layout == _SMALLER)}"),
+        trial.folder / "ranks.pt",
+    )
     codes = ends_of(fork_ranks(size, partial(_train_rank, recipe, path), trial.log))
     assert codes == [0] * size, f"exit codes {codes}"
     found, expected = (torch.load(each, weights_only=True) for each in (path, reference))
