@@ -181,10 +181,8 @@ def _run(trial: Trial) -> str:
         )
         return f"{layout}, {family} in {precision}: refused"
     recipe = load_recipe(words[0], words[1:]).recipe
-    reference, path = (
-        _alone(trial, recipe, f"{family} {precision}{f', {layout}' * (layout == _SMALLER)}"),
-        trial.folder / "ranks.pt",
-    )
+    name, path = f"{family} {precision}{' by 1' * (layout == _SMALLER)}", trial.folder / "ranks.pt"
+    reference = _alone(trial, recipe, name)
     codes = ends_of(fork_ranks(size, partial(_train_rank, recipe, path), trial.log))
     assert codes == [0] * size, f"exit codes {codes}"
     found, expected = (torch.load(each, weights_only=True) for each in (path, reference))
