@@ -198,8 +198,9 @@ def _run_stages(trial: Trial, kind: str, steps: int, stages: Sequence[Stage]) ->
         assert set(codes) <= allowed, f"{stage.name}: exit codes {codes}"
         reached = stage.step - is_killed  # ranks that are killed have perhaps not all finished their step
         assert [step for step in samples if step <= reached] == list(range(begun + 1, reached + 1)), stage.name
+        saved = max(begun, reached // _SAVED_EVERY * _SAVED_EVERY) if is_killed else reached
         begun = newest_step(run)
-        assert begun == (reached // _SAVED_EVERY * _SAVED_EVERY if is_killed else reached), f"step {begun} is saved"
+        assert begun == saved, f"{stage.name}: step {begun} is saved, not {saved}"
     is_exact = all(stage.layout in _EXACT for stage in stages)
     return _compare(run, whole, steps, 0.0 if is_exact else 1e-6)
 
