@@ -1,5 +1,6 @@
 """The tools of `make reliability`: its short form runs in .ci/run."""
 
+import itertools
 import sys
 from pathlib import Path
 from random import Random
@@ -56,3 +57,42 @@ def test_every_evil_pickle_does_harm_when_it_runs(tmp_path: Path) -> None:
         if not opcode.startswith("EXT"):  # they change a registry of the process
             pickles.unpickle(b"\x80\x04" + make(target, target.arguments(str(canary))) + b".")
             assert canary.exists(), opcode
+
+
+def test_the_matrix_has_each_layout_family_and_precision_once() -> None:
+    import layouts
+
+    cells = [layouts.cell_of(number) for number in range(layouts.LAYOUTS_PART.trials or 0)]
+    expected = itertools.product(layouts.LAYOUTS, layouts.FAMILIES, layouts.PRECISIONS)
+    assert sorted(cells) == sorted(expected)
+
+
+def test_what_the_matrix_expects_to_be_refused_is_refused() -> None:
+    import layouts
+
+    from hornbook.config import load_recipe
+    from hornbook.config.ranks import refuse_misfit
+    from hornbook.errors import UserError
+
+    for (layout, (size, _)), family in itertools.product(layouts.LAYOUTS.items(), layouts.FAMILIES):
+        name, *words = layouts.words_in(layout, family, "fp32")
+        try:
+            refuse_misfit(load_recipe(name, words).recipe, size)
+        except UserError:
+            assert layouts.why_refused(layout, family), (layout, family)
+        else:
+            assert not layouts.why_refused(layout, family), (layout, family)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 8])
+def test_worlds_that_grow_and_shrink_have_layouts_that_fit(size: int, tmp_path: Path) -> None:
+    import elastic
+
+    from hornbook.config import load_recipe
+    from hornbook.config.ranks import refuse_misfit
+
+    for options, kind in itertools.product(elastic.layouts_of(size).values(), elastic.KINDS):
+        steps = elastic.ELASTIC_STEPS if size < 8 else elastic.PAIR_STEPS
+        _, name, *words = elastic.words_in(tmp_path, tmp_path / "run", kind, steps)
+        settings = [word for word in words if "." in word.partition("=")[0]]
+        refuse_misfit(load_recipe(name, (*settings, *options)).recipe, size)

@@ -252,3 +252,11 @@ def test_a_rank_leaves_though_its_store_hangs(monkeypatch):
     own.end()
     hangs.set()
     assert not counted
+
+
+def test_a_single_rank_with_the_store_waits_for_nobody(monkeypatch):
+    """As ``srun --ntasks 1`` starts it: the run had ended well, but its end was a ValueError."""
+    monkeypatch.setattr(watch.Watch, "_run", lambda self: None)
+    own = watch.Watch(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), 0, 1)
+    own.end()
+    own.see_off()

@@ -26,7 +26,9 @@ from bombs import BOMBS
 from crash_points import CRASH_POINTS
 from damage import DAMAGE
 from deaths import DEATHS
+from elastic import ELASTIC, WORLD_SIZES
 from inputs import INPUTS
+from layouts import LAYOUTS_PART
 from names import NAMES
 from pickles import PICKLES
 from planted import read_faults, try_faults
@@ -51,6 +53,9 @@ PARTS: tuple[Part, ...] = (
     NAMES,
     RESUMES,
     RANKS,
+    LAYOUTS_PART,
+    WORLD_SIZES,
+    ELASTIC,
     RESOURCES,
     TOGETHER,
     SOAK,

@@ -63,3 +63,11 @@ def newest_step(run: Path, *, at_least: int = 0) -> int:
     assert not damaged, f"a committed checkpoint is damaged: {damaged}"
     assert step >= at_least, f"the committed checkpoint of step {at_least} was lost; the newest is {step}"
     return step
+
+
+def merged(words: list[str], *changes: str) -> list[str]:
+    """Return a recipe and its options, some replaced by ``changes``, such as "training.steps=9"."""
+    name, *options = words
+    found = {option.removeprefix("--").partition("=")[0].replace("-", "_"): option for option in options}
+    found |= {change.partition("=")[0].replace("-", "_"): f"--{change}" for change in changes}
+    return [name, *found.values()]

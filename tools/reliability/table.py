@@ -6,6 +6,7 @@ import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from planted import read_verdicts
@@ -22,7 +23,7 @@ def write_table(found: Mapping[Part, Sequence[Outcome]], folder: Path) -> str:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-    rows = []
+    rows: list[dict[str, Any]] = []
     for part, outcomes in found.items():
         kinds = Counter(outcome.kind.partition(",")[0] for outcome in outcomes if outcome.error is None)
         rows.append(
@@ -36,6 +37,7 @@ def write_table(found: Mapping[Part, Sequence[Outcome]], folder: Path) -> str:
                 "minutes": round(sum(outcome.seconds for outcome in outcomes) / 60, 1),
                 "seeds": sorted({outcome.seed for outcome in outcomes}),
                 "commits": sorted({outcome.commit for outcome in outcomes}),
+                "details": part.details(outcomes).splitlines(),
             }
         )
     planted = read_verdicts(folder)
@@ -57,6 +59,7 @@ def write_table(found: Mapping[Part, Sequence[Outcome]], folder: Path) -> str:
         f"Seeds {', '.join(map(str, seeds))}; commits {', '.join(commits)}; {machine['processor']}, {machine['cores']} "
         f"cores; Python {machine['python']}, PyTorch {machine['torch']}.",
     ]
+    lines += [line for row in rows if row["details"] for line in ("", *row["details"])]
     text = "\n".join(lines) + "\n"
     (folder / "table.md").write_text(text)
     return text

@@ -33,7 +33,7 @@ class Trial:
     number: int
     seed: int
     shared: Path
-    """Where `Part.prepare` left what the trials have in common; not to be changed."""
+    """What the trials have in common, by `Part.prepare` or by the first that needed it; then not to be changed."""
     folder: Path
     """An empty folder of its own."""
     draws: random.Random
@@ -42,30 +42,6 @@ class Trial:
     def log(self) -> Path:
         """What its processes print; kept if it fails."""
         return self.folder.with_suffix(".log")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """A promise and how it is tried.
-
-    Attributes:
-        promise: what holds if all trials pass, for the table.
-        trials: how many the whole suite runs; None for `count`.
-        short: how many its short form runs.
-        run: runs a trial and returns its kind; an exception says that the promise was broken.
-        prepare: makes what the trials share, in the given folder, in a process of its own.
-        longest: seconds after which a trial counts as hanging.
-        count: number of trials if it depends on the program, such as that of its disk operations.
-    """
-
-    name: str
-    promise: str
-    run: Callable[[Trial], str]
-    short: int
-    trials: int | None = None
-    prepare: Callable[[Path], None] = lambda folder: None
-    count: Callable[[Path], int] = lambda folder: 0
-    longest: float = LONGEST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +57,32 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Part:
+    """A promise and how it is tried.
+
+    Attributes:
+        promise: what holds if all trials pass, for the table.
+        trials: how many the whole suite runs; None for `count`.
+        short: how many its short form runs.
+        run: runs a trial and returns its kind; an exception says that the promise was broken.
+        prepare: makes what the trials share, in the given folder, in a process of its own.
+        longest: seconds after which a trial counts as hanging.
+        count: number of trials if it depends on the program, such as that of its disk operations.
+        details: makes a further table of the outcomes, in Markdown; "" for none.
+    """
+
+    name: str
+    promise: str
+    run: Callable[[Trial], str]
+    short: int
+    trials: int | None = None
+    prepare: Callable[[Path], None] = lambda folder: None
+    count: Callable[[Path], int] = lambda folder: 0
+    longest: float = LONGEST
+    details: Callable[[Sequence[Outcome]], str] = lambda outcomes: ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Choice:
     """Which trials to run: a number of each part, the suite's or those of its short form if None."""
 
@@ -93,6 +95,8 @@ class Choice:
 
 def run_part(part: Part, results: Path, choice: Choice) -> list[Outcome]:
     """Run the trials of a part that are missing in its file, and return all of them in the order of their numbers."""
+    if choice.is_short and choice.trials is None and not part.short:
+        return []
     seed, commit = choice.seed, choice.commit
     shared = results / "work" / part.name
     file = results / f"{part.name}.jsonl"

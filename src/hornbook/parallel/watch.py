@@ -76,7 +76,7 @@ class Watch:
         if self._rank or launcher_has_store():
             return
         counts, at = self._counts(), time.monotonic()
-        while min(counts[1:]) < _HAS_LEFT and time.monotonic() < at + _WINDOW_SECONDS:
+        while min(counts[1:], default=_HAS_LEFT) < _HAS_LEFT and time.monotonic() < at + _WINDOW_SECONDS:
             time.sleep(_PAUSE_SECONDS)
             if (new := self._counts()) != counts:
                 counts, at = new, time.monotonic()
