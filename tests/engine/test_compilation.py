@@ -100,6 +100,11 @@ def test_24_layers_with_triton_share_a_graph_for_all_batches(monkeypatch, count_
         *_, num_heads, size = packed[0].shape
         return packed[0].new_zeros(len(packed[0]), num_heads, size), torch.zeros(num_heads, len(packed[0]))
 
+    def hash_dropped(num_heads, spans, longest, keys, dropout, settings):
+        words = triton_attention.num_words(longest, settings.window, is_causal=settings.is_causal)
+        return torch.zeros(num_heads, words, len(keys), dtype=torch.int32)
+
+    monkeypatch.setattr(triton_attention, "hash_dropped", hash_dropped)
     monkeypatch.setattr(triton_attention, "forward", forward)
     monkeypatch.setattr(triton_attention, "backward", lambda *given: [torch.zeros_like(part) for part in given[3]])
     monkeypatch.setattr(LanguageModel, "takes_spans", lambda model, device: True)

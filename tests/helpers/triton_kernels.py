@@ -19,12 +19,16 @@ MOST_SHARED = {80: 166912, 89: 101376, 90: 232448}
 def compiled(kernel, signature, constants, architecture, **options):
     """Return a kernel compiled for an architecture, given the types of its arguments by name, such as ``*bf16``.
 
-    Pointers and integers are promised to be multiples of 16, as Triton's launcher finds them for whole tensors.
+    Pointers and strides are promised to be multiples of 16, as Triton's launcher finds them for whole tensors.
     """
     names = list(kernel.arg_names)
     types = {name: "constexpr" if name in constants else signature[name] for name in names}
     fixed = {(names.index(name),): value for name, value in constants.items()}
-    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in names if types[name].startswith("*")}
+    aligned = {
+        (names.index(name),): [["tt.divisibility", 16]]
+        for name in names
+        if types[name][0] == "*" or name.endswith("stride")
+    }
     source = ASTSource(fn=kernel, signature=types, constexprs=fixed, attrs=aligned)
     return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from hornbook.ops.attention import head_keys
 from hornbook.ops.dropout import keep_mask
-from hornbook.ops.spans import spans_of_sequences, spans_of_windows
+from hornbook.ops.spans import Spans, spans_of_sequences, spans_of_windows
+from hornbook.ops.triton.attention import num_words
 from hornbook.ops.triton.operators import triton_attention
 
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 6e-3}
@@ -51,7 +52,7 @@ CASES = st.builds(
 )
 
 
-def pairs_of(case: Case, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def pairs_of(case: Case, random: torch.Generator) -> tuple[Spans, torch.Tensor]:
     """Return the spans, and which queries attend to which keys ``[N, N]``."""
     shape = (len(case.lengths), case.width)
     places, window_of = torch.arange(math.prod(shape)), torch.arange(shape[0]).repeat_interleave(case.width)
@@ -74,7 +75,7 @@ def pairs_of(case: Case, random: torch.Generator) -> tuple[torch.Tensor, torch.T
 def check(case: Case) -> None:
     global COMPARED
     random = torch.Generator().manual_seed(0)
-    spans, sees = pairs_of(case, random)
+    (spans, longest), sees = pairs_of(case, random)
     num_tokens, (num_heads, num_groups), scale = len(sees), case.heads, case.size**-0.5
     is_stacked = case.stacked and num_heads == num_groups
     shapes = [(3, num_heads)] if is_stacked else [(num_heads,), (2, num_groups)]
@@ -90,20 +91,33 @@ def check(case: Case) -> None:
     weights = scores.masked_fill(~sees, -1e30).softmax(-1) * sees
     if case.probability:
         kept = keep_mask(head_keys(keys[None], num_heads, FIRST_HEAD)[0], SITE, case.width, case.probability)
-        weights = weights * kept.gather(2, spans[2].long().expand_as(weights)) / (1.0 - case.probability)
+        kept = kept.gather(2, spans[2].long().expand_as(weights))
+        weights = weights * kept / (1.0 - case.probability)
     y = torch.einsum("hqk,khd->qhd", weights, v)
     y.backward(upstream.double())
 
     ours = [leaf.clone().requires_grad_() for leaf in leaves]
-    limits = (case.causal, scale, case.window, case.cap, FIRST_HEAD, SITE, case.probability)
-    given = (*ours, *[None] * (3 - len(ours)), spans, keys if case.probability else None, *limits)
-    found, _ = triton_attention(*given)
+    limits = (case.causal, scale, case.window, case.cap, case.probability)
+    dropout = (longest, keys if case.probability else None, FIRST_HEAD, SITE)
+    found, _, dropped = triton_attention(*ours, *[None] * (3 - len(ours)), spans, *limits, *dropout)
     found.backward(upstream)
+    words = num_words(longest, case.window, is_causal=case.causal) if case.probability else 0
+    assert dropped.shape == (num_heads, words, num_tokens)
+    if case.probability:
+        check_bits(case, dropped, kept, spans[0], sees)
     assert found.dtype == case.dtype and not found[sees.any(1).logical_not()].any()
     for mine, right in zip((found, *(x.grad for x in ours)), (y, *(x.grad for x in exact)), strict=True):
         tolerance = TOLERANCES[case.dtype]
         torch.testing.assert_close(mine.double(), right, rtol=tolerance, atol=tolerance)
         COMPARED += 1
+
+
+def check_bits(case: Case, dropped: torch.Tensor, kept: torch.Tensor, first: torch.Tensor, sees: torch.Tensor) -> None:
+    """Compare the bits of all pairs ``[N, N]`` that exist with those of PyTorch's form, ``kept`` ``[H, N, N]``."""
+    query, key = sees.nonzero().unbind(1)
+    low = first[query] if case.window is None else torch.maximum(first[query], query - case.window + 1)
+    words = dropped[:, key // 32 - low // 32, query]
+    assert torch.equal((words >> (key % 32)) & 1 == 0, kept[:, query, key])
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parent
 BYTES = {"*bf16": 2, "*fp16": 2, "*fp32": 4}
 NUMBERS = (
     *("num_tokens", "q_stride", "k_stride", "v_stride", "of_stride", "of_k_stride", "of_v_stride"),
-    *("per_group", "window", "first_head", "site", "threshold"),
+    *("per_group", "window", "num_words", "first_head", "site", "threshold"),
 )
 RECIPES = {"bert": (False, False, False, True), "gpt": (True, False, False, True), "windows": (True, True, True, False)}
 
@@ -31,23 +31,46 @@ def test_models_with_spans_are_those_without():
     assert done.stdout.split() == ["gpt", "decoder", "bert", "groupbert", "modernbert"]
 
 
+TYPES = {
+    **dict.fromkeys(NUMBERS, "i32"), **dict.fromkeys(("log_sums", "deltas"), "*fp32"), "keys": "*i64",
+    **dict.fromkeys(("spans", "dropped"), "*i32"), **dict.fromkeys(("scale", "cap", "factor"), "fp32"),
+}  # fmt: skip
+
+
+def check(kernel, types, constants, architecture, **options):
+    """Compile a kernel; it must not need more registers than there are."""
+    from triton_kernels import MOST_SHARED, compiled, local_bytes
+
+    binary = compiled(kernel, types, constants, architecture, **options)
+    assert binary.metadata.shared <= MOST_SHARED[architecture]
+    assert local_bytes(binary) == 0, (kernel, architecture)
+
+
 def compile_and_check(pointer, size, recipe):
-    """Compile the three kernels for all architectures; they must not need more registers than there are."""
-    from triton_kernels import ARCHITECTURES, MOST_SHARED, compiled, local_bytes
+    """Compile the three kernels for all architectures."""
+    from triton_kernels import ARCHITECTURES
 
     from hornbook.ops.triton import attention
 
-    types = dict.fromkeys(("q", "k", "v", "y", "gradient", "of_q", "of_k", "of_v"), pointer)
-    types |= dict.fromkeys(NUMBERS, "i32") | dict.fromkeys(("log_sums", "deltas"), "*fp32")
-    types |= {"spans": "*i32", "keys": "*i64", **dict.fromkeys(("scale", "cap", "factor"), "fp32")}
+    types = TYPES | dict.fromkeys(("q", "k", "v", "y", "gradient", "of_q", "of_k", "of_v"), pointer)
     has = dict(zip(("causal", "has_window", "has_cap", "drops"), RECIPES[recipe], strict=True))
     for architecture, kernel in product(ARCHITECTURES, ("forward", "of_queries", "of_keys")):
-        tiles = attention.tiles(kernel, size, BYTES[pointer])
+        tiles = attention.tiles(kernel, size, BYTES[pointer], architecture)
         options = {name: tiles.pop(name) for name in ("num_stages", "num_warps")}
         constants = {**has, "size": size, "width": 1 << (size - 1).bit_length(), "widens": False, **tiles}
-        binary = compiled(getattr(attention, f"_{kernel}"), types, constants, architecture, **options)
-        assert binary.metadata.shared <= MOST_SHARED[architecture]
-        assert local_bytes(binary) == 0, (kernel, architecture)
+        check(getattr(attention, f"_{kernel}"), types, constants, architecture, **options)
+
+
+@pytest.mark.parametrize(("causal", "has_window"), [(False, False), (True, True)])
+def test_the_hash_of_dropout_compiles(causal, has_window):
+    from triton_kernels import ARCHITECTURES
+
+    from hornbook.ops.triton.attention import HASHED
+    from hornbook.ops.triton.attention_tiles import _hash_dropped
+
+    constants = {"causal": causal, "has_window": has_window, "tile": HASHED["tile"]}
+    for architecture in ARCHITECTURES:
+        check(_hash_dropped, TYPES, constants, architecture, num_warps=HASHED["num_warps"])
 
 
 @pytest.mark.parametrize(

@@ -59,3 +59,8 @@ def is_blocked(device: str, num_heads: int, num_tokens: int, *, is_causal: bool)
     Other arguments as for `attention_blocks`.
     """
     return device == "cpu" and num_heads * num_tokens**2 // (2 if is_causal else 1) <= MOST_WEIGHTS
+
+
+def words_of_keys(reach: int) -> int:
+    """Return how many words of 32 keys, a bit each, cover any ``reach`` keys in a row."""
+    return (reach + 62) // 32  # the first word may begin with 31 others

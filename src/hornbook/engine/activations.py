@@ -20,8 +20,8 @@ Offloaded activations are in pinned host memory from the forward pass to the bac
 
 All copies are on one stream of their own, one after the other, and overlap with computation. When the backward pass of
 a layer begins, the activations of the layer before it are copied back. Weights and what is computed from one weight
-alone, such as its copy in the dtype of the activations, stay on the device, as do integers, which layers share. Host
-memory is pinned at its first use and kept.
+alone, such as its copy in the dtype of the activations, stay on the device, as do integers: layers share them, except
+the bits of attention's dropout. Host memory is pinned at its first use and kept.
 """
 
 from collections.abc import Callable, Iterator

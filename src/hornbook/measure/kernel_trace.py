@@ -27,7 +27,7 @@ from hornbook.engine import build_training as building
 from hornbook.engine.step import train_step
 from hornbook.model import LanguageModel, encoder, language_model
 from hornbook.ops.sequence_groups import group_sequences, space_sequences
-from hornbook.ops.spans import spans_of_sequences, spans_of_windows
+from hornbook.ops.spans import Spans, spans_of_sequences, spans_of_windows
 from hornbook.ops.triton import programs
 from hornbook.ops.triton.programs import SPARSE_TILES, TILE
 from hornbook.parallel.world import World
@@ -59,8 +59,16 @@ _ROWS_AT_A_TIME: Final = 132
 _CACHE: Final = 25e6
 """Bytes: half of an H100's second-level cache."""
 
-_FLOPS_OF_A_HASH: Final = 330.0
-"""As long as a dropout's hash of one weight takes: 12 integer instructions, 64 per clock of a multiprocessor."""
+_FLOPS_OF_AN_INSTRUCTION: Final = 13.75
+"""Of attention, in the time of one more instruction: 128 per clock of a multiprocessor, 1.7 GHz, 132 of an H100."""
+_OF_FLASH_ATTENTION: Final = 8.0
+"""Instructions for a weight that attention's share of the peak allows for: as long as its exponential takes."""
+_INSTRUCTIONS: Final = {"forward": (11.7, 15.2), "of_queries": (10.1, 12.7), "of_keys": (11.7, 15.3)}
+"""Of the main loops for a weight, without and with dropout: sm_90, 16 bits, heads of 64, tiles without hidden pairs."""
+_OF_A_MASK: Final = 7.8
+"""Further instructions for a weight in tiles that have hidden pairs."""
+_OF_A_HASH: Final = 18.2
+"""As many instructions take as long as the hash of a weight: 11.6, of which 9.1 integer ones are half as fast."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +96,8 @@ class Trace:
     launches: list[Launch] = field(default_factory=list)
     attended: float = 0.0
     """Pairs of a query and a key in the tiles of Triton's attention, for one micro-batch; twice as many if causal."""
+    masked: float = 0.0
+    """Of them, those in tiles that have hidden pairs; those of a causal diagonal are all counted."""
     waits: list[str] = field(default_factory=list)
     """The places at which the host waits for the device, file and line, in their order."""
 
@@ -132,12 +142,18 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         on_device = [tensor for tensor in given + made if tensor.device.type == "cuda"]
         if on_device and name not in _VIEWS:
-            self._trace.launches.append(_launch(name, args, given, made, on_device, self._trace.attended))
+            pairs = (self._trace.attended, self._trace.masked)
+            self._trace.launches.append(_launch(name, args, given, made, on_device, pairs))
         return result
 
 
 def _launch(
-    name: str, args: Any, given: list[Tensor], made: list[Tensor], on_device: list[Tensor], attended: float
+    name: str,
+    args: Any,
+    given: list[Tensor],
+    made: list[Tensor],
+    on_device: list[Tensor],
+    pairs: tuple[float, float],
 ) -> Launch:
     moved, cached = sum(map(_bytes, on_device)), 0.0
     if name in _FILLS:
@@ -153,11 +169,13 @@ def _launch(
     if is_list and not made:
         moved += sum(map(_bytes, tree_leaves([args[number] for number in _CHANGED_LISTS.get(name, (0,))])))
     kernels = max(1, -(-int(sum(map(_bytes, given))) // _BYTES_OF_A_MULTI_KERNEL)) if is_list else 1
-    if name == "triton_attention_gradients":
-        kernels = 2
+    if "triton_attention" in name:
+        return _attention_launch(name, args, made, moved, *pairs)
+    if name in ("triton_norm_gradients", "triton_activation_gradient"):
+        kernels = 2  # the second adds up the sums of the first one's programs, in the second-level cache
     if name.startswith("block_sparse"):
         return _block_sparse_launch(name, args, made[0], moved)
-    flops = _attention_flops(args, attended) if "triton_attention" in name else _flops(name, args, given, made)
+    flops = _flops(name, args, given, made)
     typical = given[-1] if name.endswith("mm") else (made or given)[0]  # a product has the rate of its factors
     return Launch(name=name, kernels=kernels, bytes=moved, flops=flops, dtype=_name(typical), cached=cached)
 
@@ -201,15 +219,37 @@ def _flops(name: str, args: Any, given: list[Tensor], made: list[Tensor]) -> flo
     return 0.0
 
 
-def _attention_flops(args: Any, attended: float) -> float:
-    """Return the FLOPs of Triton's attention or its gradients, which multiply seven times and hash twice."""
-    is_backward, (keys, is_causal, _, window) = len(args) > 12, args[-8:-4]
-    *_, num_heads, size = args[3 if is_backward else 0].shape
+def _attention_launch(name: str, args: Any, made: list[Tensor], moved: float, attended: float, masked: float) -> Launch:
+    """Return Triton's attention, or its gradients, which multiply seven times; its instructions count as FLOPs."""
+    is_backward = name == "triton_attention_gradients"
+    spans, is_causal, _, window, *_ = args[7:] if is_backward else args[3:]
+    *_, num_heads, size = args[4 if is_backward else 0].shape
+    dropped = args[3] if is_backward else made[2]
+    drops = dropped.shape[1] > 0
     pairs = attended * (0.5 if is_causal else 1.0)
     if window is not None:
-        pairs = min(pairs, len(args[0]) * (window * (1 if is_causal else 2) + TILE))
-    hashes = 0 if keys is None else 2 if is_backward else 1
-    return float(num_heads * pairs * ((14 if is_backward else 4) * size + hashes * _FLOPS_OF_A_HASH))
+        pairs = min(pairs, spans.shape[1] * (window * (1 if is_causal else 2) + TILE))
+    loops = ("of_queries", "of_keys") if is_backward else ("forward",)
+    instructions = sum(_INSTRUCTIONS[loop][drops] - _OF_FLASH_ATTENTION for loop in loops)
+    instructions += _OF_A_HASH * (drops and not is_backward)
+    hidden = min(masked, pairs) * _OF_A_MASK * len(loops)
+    flops = pairs * ((14 if is_backward else 4) * size + instructions * _FLOPS_OF_AN_INSTRUCTION)
+    flops = num_heads * (flops + hidden * _FLOPS_OF_AN_INSTRUCTION)
+    if not is_causal:  # written and read, or read twice; of causal ones, only half of the words
+        moved += _bytes(dropped)
+    kernels = 2 if is_backward or drops else 1
+    return Launch(name=name, kernels=kernels, bytes=moved, flops=float(flops), dtype=_name(made[0]))
+
+
+def _pairs_of_tiles(spans_4N: Tensor) -> tuple[float, float]:
+    """Return the pairs in the tiles that encoders' attention computes, and of them those in tiles with hidden pairs."""
+    attended = masked = 0.0
+    for first_n, end_n in zip(*(bounds_N.split(TILE) for bounds_N in spans_4N[:2]), strict=True):
+        reach = float(end_n.max() - first_n.min())
+        attended += len(first_n) * reach
+        is_one = len(first_n) == TILE and bool((first_n == first_n[0]).all() and (end_n == end_n[0]).all())
+        masked += len(first_n) * (reach % TILE if is_one else reach)
+    return attended, masked
 
 
 @contextmanager
@@ -235,16 +275,15 @@ def _device(fake: Any, trace: Trace) -> Iterator[None]:
 
         return call
 
-    def of_sequences(firsts_S: Tensor, lengths_S: Tensor, num_tokens: int, device: torch.device) -> Tensor:
+    def of_sequences(firsts_S: Tensor, lengths_S: Tensor, num_tokens: int, device: torch.device) -> Spans:
         with unset_fake_temporarily():
-            spans_3N = spans_of_sequences(firsts_S, lengths_S, num_tokens, torch.device("cpu"))
-            tiles = zip(*(bounds_N.split(TILE) for bounds_N in spans_3N[:2]), strict=True)
-            trace.attended = sum(len(first) * float(end.max() - first.min()) for first, end in tiles)
-        on_gpu: Tensor = fake.from_tensor(spans_3N).to(device)
-        return on_gpu
+            spans_4N, longest = spans_of_sequences(firsts_S, lengths_S, num_tokens, torch.device("cpu"))
+            trace.attended, trace.masked = _pairs_of_tiles(spans_4N)
+        return Spans(fake.from_tensor(spans_4N).to(device), longest)
 
-    def of_windows(positions_BT: Tensor, documents_BT: Tensor | None) -> Tensor:
+    def of_windows(positions_BT: Tensor, documents_BT: Tensor | None) -> Spans:
         trace.attended = float(positions_BT.numel() * positions_BT.shape[1])  # documents have no values here
+        trace.masked = float(positions_BT.numel() * TILE)
         return spans_of_windows(positions_BT, documents_BT)
 
     changes: list[tuple[Any, str, Any]] = [

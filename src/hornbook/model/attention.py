@@ -31,6 +31,7 @@ from hornbook.ops.native.attention import attention as native_attention
 from hornbook.ops.native.attention import sequence_form
 from hornbook.ops.native.library import Form
 from hornbook.ops.sequence_groups import GroupSize, SequenceGroups, SpacedSequences, take
+from hornbook.ops.spans import Spans
 from hornbook.ops.triton.operators import triton_attention
 
 
@@ -67,8 +68,8 @@ class Context(SequenceGroups, SpacedSequences, total=False):
     """bool ``[B, 1, T, T]``, decoders with ``documents`` and no ``spans``: True where a token may attend to another."""
     documents: Tensor
     """int64 ``[B, T]``, decoders with ``data.document_mask`` only: the document of each token."""
-    spans: Tensor
-    """int32 ``[3, B·T]``, only if Triton computes attention: see `hornbook.ops.spans`. Encoders then have no groups."""
+    spans: Spans
+    """Only if Triton computes attention. Encoders then have no groups."""
     group_keys: Tensor
     """int64 ``[R]``, encoders only: ``keys`` in the order of ``gather_index``."""
     firsts: Tensor
@@ -266,9 +267,11 @@ class SelfAttention(nn.Module, ABC):
         """
         keys_N = context["keys"].flatten() if self.dropout.drops else None
         heads = self._with_heads(packed_NE, *others_NE)
-        limits = (is_causal, scale / math.sqrt(self.head_size), window, cap)
-        dropout = (self.first_head, self.dropout.site, self.dropout.probability) if self.dropout.drops else (0, 0, 0.0)
-        y_NHK, _ = triton_attention(*heads, context["spans"], keys_N, *limits, *dropout)
+        spans_4N, longest = context["spans"]
+        probability = self.dropout.probability if self.dropout.drops else 0.0
+        limits = (is_causal, scale / math.sqrt(self.head_size), window, cap, probability)
+        dropout = (longest, keys_N, self.first_head, self.dropout.site if self.dropout.drops else 0)
+        y_NHK, *_ = triton_attention(*heads, spans_4N, *limits, *dropout)
         y_NC: Tensor = y_NHK.flatten(1)
         return y_NC
 

@@ -5,10 +5,13 @@
     flat tokens   a a a b b . .        spans   0 0 0 3 3 5 6     first token of the sequence
                                                3 3 3 5 5 5 6     its end; of padding, which is in none, the token itself
                                                0 1 2 0 1 0 0     column of dropout
+                                               1 1 1 1 1 0 0     1: all tokens between first and end are of the sequence
 
-Spans are int32 ``[3, N]`` on the device. Shapes of later tensors do not depend on lengths, so nothing waits for them,
-and layers compile once for all batches.
+They are on the device. Nothing waits for them: shapes of later tensors depend at most on the longest sequence, whose
+length is known in host memory, so layers compile once for all batches.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,12 +21,21 @@ from hornbook.ops.triton.operators import TRITON
 from hornbook.parallel.device import copied_to
 
 
+class Spans(NamedTuple):
+    """The sequences of flat tokens."""
+
+    tokens: Tensor
+    """int32 ``[4, N]``, see above."""
+    longest: int
+    """Most tokens between the first of a sequence and its end."""
+
+
 def selected(device: torch.device) -> bool:
     """Return whether the run selected Triton's attention, which takes spans instead of masks and index maps."""
     return device.type == "cuda" and FORMS.get("triton_attention") == TRITON
 
 
-def spans_of_sequences(firsts_S: Tensor, lengths_S: Tensor, num_tokens: int, device: torch.device) -> Tensor:
+def spans_of_sequences(firsts_S: Tensor, lengths_S: Tensor, num_tokens: int, device: torch.device) -> Spans:
     """Return the spans of an encoder's sequences; the dropout column is the position in the sequence.
 
     Args:
@@ -35,12 +47,13 @@ def spans_of_sequences(firsts_S: Tensor, lengths_S: Tensor, num_tokens: int, dev
     firsts_M, ends_M = (bounds.repeat_interleave(lengths_S) for bounds in (firsts_S, firsts_S + lengths_S))
     steps_M = torch.arange(len(firsts_M)) - (lengths_S.cumsum(0) - lengths_S).repeat_interleave(lengths_S)
     tokens_N = torch.arange(num_tokens)
-    spans_3N = torch.stack((tokens_N, tokens_N, torch.zeros_like(tokens_N)))
-    spans_3N[:, firsts_M + steps_M] = torch.stack((firsts_M, ends_M, steps_M))
-    return copied_to(device, spans_3N.int())
+    zeros_N = torch.zeros_like(tokens_N)
+    spans_4N = torch.stack((tokens_N, tokens_N, zeros_N, zeros_N))
+    spans_4N[:, firsts_M + steps_M] = torch.stack((firsts_M, ends_M, steps_M, torch.ones_like(steps_M)))
+    return Spans(copied_to(device, spans_4N.int()), int(lengths_S.max()) if len(lengths_S) else 0)
 
 
-def spans_of_windows(positions_BT: Tensor, documents_BT: Tensor | None) -> Tensor:
+def spans_of_windows(positions_BT: Tensor, documents_BT: Tensor | None) -> Spans:
     """Return the spans of a decoder's windows; the dropout column is the position in the window.
 
     Args:
@@ -51,8 +64,10 @@ def spans_of_windows(positions_BT: Tensor, documents_BT: Tensor | None) -> Tenso
     starts_B1 = torch.arange(batch, device=positions_BT.device).unsqueeze(1) * length
     if documents_BT is None:
         bounds = starts_B1.expand(batch, length), (starts_B1 + length).expand(batch, length)
-    else:  # a document may recur in a window, after others
-        sorted_BT, order_BT = documents_BT.sort(dim=1, stable=True)
-        left_BT, right_BT = (torch.searchsorted(sorted_BT, documents_BT, right=right) for right in (False, True))
-        bounds = starts_B1 + order_BT.gather(1, left_BT), starts_B1 + order_BT.gather(1, right_BT - 1) + 1
-    return torch.stack((*bounds, positions_BT)).flatten(1).int()
+        return Spans(torch.stack((*bounds, positions_BT, torch.ones_like(positions_BT))).flatten(1).int(), length)
+    sorted_BT, order_BT = documents_BT.sort(dim=1, stable=True)
+    left_BT, right_BT = (torch.searchsorted(sorted_BT, documents_BT, right=right) for right in (False, True))
+    firsts_BT, ends_BT = order_BT.gather(1, left_BT), order_BT.gather(1, right_BT - 1) + 1
+    are_whole_BT = ends_BT - firsts_BT == right_BT - left_BT  # otherwise, the document recurs after others
+    spans_4BT = torch.stack((starts_B1 + firsts_BT, starts_B1 + ends_BT, positions_BT, are_whole_BT))
+    return Spans(spans_4BT.flatten(1).int(), length)

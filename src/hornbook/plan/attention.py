@@ -3,7 +3,8 @@
 ::
 
     form       used for                                           keeps besides query, key and value
-    native     hornbook's operator, Triton's kernel               the result, one number per token and head
+    native     hornbook's operator, Triton's kernel               the result, one number per token and head; of
+                                                                  Triton's, with dropout, a bit per weight
     fused      PyTorch's, without dropout of the weights          the same
     blocked    a CPU in 16 bits or with dropout, few weights      the weights
     explicit   dropout elsewhere                                  the weights twice: in fp32, and dropped
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from hornbook.config.shapes import attention_blocks, is_blocked
+from hornbook.config.shapes import attention_blocks, is_blocked, words_of_keys
 from hornbook.plan.layers import FP32, Layers
 
 _KEPT = ("y", "sums", "weights", "softmax", "capped", "mask", "heads")
@@ -102,6 +103,11 @@ class Attention:
         is_chosen = not self.is_causal or is_limited or self.dropout > 0.0 or tokens.is_masked
         return layers.compute.takes_spans and is_chosen and size <= (64 if layers.itemsize == FP32 else 256)
 
+    def _num_words(self, tokens: Tokens) -> int:
+        """Return the number of 32-bit words of a query and head in which Triton's kernel keeps what is dropped."""
+        reach = max((group.length for group in tokens.groups), default=0)
+        return words_of_keys(reach if self.window is None else min(reach, self.window))
+
     def form(self, layers: Layers, tokens: Tokens, group: Group) -> Form:
         """Return the form that computes a group."""
         compute, is_16_bit = layers.compute, layers.itemsize < FP32
@@ -135,6 +141,8 @@ class Attention:
     def _mix(self, layers: Layers, tokens: Tokens) -> None:
         tape, name, width = layers.tape, self.name, self.width
         forms = [self.form(layers, tokens, group) for group in tokens.groups]
+        if self._takes_spans(layers, tokens) and self.dropout:
+            layers.activation(f"{name}/dropped", self._num_words(tokens) * tokens.num * self.num_heads, FP32)
         if "native" in forms:
             layers.activation(f"{name}/y", tokens.num * width)
             layers.activation(f"{name}/sums", tokens.num * self.num_heads, FP32)
@@ -230,7 +238,7 @@ class Attention:
             self._mix(layers, tokens)
         if "native" in forms:
             layers.scratch(result, tokens.num * (width + 2 * self.key_width))
-            tape.free(gradient, f"{name}/y", f"{name}/sums", f"{name}/qkv")
+            tape.free(gradient, f"{name}/y", f"{name}/sums", f"{name}/qkv", f"{name}/dropped")
             return
         if tokens.is_gathered:
             layers.scratch(f"{name}/rows", tokens.num_rows * width)
@@ -248,7 +256,7 @@ class Attention:
             tape.free(f"{name}/dqkv")
             layers.scratch(f"{name}/part {number}" if tokens.is_gathered else result, 3 * numbers)
             tape.free(f"{name}/stacked")
-        tape.free(gradient, f"{name}/rows", f"{name}/qkv", f"{name}/gathered")
+        tape.free(gradient, f"{name}/rows", f"{name}/qkv", f"{name}/gathered", f"{name}/dropped")
         if tokens.is_gathered:
             layers.scratch(f"{name}/dqkv", tokens.num_rows * 3 * width)
             tape.free(*(f"{name}/part {number}" for number in range(len(forms))))

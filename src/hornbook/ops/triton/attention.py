@@ -2,14 +2,16 @@
 
 ::
 
-    spans    [3, N]   first token and end of each token's sequence, and its dropout column
+    dropped           a bit for each weight, from hashes; only with dropout                        [H, W, N]
     forward           a tile of queries and all keys from the first first token to the last end    y, log Σ exp
     of queries        the same, with weights exp(score − log Σ exp)                                dq, δ = Σ y dy
     of keys           a tile of keys and all queries that attend to it, of all heads of a group    dk, dv
 
 Queries attend to keys whose sequence has the same first token, so padded, packed and unpadded sequences and documents
-of windows are one case. The passes are those of FlashAttention-2 (Dao 2023), with exponentials to base 2. Dropout has
-the bits of `hornbook.ops.dropout.keep_mask`, hashed again in each pass. No sum depends on the order of programs.
+of windows are one case; only tiles that have hidden pairs, too, look at the spans of their tokens. The passes are those
+of FlashAttention-2 (Dao 2023), with exponentials to base 2. The forward pass hashes and stores a bit for each weight
+(`hornbook.ops.triton.attention_tiles`), W·N / 8 bytes, which saves two of three hashes. No sum depends on the order of
+programs.
 """
 
 import math
@@ -20,34 +22,53 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hornbook.ops.triton.dropout import _mix
-from hornbook.ops.triton.programs import TILE, is_interpreted
+from hornbook.ops.triton.attention_tiles import (
+    _FARTHEST,
+    _drops,
+    _first_word,
+    _hash_dropped,
+    _sees,
+    _shared,
+    _span_of_queries,
+)
+from hornbook.ops.triton.programs import TILE, is_interpreted, num_words
 
-_LOWEST: tl.constexpr = tl.constexpr(-1.0e30)
-_FARTHEST: tl.constexpr = tl.constexpr(2147483647)
+_LOWEST: tl.constexpr = tl.constexpr(-1.0e15)
+"""Score of a pair that is hidden, whose square is finite."""
 _TO_BASE_2: tl.constexpr = tl.constexpr(math.log2(math.e))
+HASHED = {"tile": 128, "num_warps": 4}
+"""Queries of a program that hashes, and its warps."""
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _places(
+    x: tl.tensor, start: tl.tensor, stride: tl.tensor, head: tl.tensor, size: tl.constexpr, width: tl.constexpr,
+    number: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Return the addresses of a head's rows ``[number, width]`` from a token on; only the first is a long product."""
+    first = x + (tl.zeros((), tl.int64) + start) * stride + head * size
+    return first + (tl.arange(0, number)[:, None] * stride + tl.arange(0, width)[None, :])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _rows(
-    x: tl.tensor, tokens: tl.tensor, exists: tl.tensor, stride: tl.tensor, head: tl.tensor, size: tl.constexpr,
+    x: tl.tensor, start: tl.tensor, exists: tl.tensor, stride: tl.tensor, head: tl.tensor, size: tl.constexpr,
     width: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Load a head's rows ``[tokens, width]`` with zeros beyond its size."""
-    columns = tl.arange(0, width)
-    places = tokens.to(tl.int64)[:, None] * stride + (head * size + columns)[None, :]
-    return tl.load(x + places, mask=exists[:, None] & (columns < size)[None, :], other=0.0)
+    """Load a head's rows with zeros beyond its size."""
+    mask = exists[:, None] & (tl.arange(0, width) < size)[None, :]
+    return tl.load(_places(x, start, stride, head, size, width, exists.shape[0]), mask=mask, other=0.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _put(
-    x: tl.tensor, values: tl.tensor, tokens: tl.tensor, exists: tl.tensor, stride: tl.tensor, head: tl.tensor,
+    x: tl.tensor, values: tl.tensor, start: tl.tensor, exists: tl.tensor, stride: tl.tensor, head: tl.tensor,
     size: tl.constexpr, width: tl.constexpr,
 ) -> None:  # fmt: skip
     """Store a head's rows."""
-    columns = tl.arange(0, width)
-    places = tokens.to(tl.int64)[:, None] * stride + (head * size + columns)[None, :]
-    tl.store(x + places, values.to(x.dtype.element_ty), mask=exists[:, None] & (columns < size)[None, :])
+    mask = exists[:, None] & (tl.arange(0, width) < size)[None, :]
+    places = _places(x, start, stride, head, size, width, exists.shape[0])
+    tl.store(places, values.to(x.dtype.element_ty), mask=mask)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -62,172 +83,148 @@ def _product(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _capped(
+def _scores(
     products: tl.tensor, scale: tl.tensor, cap: tl.tensor, has_cap: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Turn products into scores."""
-    scores = products * scale
+    """Turn products into scores to base 2."""
     if has_cap:  # cap · tanh(score / cap)
-        scores = cap - 2.0 * cap / (tl.exp2(scores * (2.0 * _TO_BASE_2 / cap)) + 1.0)
+        scores = (cap * _TO_BASE_2) * (1.0 - 2.0 / (tl.exp2(products * (scale * 2.0 * _TO_BASE_2 / cap)) + 1.0))
+    else:
+        scores = products * (scale * _TO_BASE_2)
     return scores
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _sees(
-    first: tl.tensor, rows: tl.tensor, first_of_key: tl.tensor, keys: tl.tensor, window: tl.tensor,
-    causal: tl.constexpr, has_window: tl.constexpr,
+def _uncapped(
+    of_scores: tl.tensor, scores: tl.tensor, cap: tl.tensor, has_cap: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Return which queries attend to which keys; the arguments have the shape of tiles."""
-    sees = first == first_of_key
-    if causal:
-        sees &= keys <= rows
-    if has_window:
-        sees &= tl.abs(rows - keys) < window
-    return sees
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _words(keys: tl.tensor, tokens: tl.tensor, exists: tl.tensor, head: tl.tensor, site: tl.tensor) -> tl.tensor:
-    """Return the part of the hash that belongs to a head's queries."""
-    words = tl.load(keys + tokens, mask=exists, other=0).to(tl.uint32) + head.to(tl.uint32) * 0x85EBCA6B
-    return _mix(words ^ _mix((tl.zeros_like(tokens) + site + 1).to(tl.uint32)))
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _keeps(words: tl.tensor, columns: tl.tensor, threshold: tl.tensor) -> tl.tensor:
-    """Return which weights dropout keeps, given the hashes of queries and the columns of keys, multiplied."""
-    return (_mix(words + columns) & 0x7FFFFFFF).to(tl.int32) >= threshold
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _span_of_queries(
-    spans: tl.tensor, num_tokens: tl.tensor, window: tl.tensor, causal: tl.constexpr, has_window: tl.constexpr,
-    tile: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
-    """Return a program's queries, which of them exist, first tokens of their sequences, first key and end of keys."""
-    start = tl.program_id(0) * tile
-    rows = start + tl.arange(0, tile)
-    exists = rows < num_tokens
-    first = tl.load(spans + rows, mask=exists, other=_FARTHEST)
-    end = tl.load(spans + num_tokens + rows, mask=exists, other=0)
-    low, high = tl.min(first, 0), tl.max(end, 0)
-    if causal:
-        high = tl.minimum(high, start + tile)
-    if has_window:
-        low = tl.maximum(low, start - window + 1)
-        high = tl.minimum(high, start + tile - 1 + window)
-    return rows, exists, tl.where(end > rows, first, -2), low, high  # padding attends to nothing
+    """Turn gradients of scores into those of products, but for their scale."""
+    if has_cap:
+        share = scores / (cap * _TO_BASE_2)
+        of_scores *= 1.0 - share * share
+    return of_scores
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _forward(
-    q: tl.tensor, k: tl.tensor, v: tl.tensor, spans: tl.tensor, keys: tl.tensor, y: tl.tensor, log_sums: tl.tensor,
-    num_tokens: tl.tensor, q_stride: tl.tensor, k_stride: tl.tensor, v_stride: tl.tensor, per_group: tl.tensor,
-    scale: tl.tensor, cap: tl.tensor, window: tl.tensor, first_head: tl.tensor, site: tl.tensor, threshold: tl.tensor,
+    q: tl.tensor, k: tl.tensor, v: tl.tensor, spans: tl.tensor, dropped: tl.tensor, y: tl.tensor,
+    log_sums: tl.tensor, num_tokens: tl.tensor, q_stride: tl.tensor, k_stride: tl.tensor, v_stride: tl.tensor,
+    per_group: tl.tensor, scale: tl.tensor, cap: tl.tensor, window: tl.tensor, num_words: tl.tensor,
     factor: tl.tensor, causal: tl.constexpr, has_window: tl.constexpr, has_cap: tl.constexpr, drops: tl.constexpr,
     size: tl.constexpr, width: tl.constexpr, tile: tl.constexpr, step: tl.constexpr, widens: tl.constexpr,
 ) -> None:  # fmt: skip
-    head = tl.program_id(1)
+    head, own = tl.program_id(1), tl.program_id(0) * tile
     group = head // per_group
-    rows, exists, first, low, high = _span_of_queries(spans, num_tokens, window, causal, has_window, tile)
-    queries = _rows(q, rows, exists, q_stride, head, size, width)
+    rows, exists, first, low, high, shared_low, shared_high = _span_of_queries(
+        spans, num_tokens, window, causal, has_window, tile
+    )
+    queries = _rows(q, own, exists, q_stride, head, size, width)
     if drops:
-        words = _words(keys, rows, exists, head + first_head, site)[:, None]
-    largest = tl.full((tile,), _LOWEST, tl.float32)
+        first_word = _first_word(tl.load(spans + rows, mask=exists, other=0), rows, window, has_window)
+    largest = tl.full((tile,), _LOWEST / 2, tl.float32)  # whose difference to a hidden score is low, too
     total = tl.zeros((tile,), tl.float32)
     result = tl.zeros((tile, width), tl.float32)
     for start in range(low, high, step):
         places = start + tl.arange(0, step)
         inside = places < num_tokens
-        of_keys = _rows(k, places, inside, k_stride, group, size, width)
-        scores = _capped(_product(queries, tl.trans(of_keys), widens), scale, cap, has_cap) * _TO_BASE_2
-        first_of_key = tl.load(spans + places, mask=inside, other=-1)
-        sees = _sees(first[:, None], rows[:, None], first_of_key[None, :], places[None, :], window, causal, has_window)
-        scores = tl.where(sees, scores, _LOWEST)
+        of_keys = _rows(k, start, inside, k_stride, group, size, width)
+        scores = _scores(_product(queries, tl.trans(of_keys), widens), scale, cap, has_cap)
+        if (start < shared_low) | (start + step > shared_high):
+            first_of_key = tl.load(spans + places, mask=inside, other=-1)[None, :]
+            sees = _sees(first[:, None], rows[:, None], first_of_key, places[None, :], window, causal, has_window)
+            scores = tl.where(sees, scores, _LOWEST)
         higher = tl.maximum(largest, tl.max(scores, 1))
-        weights = tl.where(sees, tl.exp2(scores - higher[:, None]), 0.0)
+        weights = tl.exp2(scores - higher[:, None])
         shrink = tl.exp2(largest - higher)
         total = total * shrink + tl.sum(weights, 1)
         largest = higher
         if drops:
-            column = tl.load(spans + 2 * num_tokens + places, mask=inside, other=0).to(tl.uint32) * 0x9E3779B1
-            weights = tl.where(_keeps(words, column[None, :], threshold), weights, 0.0)
-        values = _rows(v, places, inside, v_stride, group, size, width)
+            is_dropped = _drops(
+                dropped, start, first_word, rows, exists, head, num_words, num_tokens, step, keys_first=False
+            )
+            weights -= tl.where(is_dropped, weights, 0.0)  # which compiles to fewer instructions than zeros
+        values = _rows(v, start, inside, v_stride, group, size, width)
         result = result * shrink[:, None] + _product(weights, values, widens)
     is_token = total > 0.0
     result *= tl.where(is_token, factor / tl.where(is_token, total, 1.0), 0.0)[:, None]
-    _put(y, result, rows, exists, tl.num_programs(1) * size, head, size, width)
+    _put(y, result, own, exists, tl.num_programs(1) * size, head, size, width)
     log_sum = tl.where(is_token, largest + tl.log2(tl.where(is_token, total, 1.0)), 0.0)
     tl.store(log_sums + head.to(tl.int64) * num_tokens + rows, log_sum, mask=exists)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _of_queries(
-    q: tl.tensor, k: tl.tensor, v: tl.tensor, spans: tl.tensor, keys: tl.tensor, y: tl.tensor, gradient: tl.tensor,
-    log_sums: tl.tensor, deltas: tl.tensor, of_q: tl.tensor, num_tokens: tl.tensor, q_stride: tl.tensor,
-    k_stride: tl.tensor, v_stride: tl.tensor, of_stride: tl.tensor, per_group: tl.tensor, scale: tl.tensor,
-    cap: tl.tensor, window: tl.tensor, first_head: tl.tensor, site: tl.tensor, threshold: tl.tensor,
-    factor: tl.tensor, causal: tl.constexpr, has_window: tl.constexpr, has_cap: tl.constexpr, drops: tl.constexpr,
-    size: tl.constexpr, width: tl.constexpr, tile: tl.constexpr, step: tl.constexpr, widens: tl.constexpr,
+    q: tl.tensor, k: tl.tensor, v: tl.tensor, spans: tl.tensor, dropped: tl.tensor, y: tl.tensor,
+    gradient: tl.tensor, log_sums: tl.tensor, deltas: tl.tensor, of_q: tl.tensor, num_tokens: tl.tensor,
+    q_stride: tl.tensor, k_stride: tl.tensor, v_stride: tl.tensor, of_stride: tl.tensor, per_group: tl.tensor,
+    scale: tl.tensor, cap: tl.tensor, window: tl.tensor, num_words: tl.tensor, factor: tl.tensor,
+    causal: tl.constexpr, has_window: tl.constexpr, has_cap: tl.constexpr, drops: tl.constexpr, size: tl.constexpr,
+    width: tl.constexpr, tile: tl.constexpr, step: tl.constexpr, widens: tl.constexpr,
 ) -> None:  # fmt: skip
-    head = tl.program_id(1)
+    head, own = tl.program_id(1), tl.program_id(0) * tile
     group = head // per_group
-    rows, exists, first, low, high = _span_of_queries(spans, num_tokens, window, causal, has_window, tile)
-    queries = _rows(q, rows, exists, q_stride, head, size, width)
-    upstream = _rows(gradient, rows, exists, tl.num_programs(1) * size, head, size, width)
+    rows, exists, first, low, high, shared_low, shared_high = _span_of_queries(
+        spans, num_tokens, window, causal, has_window, tile
+    )
+    queries = _rows(q, own, exists, q_stride, head, size, width)
+    upstream = _rows(gradient, own, exists, tl.num_programs(1) * size, head, size, width)
     of_rows = head.to(tl.int64) * num_tokens + rows
     log_sum = tl.load(log_sums + of_rows, mask=exists, other=0.0)
-    outputs = _rows(y, rows, exists, tl.num_programs(1) * size, head, size, width)
-    delta = tl.sum(outputs.to(tl.float32) * upstream.to(tl.float32), 1)
+    outputs = _rows(y, own, exists, tl.num_programs(1) * size, head, size, width)
+    delta = tl.sum(outputs.to(tl.float32) * upstream.to(tl.float32), 1) / factor
     tl.store(deltas + of_rows, delta, mask=exists)
     if drops:
-        words = _words(keys, rows, exists, head + first_head, site)[:, None]
+        first_word = _first_word(tl.load(spans + rows, mask=exists, other=0), rows, window, has_window)
     result = tl.zeros((tile, width), tl.float32)
     for start in range(low, high, step):
         places = start + tl.arange(0, step)
         inside = places < num_tokens
-        of_keys = _rows(k, places, inside, k_stride, group, size, width)
-        scores = _capped(_product(queries, tl.trans(of_keys), widens), scale, cap, has_cap)
-        first_of_key = tl.load(spans + places, mask=inside, other=-1)
-        sees = _sees(first[:, None], rows[:, None], first_of_key[None, :], places[None, :], window, causal, has_window)
-        weights = tl.where(sees, tl.exp2(scores * _TO_BASE_2 - log_sum[:, None]), 0.0)
-        values = _rows(v, places, inside, v_stride, group, size, width)
-        of_weights = _product(upstream, tl.trans(values), widens) * factor
+        of_keys = _rows(k, start, inside, k_stride, group, size, width)
+        scores = _scores(_product(queries, tl.trans(of_keys), widens), scale, cap, has_cap)
+        if (start < shared_low) | (start + step > shared_high):
+            first_of_key = tl.load(spans + places, mask=inside, other=-1)[None, :]
+            sees = _sees(first[:, None], rows[:, None], first_of_key, places[None, :], window, causal, has_window)
+            scores = tl.where(sees, scores, _LOWEST)
+        weights = tl.exp2(scores - log_sum[:, None])
+        kept = weights
         if drops:
-            column = tl.load(spans + 2 * num_tokens + places, mask=inside, other=0).to(tl.uint32) * 0x9E3779B1
-            of_weights = tl.where(_keeps(words, column[None, :], threshold), of_weights, 0.0)
-        of_scores = weights * (of_weights - delta[:, None])
-        if has_cap:
-            of_scores *= 1.0 - (scores / cap) * (scores / cap)
-        result += _product(of_scores, of_keys, widens)
-    _put(of_q, result * scale, rows, exists, of_stride, head, size, width)
+            is_dropped = _drops(
+                dropped, start, first_word, rows, exists, head, num_words, num_tokens, step, keys_first=False
+            )
+            kept = tl.where(is_dropped, 0.0, weights)
+        values = _rows(v, start, inside, v_stride, group, size, width)
+        of_scores = kept * _product(upstream, tl.trans(values), widens) - weights * delta[:, None]
+        result += _product(_uncapped(of_scores, scores, cap, has_cap), of_keys, widens)
+    _put(of_q, result * (scale * factor), own, exists, of_stride, head, size, width)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _of_keys(
-    q: tl.tensor, k: tl.tensor, v: tl.tensor, spans: tl.tensor, keys: tl.tensor, gradient: tl.tensor,
+    q: tl.tensor, k: tl.tensor, v: tl.tensor, spans: tl.tensor, dropped: tl.tensor, gradient: tl.tensor,
     log_sums: tl.tensor, deltas: tl.tensor, of_k: tl.tensor, of_v: tl.tensor, num_tokens: tl.tensor,
     q_stride: tl.tensor, k_stride: tl.tensor, v_stride: tl.tensor, of_k_stride: tl.tensor, of_v_stride: tl.tensor,
-    per_group: tl.tensor, scale: tl.tensor, cap: tl.tensor, window: tl.tensor, first_head: tl.tensor, site: tl.tensor,
-    threshold: tl.tensor, factor: tl.tensor, causal: tl.constexpr, has_window: tl.constexpr, has_cap: tl.constexpr,
-    drops: tl.constexpr, size: tl.constexpr, width: tl.constexpr, tile: tl.constexpr, step: tl.constexpr,
-    widens: tl.constexpr,
+    per_group: tl.tensor, scale: tl.tensor, cap: tl.tensor, window: tl.tensor, num_words: tl.tensor,
+    factor: tl.tensor, causal: tl.constexpr, has_window: tl.constexpr, has_cap: tl.constexpr, drops: tl.constexpr,
+    size: tl.constexpr, width: tl.constexpr, tile: tl.constexpr, step: tl.constexpr, widens: tl.constexpr,
 ) -> None:  # fmt: skip
     group = tl.program_id(1)
-    places = tl.program_id(0) * tile + tl.arange(0, tile)
+    own = tl.program_id(0) * tile
+    places = own + tl.arange(0, tile)
     inside = places < num_tokens
     first_of_key = tl.load(spans + places, mask=inside, other=_FARTHEST)
     low = tl.min(first_of_key, 0)
     high = tl.max(tl.load(spans + num_tokens + places, mask=inside, other=0), 0)
+    shared_low, shared_high = _shared(spans, num_tokens, places, inside, low, high, first_of_key)
     if causal:
-        low = tl.program_id(0) * tile
+        low = own
+        shared_low = tl.maximum(shared_low, own + tile - 1)
     if has_window:
-        low = tl.maximum(low, tl.program_id(0) * tile - window + 1)
-        high = tl.minimum(high, tl.program_id(0) * tile + tile - 1 + window)
-    of_keys = _rows(k, places, inside, k_stride, group, size, width)
-    values = _rows(v, places, inside, v_stride, group, size, width)
-    if drops:
-        column = tl.load(spans + 2 * num_tokens + places, mask=inside, other=0).to(tl.uint32) * 0x9E3779B1
+        low = tl.maximum(low, own - window + 1)
+        high = tl.minimum(high, own + tile - 1 + window)
+        shared_low = tl.maximum(shared_low, own + tile - window)
+        shared_high = tl.minimum(shared_high, own + window)
+    of_keys = _rows(k, own, inside, k_stride, group, size, width)
+    values = _rows(v, own, inside, v_stride, group, size, width)
     key_sums = tl.zeros((tile, width), tl.float32)
     value_sums = tl.zeros((tile, width), tl.float32)
     for member in range(per_group):
@@ -235,29 +232,29 @@ def _of_keys(
         for start in range(low, high, step):
             rows = start + tl.arange(0, step)
             exists = rows < num_tokens
-            first = tl.load(spans + rows, mask=exists, other=-1)
-            first = tl.where(tl.load(spans + num_tokens + rows, mask=exists, other=0) > rows, first, -2)
-            queries = _rows(q, rows, exists, q_stride, head, size, width)
-            scores = _capped(_product(of_keys, tl.trans(queries), widens), scale, cap, has_cap)
-            sees = _sees(
-                first[None, :], rows[None, :], first_of_key[:, None], places[:, None], window, causal, has_window
-            )
+            queries = _rows(q, start, exists, q_stride, head, size, width)
+            scores = _scores(_product(of_keys, tl.trans(queries), widens), scale, cap, has_cap)
+            if (start < shared_low) | (start + step > shared_high):
+                first = tl.load(spans + rows, mask=exists, other=-1)
+                first = tl.where(tl.load(spans + num_tokens + rows, mask=exists, other=0) > rows, first, -2)[None, :]
+                sees = _sees(first, rows[None, :], first_of_key[:, None], places[:, None], window, causal, has_window)
+                scores = tl.where(sees, scores, _LOWEST)
             of_rows = head.to(tl.int64) * num_tokens + rows
-            log_sum = tl.load(log_sums + of_rows, mask=exists, other=0.0)
-            weights = tl.where(sees, tl.exp2(scores * _TO_BASE_2 - log_sum[None, :]), 0.0)
-            upstream = _rows(gradient, rows, exists, tl.num_programs(1) * per_group * size, head, size, width)
-            of_weights = _product(values, tl.trans(upstream), widens) * factor
+            weights = tl.exp2(scores - tl.load(log_sums + of_rows, mask=exists, other=0.0)[None, :])
+            upstream = _rows(gradient, start, exists, tl.num_programs(1) * per_group * size, head, size, width)
             kept = weights
             if drops:
-                keeps = _keeps(_words(keys, rows, exists, head + first_head, site)[None, :], column[:, None], threshold)
-                kept, of_weights = tl.where(keeps, weights, 0.0), tl.where(keeps, of_weights, 0.0)
+                first_word = _first_word(tl.load(spans + rows, mask=exists, other=0), rows, window, has_window)
+                is_dropped = _drops(
+                    dropped, own, first_word, rows, exists, head, num_words, num_tokens, tile, keys_first=True
+                )
+                kept = tl.where(is_dropped, 0.0, weights)
             value_sums += _product(kept, upstream, widens)
-            of_scores = weights * (of_weights - tl.load(deltas + of_rows, mask=exists, other=0.0)[None, :])
-            if has_cap:
-                of_scores *= 1.0 - (scores / cap) * (scores / cap)
-            key_sums += _product(of_scores, queries, widens)
-    _put(of_k, key_sums * scale, places, inside, of_k_stride, group, size, width)
-    _put(of_v, value_sums * factor, places, inside, of_v_stride, group, size, width)
+            delta = tl.load(deltas + of_rows, mask=exists, other=0.0)[None, :]
+            of_scores = kept * _product(values, tl.trans(upstream), widens) - weights * delta
+            key_sums += _product(_uncapped(of_scores, scores, cap, has_cap), queries, widens)
+    _put(of_k, key_sums * (scale * factor), own, inside, of_k_stride, group, size, width)
+    _put(of_v, value_sums * factor, own, inside, of_v_stride, group, size, width)
 
 
 class Settings(NamedTuple):
@@ -270,43 +267,71 @@ class Settings(NamedTuple):
     """A token attends only to tokens that are less than this away; None: no limit."""
     cap: float | None
     """Scores become ``cap tanh(score / cap)``; None: no limit."""
-    first_head: int
-    """Index in the model of the first head, for dropout."""
-    site: int
     probability: float
-    """Share of weights to drop; used with dropout keys only."""
+    """Share of weights that are dropped, if any are."""
 
 
-def tiles(kernel: str, size: int, num_bytes: int) -> dict[str, int]:
+def tiles(kernel: str, size: int, num_bytes: int, architecture: int) -> dict[str, int]:
     """Return the tile of a kernel, ``forward``, ``of_queries`` or ``of_keys``, and the options of its compilation.
 
     Args:
         kernel: its name.
         size: K.
         num_bytes: of an element.
+        architecture: 80 for an A100, 90 for an H100.
     """
     is_of_keys = kernel == "of_keys"
     if num_bytes == 4:
-        return {"tile": TILE, "step": 32, "num_warps": 8, "num_stages": 2}
+        num_stages = {"forward": 2, "of_queries": 3, "of_keys": 1}[kernel]
+        return {"tile": TILE, "step": 16 if is_of_keys else 32, "num_warps": 8, "num_stages": num_stages}
     if size > 128:
         return {"tile": 32, "step": 16 if is_of_keys else 32, "num_warps": 4, "num_stages": 1}
-    num_warps = 8 if size > 64 else 4
-    return {"tile": TILE, "step": 32 if is_of_keys else 64, "num_warps": num_warps, "num_stages": 2}
+    if size > 64:
+        return {"tile": TILE, "step": 32 if is_of_keys else 64, "num_warps": 8, "num_stages": 2}
+    is_narrow = kernel != "forward" and architecture < 90  # whose products also read both factors from registers
+    num_stages = 1 if is_of_keys and 80 < architecture < 90 else 2
+    return {"tile": TILE, "step": 32 if is_narrow else 64, "num_warps": 4, "num_stages": num_stages}
+
+
+def hash_dropped(
+    num_heads: int,
+    spans_4N: Tensor,
+    longest: int,
+    keys_N: Tensor,
+    dropout: tuple[int, int],
+    settings: Settings,
+) -> Tensor:
+    """Return the bits of the weights to drop, int32 ``[H, W, N]``; see `hornbook.ops.triton.attention_tiles`."""
+    num_tokens = len(keys_N)
+    size = num_words(longest, settings.window, is_causal=settings.is_causal)
+    dropped_HWN = torch.empty(num_heads, size, num_tokens, dtype=torch.int32, device=keys_N.device)
+    if dropped_HWN.numel():
+        numbers = (num_tokens, size, settings.window or 0, *dropout, int(settings.probability * (1 << 31)))
+        has = {"causal": settings.is_causal, "has_window": settings.window is not None}
+        grid = (triton.cdiv(num_tokens, HASHED["tile"]), num_heads)
+        _hash_dropped[grid](spans_4N, keys_N, dropped_HWN, *numbers, **has, **HASHED)
+    return dropped_HWN
 
 
 def forward(
-    packed: tuple[Tensor, ...], spans_3N: Tensor, keys_N: Tensor | None, settings: Settings
+    packed: tuple[Tensor, ...], spans_4N: Tensor, dropped_HWN: Tensor, settings: Settings
 ) -> tuple[Tensor, Tensor]:
-    """Return the attention and the logarithms of sums; see `hornbook.ops.triton.operators.triton_attention`."""
+    """Return the attention and the logarithms of sums; see `hornbook.ops.triton.operators.triton_attention`.
+
+    Args:
+        packed: queries, keys and values.
+        spans_4N: see `hornbook.ops.spans`.
+        dropped_HWN: of ``hash_dropped``; W = 0 for no dropout.
+        settings: how queries attend to keys.
+    """
     q_NHK, *_ = heads = _heads(packed)
     y_NHK = torch.empty(q_NHK.shape, dtype=q_NHK.dtype, device=q_NHK.device)
     log_sums_HN = torch.empty(q_NHK.shape[1], len(q_NHK), dtype=torch.float32, device=q_NHK.device)
     if y_NHK.numel():
-        numbers, fixed = _arguments(heads, keys_N, settings, "forward")
-        keys = spans_3N if keys_N is None else keys_N
+        numbers, fixed = _arguments(heads, dropped_HWN, settings, "forward")
         strides = (len(q_NHK), *(head.stride(0) for head in heads))
         grid = (triton.cdiv(len(q_NHK), fixed["tile"]), q_NHK.shape[1])
-        _forward[grid](*heads, spans_3N, keys, y_NHK, log_sums_HN, *strides, *numbers, **fixed)
+        _forward[grid](*heads, spans_4N, dropped_HWN, y_NHK, log_sums_HN, *strides, *numbers, **fixed)
     return y_NHK, log_sums_HN
 
 
@@ -315,8 +340,8 @@ def backward(
     y_NHK: Tensor,
     log_sums_HN: Tensor,
     packed: tuple[Tensor, ...],
-    spans_3N: Tensor,
-    keys_N: Tensor | None,
+    spans_4N: Tensor,
+    dropped_HWN: Tensor,
     settings: Settings,
 ) -> list[Tensor]:
     """Return the gradients of ``packed``; arguments as for ``forward``, with its results."""
@@ -327,15 +352,14 @@ def backward(
     (q_NHK, k_NGK, _), of_heads = heads, _heads(tuple(of_packed))
     if q_NHK.numel():
         gradient_NHK, deltas_HN = gradient_NHK.contiguous(), torch.empty_like(log_sums_HN)
-        keys = spans_3N if keys_N is None else keys_N
         strides = (len(q_NHK), *(head.stride(0) for head in heads))
-        numbers, fixed = _arguments(heads, keys_N, settings, "of_queries")
+        numbers, fixed = _arguments(heads, dropped_HWN, settings, "of_queries")
         grid = (triton.cdiv(len(q_NHK), fixed["tile"]), q_NHK.shape[1])
-        given = (*heads, spans_3N, keys, y_NHK, gradient_NHK, log_sums_HN, deltas_HN)
+        given = (*heads, spans_4N, dropped_HWN, y_NHK, gradient_NHK, log_sums_HN, deltas_HN)
         _of_queries[grid](*given, of_heads[0], *strides, of_heads[0].stride(0), *numbers, **fixed)
-        numbers, fixed = _arguments(heads, keys_N, settings, "of_keys")
+        numbers, fixed = _arguments(heads, dropped_HWN, settings, "of_keys")
         grid = (triton.cdiv(len(q_NHK), fixed["tile"]), k_NGK.shape[1])
-        given = (*heads, spans_3N, keys, gradient_NHK, log_sums_HN, deltas_HN)
+        given = (*heads, spans_4N, dropped_HWN, gradient_NHK, log_sums_HN, deltas_HN)
         _of_keys[grid](*given, *of_heads[1:], *strides, *(of.stride(0) for of in of_heads[1:]), *numbers, **fixed)
     return of_packed
 
@@ -346,24 +370,22 @@ def _heads(packed: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _arguments(
-    heads: tuple[Tensor, ...], keys_N: Tensor | None, settings: Settings, kernel: str
+    heads: tuple[Tensor, ...], dropped_HWN: Tensor, settings: Settings, kernel: str
 ) -> tuple[tuple[float, ...], dict[str, Any]]:
     """Return the numbers that all kernels take, and the constants and options of one."""
-    (q_NHK, k_NGK, _), drops = heads, keys_N is not None
-    size = q_NHK.shape[2]
-    probability = settings.probability if drops else 0.0
+    (q_NHK, k_NGK, _), words = heads, dropped_HWN.shape[1]
+    size, drops = q_NHK.shape[2], words > 0
     numbers = (
         q_NHK.shape[1] // k_NGK.shape[1],
         settings.scale,
         settings.cap or 1.0,
         settings.window or 0,
-        settings.first_head,
-        settings.site,
-        int(probability * (1 << 31)),
-        1.0 / (1.0 - probability),
+        words,
+        1.0 / (1.0 - settings.probability) if drops else 1.0,
     )
     has = {"has_window": settings.window is not None, "has_cap": settings.cap is not None, "drops": drops}
     width = {"size": size, "width": max(16, triton.next_power_of_2(size))}
     widens = is_interpreted() and q_NHK.dtype == torch.bfloat16
     fixed = {"causal": settings.is_causal, **has, **width, "widens": widens}
-    return numbers, {**fixed, **tiles(kernel, size, q_NHK.element_size())}
+    major, minor = torch.cuda.get_device_capability(q_NHK.device) if q_NHK.is_cuda else (9, 0)
+    return numbers, {**fixed, **tiles(kernel, size, q_NHK.element_size(), 10 * major + minor)}

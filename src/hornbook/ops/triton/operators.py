@@ -89,45 +89,58 @@ def triton_attention(
     qkv: Tensor,
     key_value: Tensor | None,
     value: Tensor | None,
-    spans_3N: Tensor,
-    keys_N: Tensor | None,
+    spans_4N: Tensor,
     is_causal: bool,
     scale: float,
     window: int | None,
     cap: float | None,
+    probability: float,
+    longest: int,
+    keys_N: Tensor | None,
     first_head: int,
     site: int,
-    probability: float,
-) -> tuple[Tensor, Tensor]:
-    """Return the attention within the sequences of flat tokens, and the logarithms to base 2 of the softmax's sums.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the attention within the sequences of flat tokens, and what its gradient needs.
 
     Args:
         qkv: query, key and value ``[N, 3, H, K]``, or queries ``[N, H, K]``; fp32, bf16 or fp16.
         key_value: keys and values ``[N, 2, G, K]``, or keys ``[N, G, K]``, if ``qkv`` has only queries.
         value: values ``[N, G, K]``, if ``key_value`` has only keys.
-        spans_3N: int32, see `hornbook.ops.spans`.
-        keys_N: int64 in [0, 2³²), the tokens' dropout keys; None for no dropout.
+        spans_4N: int32, see `hornbook.ops.spans`.
         is_causal: whether tokens attend only to themselves and earlier tokens.
         scale: of the products of queries and keys.
         window: a token attends only to tokens that are less than this away; None: no limit.
         cap: scores become ``cap tanh(score / cap)``; None: no limit.
+        probability: share of the weights to drop, in [0, 1).
+        longest: most tokens between the first of a sequence and its end.
+        keys_N: int64 in [0, 2³²), the tokens' dropout keys; None for no dropout.
         first_head: index in the model of the first of these heads, on which dropout depends.
         site: number of the dropout in the model.
-        probability: share of the weights to drop, in [0, 1).
 
     Returns:
-        ``[N, H, K]`` in the dtype of ``qkv``, zero for padding, and ``[H, N]`` fp32.
+        ``[N, H, K]`` in the dtype of ``qkv``, zero for padding; logarithms to base 2 of the softmax's sums, fp32
+        ``[H, N]``; bits of the weights that are dropped, int32 ``[H, W, N]``, with W = 0 if none are.
     """
     from hornbook.ops.triton import attention
 
-    settings = attention.Settings(is_causal, scale, window, cap, first_head, site, probability)
-    return attention.forward(_packed(qkv, key_value, value), spans_3N, keys_N, settings)
+    settings = attention.Settings(is_causal, scale, window, cap, probability)
+    if keys_N is None:
+        dropped = qkv.new_empty(qkv.shape[-2], 0, qkv.shape[0], dtype=torch.int32)
+    else:
+        dropped = attention.hash_dropped(qkv.shape[-2], spans_4N, longest, keys_N, (first_head, site), settings)
+    return *attention.forward(_packed(qkv, key_value, value), spans_4N, dropped, settings), dropped
 
 
 @shapes_of("triton_attention")
-def _(qkv: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+def _(qkv: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    from hornbook.ops.triton.programs import num_words
+
     num_tokens, (num_heads, size) = qkv.shape[0], qkv.shape[-2:]  # `len` would fix the number
-    return qkv.new_empty(num_tokens, num_heads, size), qkv.new_empty(num_heads, num_tokens, dtype=torch.float32)
+    is_causal, _, window, _, _, longest, keys, *_ = others[3:]
+    words = 0 if keys is None else num_words(longest, window, is_causal=is_causal)
+    log_sums = qkv.new_empty(num_heads, num_tokens, dtype=torch.float32)
+    dropped = qkv.new_empty(num_heads, words, num_tokens, dtype=torch.int32)
+    return qkv.new_empty(num_tokens, num_heads, size), log_sums, dropped
 
 
 @operator(device="any")
@@ -135,32 +148,30 @@ def triton_attention_gradients(
     gradient: Tensor,
     y: Tensor,
     log_sums: Tensor,
+    dropped: Tensor,
     qkv: Tensor,
     key_value: Tensor | None,
     value: Tensor | None,
-    spans_3N: Tensor,
-    keys_N: Tensor | None,
+    spans_4N: Tensor,
     is_causal: bool,
     scale: float,
     window: int | None,
     cap: float | None,
-    first_head: int,
-    site: int,
     probability: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of ``qkv``, ``key_value`` and ``value``, empty for None, given that of the attention."""
     from hornbook.ops.triton import attention
 
-    settings = attention.Settings(is_causal, scale, window, cap, first_head, site, probability)
+    settings = attention.Settings(is_causal, scale, window, cap, probability)
     packed = _packed(qkv, key_value, value)
-    found = attention.backward(gradient, y, log_sums, packed, spans_3N, keys_N, settings)
+    found = attention.backward(gradient, y, log_sums, packed, spans_4N, dropped, settings)
     of_qkv, of_key_value, of_value = found + [qkv.new_empty(0) for _ in range(3 - len(found))]
     return of_qkv, of_key_value, of_value
 
 
 @shapes_of("triton_attention_gradients")
 def _(gradient: Tensor, y: Tensor, log_sums: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    of_qkv, of_key_value, of_value = (gradient.new_empty(0 if x is None else x.shape) for x in others[:3])
+    of_qkv, of_key_value, of_value = (gradient.new_empty(0 if x is None else x.shape) for x in others[1:4])
     return of_qkv, of_key_value, of_value
 
 
@@ -171,16 +182,16 @@ def _packed(*tensors: Tensor | None) -> tuple[Tensor, ...]:
 
 
 def _keep_attention(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(*output, *inputs[:5])
-    ctx.settings = inputs[5:]
-    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*output, *inputs[:4])
+    ctx.settings = inputs[4:9]
+    ctx.mark_non_differentiable(*output[1:])
 
 
-def _of_attention(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _of_attention(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # once: recomputation allows no more
     found = triton_attention_gradients(gradient, *saved, *ctx.settings)
-    of_packed = (None if x is None else of for x, of in zip(saved[2:5], found, strict=True))
-    return *of_packed, *[None] * 9
+    of_packed = (None if x is None else of for x, of in zip(saved[3:6], found, strict=True))
+    return *of_packed, *[None] * 10
 
 
 torch.library.register_autograd("hornbook::triton_attention", _of_attention, setup_context=_keep_attention)

@@ -2,10 +2,26 @@
 
 import torch
 
+from hornbook.config.shapes import words_of_keys
+
 TILE = 64
 """Most queries, or keys, of a program of attention."""
 SPARSE_TILES = {16: 128, 32: 256, 64: 256, 128: 128}
 """By block size, most tokens of a program that multiplies blocks of 16 bits, or columns of blocks that one joins."""
+
+
+def num_words(longest: int, window: int | None, *, is_causal: bool) -> int:
+    """Return how many words of 32 keys, a bit each, cover all keys of any query of attention.
+
+    Args:
+        longest: most tokens between the first of a sequence and its end.
+        window: a token attends only to tokens that are less than this away; None: no limit.
+        is_causal: whether tokens attend only to themselves and earlier tokens.
+    """
+    if window is None:
+        return words_of_keys(longest)
+    reach: int = torch.sym_min(longest, window if is_causal else 2 * window - 1)  # type: ignore[no-untyped-call]
+    return words_of_keys(reach)
 
 
 def why_not(device: torch.device) -> str | None:
