@@ -72,6 +72,24 @@ def test_a_failed_sync_is_reported(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_large_files_are_synced_while_they_are_written_and_the_first_failure_counts(tmp_path, monkeypatch):
+    sizes = []
+
+    def fail_first(descriptor: int) -> None:
+        sizes.append(os.fstat(descriptor).st_size)
+        if len(sizes) == 1:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(file_group, "flush_to_disk", fail_first)
+    monkeypatch.setattr(file_group, "_SYNCED_AT", 10)
+    monkeypatch.setattr(file_group, "_SYNCS_AT_ONCE", 1)
+    with pytest.raises(StorageError, match="Input/output error"), FileGroup(tmp_path) as group:
+        group.write("a", [bytes(7)] * 4)
+        group.written()
+    assert len(sizes) == 3 and sizes == sorted(sizes) and sizes[0] >= 14 and sizes[-1] == 28
+    assert not list(tmp_path.iterdir())
+
+
 def test_chunks_that_wait_to_be_hashed_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(file_group, "_UNHASHED", 10)
     with FileGroup(tmp_path) as group:

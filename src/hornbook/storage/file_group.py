@@ -28,6 +28,8 @@ from hornbook.storage.system import create_new, flush_to_disk, perform, storage_
 
 _UNHASHED: Final = 64 << 20
 """Bytes that may wait to be hashed."""
+_SYNCED_AT: Final = 8 << 20
+"""Bytes, so that the disk is busy while the rest of a file is written."""
 _SYNCS_AT_ONCE: Final = 4
 """A file system with a journal commits those that wait at the same time together."""
 
@@ -38,8 +40,13 @@ class _File:
     descriptor: int
     hash: Any = field(default_factory=hashlib.sha256)
     size: int = 0
-    synced: Future[None] | None = None
-    """Set once all is written."""
+    syncs: list[Future[None]] = field(default_factory=list)
+    """The last one begins once all is written."""
+
+    def await_syncs(self) -> None:
+        """Raise the OSError of the first that failed: a later one may succeed without the bytes that were lost."""
+        for each in self.syncs:
+            each.result()
 
 
 class FileGroup:
@@ -76,7 +83,9 @@ class FileGroup:
             self._unhashed.append((view.nbytes, self._hasher.submit(file.hash.update, view)))
             self._num_unhashed += view.nbytes
             self._wait_for_hashes(at_most=_UNHASHED)
-        file.synced = self._syncer.submit(flush_to_disk, file.descriptor)
+            if file.size >= (1 + len(file.syncs)) * _SYNCED_AT:
+                file.syncs.append(self._syncer.submit(flush_to_disk, file.descriptor))
+        file.syncs.append(self._syncer.submit(flush_to_disk, file.descriptor))
 
     def written(self) -> dict[str, Written]:
         """Return the size and hash of each file, by name."""
@@ -98,9 +107,8 @@ class FileGroup:
         try:
             if error is None:
                 for file in self._files.values():
-                    assert file.synced is not None, "it was written to its end"
                     with storage_errors("write", file.path):
-                        perform("fsync", file.path, file.synced.result)
+                        perform("fsync", file.path, file.await_syncs)
                 is_durable = True
         finally:
             self._hasher.shutdown()
