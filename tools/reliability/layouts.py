@@ -147,7 +147,7 @@ def words_in(layout: str, family: str, precision: str) -> list[str]:
 
 
 def _train(recipe: Recipe, world: World, path: Path) -> None:
-    """Train 20 steps; the first rank writes what is compared."""
+    """Train some steps; the first rank writes what is compared."""
     state, config, loader = begin(recipe, world)
     held = {name: value for name, value in state.model.own_parameters() if not value.is_meta}
     initial = whole_tensors(state.model, held, world)

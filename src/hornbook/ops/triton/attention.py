@@ -345,11 +345,9 @@ def backward(
     settings: Settings,
 ) -> list[Tensor]:
     """Return the gradients of ``packed``; arguments as for ``forward``, with its results."""
-    heads, of_packed = (
-        _heads(packed),
-        [torch.empty(part.shape, dtype=part.dtype, device=part.device) for part in packed],
-    )
-    (q_NHK, k_NGK, _), of_heads = heads, _heads(tuple(of_packed))
+    of_packed = [torch.empty(part.shape, dtype=part.dtype, device=part.device) for part in packed]
+    heads, of_heads = _heads(packed), _heads(tuple(of_packed))
+    q_NHK, k_NGK, _ = heads
     if q_NHK.numel():
         gradient_NHK, deltas_HN = gradient_NHK.contiguous(), torch.empty_like(log_sums_HN)
         strides = (len(q_NHK), *(head.stride(0) for head in heads))
