@@ -77,6 +77,7 @@ def main() -> int:
     parser.add_argument("--first-failure", action="store_true", help="stop at the first broken promise")
     parser.add_argument("--output", type=Path, default=_ROOT / "build" / "reliability", help="folder of the results")
     given = parser.parse_args()
+    results: Path = given.output.resolve()  # trials work in folders of their own, and compare paths
     if unknown := set(given.parts) - {part.name for part in PARTS}:
         parser.error(f"no part {sorted(unknown)[0]}; expected {', '.join(part.name for part in PARTS)}")
     if given.trials is not None and given.trials < 1:
@@ -84,13 +85,13 @@ def main() -> int:
     parts = [part for part in PARTS if not given.parts or part.name in given.parts]
     described = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     commit = subprocess.run(described, cwd=_ROOT, capture_output=True, text=True).stdout.strip() or "no commit"
-    given.output.mkdir(parents=True, exist_ok=True)
+    results.mkdir(parents=True, exist_ok=True)
     missed = 0
     if given.planted:
         chosen = [fault for fault in read_faults() if not given.parts or fault.part in given.parts]
-        missed = try_faults(chosen, given.output, commit)
+        missed = try_faults(chosen, results, commit)
     if given.table or given.planted:
-        found = {part: read_outcomes(given.output / f"{part.name}.jsonl") for part in parts}
+        found = {part: read_outcomes(results / f"{part.name}.jsonl") for part in parts}
     else:
         choice = Choice(
             seed=given.seed,
@@ -99,8 +100,8 @@ def main() -> int:
             is_short=given.short,
             stops_at_failure=given.first_failure,
         )
-        found = {part: run_part(part, given.output, choice) for part in parts}
-    print(write_table(found, given.output))
+        found = {part: run_part(part, results, choice) for part in parts}
+    print(write_table(found, results))
     return 1 if missed or any(failures(outcomes) for outcomes in found.values()) else 0
 
 
