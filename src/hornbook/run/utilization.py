@@ -119,12 +119,16 @@ class Product:
     def of_shape(
         cls, rows: int, inner: int, columns: int, dtype: torch.dtype, device: torch.device, repeats: int = 1
     ) -> "Product":
-        """Return the product ``[rows, inner] · [inner, columns]``; draws no random numbers."""
+        """Return the product ``[rows, inner] · [inner, columns]``; draws no random numbers.
+
+        The right factor is a transposed ``[columns, inner]``, as the weight of a linear layer is: the other order takes
+        37 times as long in bf16 on a CPU without instructions for it.
+        """
         left, right = (
             torch.arange(shape[0] * shape[1], dtype=torch.float32, device=device).sin().view(shape).to(dtype)
-            for shape in ((rows, inner), (inner, columns))
+            for shape in ((rows, inner), (columns, inner))
         )
-        return cls(left=left, right=right, repeats=repeats)
+        return cls(left=left, right=right.t(), repeats=repeats)
 
     @property
     def shape(self) -> str:
