@@ -95,6 +95,22 @@ class Held(NamedTuple):
     holders: Holders | None
     parts: Parts | None
 
+    def slot(self, weight: Tensor, gradient: Tensor, states: Mapping[str, Tensor]) -> Slot:
+        """Return the slot of this rank's part of the parameter; a bias and its states are vectors, as ``gradient``."""
+        return Slot(
+            name=self.name,
+            parameter=weight.view(gradient.shape),
+            gradient=gradient,
+            state={
+                key: state.view(gradient.shape) if state.numel() == gradient.numel() else state
+                for key, state in states.items()
+            },
+            role=self.role,
+            num_parts=self.num_parts,
+            holders=self.holders,
+            parts=self.parts,
+        )
+
 
 class InMemory:
     """A home in the memory of the device; all of the model is one part, ``"model"``.
@@ -186,16 +202,7 @@ class InMemory:
     def slots(self, part: str, count: int) -> Iterator[list[Slot]]:
         """See ``Home``; the slots are the stored tensors."""
         yield [
-            Slot(
-                name=held.name,
-                parameter=local(held.parameter.detach()).view(gradient.shape),
-                gradient=gradient,
-                state={key: in_slot(state, gradient) for key, state in self.moments[held.name].items()},
-                role=held.role,
-                num_parts=held.num_parts,
-                holders=held.holders,
-                parts=held.parts,
-            )
+            held.slot(local(held.parameter.detach()), gradient, self.moments[held.name])
             for held, gradient in self._gradients(part)
         ]
 
@@ -275,8 +282,3 @@ def zeros(
         like = part if shape == tuple(part.shape) else part.new_empty(shape)
         states[key] = torch.zeros_like(like, dtype=dtype_of(key), **options)
     return states
-
-
-def in_slot(state: Tensor, gradient: Tensor) -> Tensor:
-    """Return a state tensor in the shape of its slot; a bias is a vector."""
-    return state.view(gradient.shape) if state.numel() == gradient.numel() else state

@@ -55,17 +55,14 @@ class Form:
     isa: str
     """A key of ``INSTRUCTION_SETS``."""
 
-    def __call__(self, name: str, *arguments: "int | Tensor | None") -> None:
-        """Call ``hb_<isa>_<name>``, which returns nothing.
+    def __call__(self, name: str, *arguments: "int | Tensor | None") -> int:
+        """Call ``hb_<isa>_<name>`` and return its int64; a function without a result returns any number.
 
         A tensor is passed as the address of its first element, None as a null pointer, an integer as int64; C functions
         of the library have no other types of arguments.
         """
-        _function(self.isa, name)(*map(_word, arguments))
-
-    def integer(self, name: str, *arguments: "int | Tensor | None") -> int:
-        """Call ``hb_<isa>_<name>``, which returns an int64; arguments as in a call without a result."""
-        return int(_function(self.isa, name)(*map(_word, arguments)))
+        words = (each.data_ptr() if isinstance(each, Tensor) else each or 0 for each in arguments)
+        return int(_function(self.isa, name)(*map(ctypes.c_int64, words)))
 
 
 @dataclass(frozen=True)
@@ -331,12 +328,6 @@ def _function(isa: str, name: str) -> Any:
     found = getattr(load(), f"hb_{isa}_{name}")
     found.restype = ctypes.c_int64
     return found
-
-
-def _word(argument: "int | Tensor | None") -> ctypes.c_int64 | ctypes.c_void_p:
-    if argument is None:
-        return ctypes.c_void_p(None)
-    return ctypes.c_int64(argument.data_ptr() if isinstance(argument, Tensor) else argument)
 
 
 def rows(x: Tensor) -> Tensor:

@@ -142,7 +142,7 @@ def _save(ctx: Any, x: Tensor, *others: Tensor | None) -> None:
     Recomputation (`torch.utils.checkpoint`) replaces saved tensors by others, which have no packed form and no
     ``.grad``.
     """
-    ctx.adds_gradients = kernels.adds_gradients()
+    ctx.adds_gradients = kernels.unchanged.adds_gradients
     ctx.parameters = [other if isinstance(other, torch.nn.Parameter) else None for other in others]
     ctx.save_for_backward(x, *(None if isinstance(other, torch.nn.Parameter) else other for other in others))
 

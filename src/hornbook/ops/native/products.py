@@ -27,7 +27,7 @@ ACTIVATIONS: Final = ("none", "gelu", "gelu_tanh", "relu", "relu_squared", "silu
 _Key = tuple[torch.dtype, bool, str, bool]
 """Dtype of the activations, whether panels are for the gradient, instruction set, whether they are of gates."""
 _State = tuple[int, int]
-"""The period in which a weight does not change, and its address."""
+"""The number of the block in which a weight does not change, and its address."""
 _packed: MutableMapping[Tensor, dict[_Key, tuple[_State, Tensor]]] = WeakTensorKeyDictionary()
 
 
@@ -62,10 +62,10 @@ def panels_of(form: Form, weight: Tensor, dtype: torch.dtype, *, for_gradient: b
 
     ``is_gated`` is for the product with a stack of gates and of what they multiply, see ``product``.
     """
-    period = kernels.period()
-    if period is None or not isinstance(weight, torch.nn.Parameter):
+    block = kernels.unchanged.block
+    if block is None or not isinstance(weight, torch.nn.Parameter):
         return pack(form, weight, dtype, for_gradient, None, is_gated=is_gated)
-    kept, state = _packed.setdefault(weight, {}), (period, weight.data_ptr())
+    kept, state = _packed.setdefault(weight, {}), (block, weight.data_ptr())
     key = (dtype, for_gradient, form.isa, is_gated)
     known_state, panels = kept.get(key, (None, None))
     if panels is None or known_state != state:
@@ -87,7 +87,7 @@ def pack(
     name, matrix = SUFFIXES[dtype], rows(weight.detach())
     num_out, num_in = matrix.shape
     columns, depth = (num_in, num_out) if for_gradient else (num_out, num_in)
-    size = form.integer(f"linear_packed_bytes_{name}", columns, depth)
+    size = form(f"linear_packed_bytes_{name}", columns, depth)
     if panels is None or panels.numel() != size:
         panels = torch.empty(size, dtype=torch.uint8)
     kind = (int(for_gradient), int(is_gated))
