@@ -12,7 +12,7 @@ Every reader makes these checks, before it copies or uses a tensor: a checkpoint
 its hashes prove only that nobody changed it since it was written.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -113,16 +113,13 @@ def mismatches(own: Shapes, stored: Tensors) -> list[str]:
                 if found[name] != wanted[name]
             ]
         )
-        problems += first_few([*_other_kinds(dtypes_of(stored.get(file, {})), dtypes_of(tensors))])
+        kinds, expected = dtypes_of(stored.get(file, {})), dtypes_of(tensors)
+        problems += first_few(
+            [
+                f"{name} is stored as {kinds[name]}, expected {expected[name]}"
+                for name in sorted(expected.keys() & kinds.keys())
+                if kinds[name] != expected[name]
+                and not all(kind.startswith(("F", "BF")) for kind in (kinds[name], expected[name]))  # a loss of meaning
+            ]
+        )
     return problems
-
-
-def _other_kinds(found: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
-    """Yield the tensors that cannot be copied without a loss of meaning; a weight may have any floating dtype."""
-    for name in sorted(wanted.keys() & found.keys()):
-        if found[name] != wanted[name] and not (_is_floating(found[name]) and _is_floating(wanted[name])):
-            yield f"{name} is stored as {found[name]}, expected {wanted[name]}"
-
-
-def _is_floating(dtype: str) -> bool:
-    return dtype.startswith(("F", "BF"))

@@ -31,32 +31,6 @@ _State = tuple[int, int]
 _packed: MutableMapping[Tensor, dict[_Key, tuple[_State, Tensor]]] = WeakTensorKeyDictionary()
 
 
-class Products:
-    """The products of one weight, ``x Wᵀ`` and its gradients, without autograd, for `hornbook.ops.cross_entropy`.
-
-    Args:
-        form: of the products.
-        weight: ``[num_out, num_in]`` fp32, packed by the constructor.
-        dtype: of the other operands.
-    """
-
-    def __init__(self, form: Form, weight: Tensor, dtype: torch.dtype) -> None:
-        self._form, self._weight = form, weight
-        self._panels = [panels_of(form, weight, dtype, for_gradient=of_input) for of_input in (False, True)]
-
-    def product(self, x_MK: Tensor) -> Tensor:
-        """Return ``x Wᵀ`` ``[M, num_out]``."""
-        return product(self._form, rows(x_MK), self._panels[0], self._weight)
-
-    def input_gradient(self, gradient_MN: Tensor, out_MK: Tensor) -> None:
-        """Write ``g W`` to ``out`` ``[M, num_in]``, contiguous."""
-        product(self._form, rows(gradient_MN), self._panels[1], self._weight, out=out_MK, for_gradient=True)
-
-    def add_weight_gradient(self, gradient_MN: Tensor, x_MK: Tensor, total_NK: Tensor) -> None:
-        """Add ``gᵀ x`` to ``total``, contiguous fp32."""
-        add_weight_gradient(self._form, gradient_MN, x_MK, total_NK, None, accumulate=True)
-
-
 def panels_of(form: Form, weight: Tensor, dtype: torch.dtype, *, for_gradient: bool, is_gated: bool = False) -> Tensor:
     """Return the weight packed for activations of ``dtype``, cached as long as the weight does not change.
 
@@ -97,7 +71,7 @@ def pack(
 
 def product(
     form: Form,
-    x_MK: Tensor,
+    x: Tensor,
     panels: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -117,7 +91,7 @@ def product(
 
     Args:
         form: of the product.
-        x_MK: fp32 or bf16, with contiguous rows.
+        x: fp32 or bf16, ``[..., depth]``, M rows.
         panels: of the weight, packed for this product.
         weight: determines the number of columns.
         bias: fp32.
@@ -128,6 +102,7 @@ def product(
         derivative_at: ``before``; multiply the product by f' of these instead of applying f.
         is_gated: see above; panels are of gates, too, unless there is ``derivative_at``.
     """
+    x_MK = rows(x)
     num_rows, depth = x_MK.shape
     columns = weight.shape[-1] if for_gradient else weight.shape[:-1].numel()
     gated = 0 if not is_gated else columns if derivative_at is not None else columns // 2
