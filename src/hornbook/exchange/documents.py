@@ -148,20 +148,17 @@ def upgrade(contents: Contents, own: Mapping[str, Collection[str]]) -> Contents:
         contents: contents of any version.
         own: names of the model's tensors and, if any, of its optimizer's, by group.
     """
-    groups = {group: _upgrade_group(tensors, own.get(group, {})) for group, tensors in contents.tensors.items()}
+    groups: dict[str, Mapping[str, Tensor]] = {}
+    for group, stored in contents.tensors.items():
+        known = own.get(group, ())
+        old = {name: rename for name in stored if name not in known for rename in RENAMES if rename.old.fullmatch(name)}
+        names = {name: rename.old.sub(rename.new, name) for name, rename in old.items()}
+        names = {name: new for name, new in names.items() if new in known and new not in stored}
+        upgraded: dict[str, Tensor] = {}
+        for name, tensor in stored.items() if names else ():
+            shape = old[name].shape if name in names else None
+            if shape is not None and tensor.numel() % abs(math.prod(shape)) == 0:  # else comparing the shapes raises
+                tensor = tensor.reshape(shape)
+            upgraded[names.get(name, name)] = tensor
+        groups[group] = upgraded if names else stored
     return replace(contents, tensors=groups)
-
-
-def _upgrade_group(stored: Mapping[str, Tensor], own: Collection[str]) -> Mapping[str, Tensor]:
-    renamed = {name: rename for name in stored if name not in own for rename in RENAMES if rename.old.fullmatch(name)}
-    names = {name: rename.old.sub(rename.new, name) for name, rename in renamed.items()}
-    names = {name: new for name, new in names.items() if new in own and new not in stored}
-    if not names:
-        return stored
-    upgraded = {}
-    for name, tensor in stored.items():
-        shape = renamed[name].shape if name in names else None
-        if shape is not None and tensor.numel() % abs(math.prod(shape)) == 0:  # else the comparison of shapes raises
-            tensor = tensor.reshape(shape)
-        upgraded[names.get(name, name)] = tensor
-    return upgraded

@@ -127,7 +127,7 @@ class LanguageModel(nn.Module):
 
     def takes_spans(self, device: torch.device) -> bool:
         """Return whether Triton computes the attention of all blocks for a batch on ``device``."""
-        return selected(device) and self._has_narrow_heads
+        return device.type == "cuda" and selected(device) and self._has_narrow_heads
 
     @cached_property
     def _has_narrow_heads(self) -> bool:
