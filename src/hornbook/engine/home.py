@@ -130,7 +130,8 @@ class InMemory:
         own = [(name, parameter) for name, parameter in model.own_parameters() if not parameter.is_meta]
         boxes = {name: Box(*map(tuple, box_of(parameter))) for name, parameter in own}
         parts = Parts(world.updaters, boxes) if world.updaters.size > 1 else None
-        self._order = {name: number for number, (name, _) in enumerate(model.own_parameters())}
+        self._parts = {"model": {name: number for number, (name, _) in enumerate(model.own_parameters())}}
+        """The numbers of a part's parameters in the order of one process, by name."""
         self._held = [
             Held(
                 name,
@@ -165,7 +166,7 @@ class InMemory:
         return dict.fromkeys(("weight", "gradient", *sorted(states)), torch.float32)
 
     def weights(self, part: str) -> dict[str, Tensor]:
-        return {held.name: local(held.parameter.detach()) for held in self._held}
+        return {held.name: local(held.parameter.detach()) for held in self._held if held.name in self._parts[part]}
 
     def expect_gradients(self, *, is_last: bool, whole: bool) -> None:
         """See ``Home``; hybrid sharding sums over groups of shards once a step."""
@@ -190,12 +191,14 @@ class InMemory:
                 sums.finish()
 
     def gradient_norms(self, part: str) -> Tensor:
-        found = self._gradients(part)
-        norms = norms_of([gradient for _, gradient in found], [held.holders for held, _ in found])
+        numbers, found = self._parts[part], self._gradients(part)
+        norms = torch.zeros(0, device=self._world.device)
+        if found:
+            norms = norms_of([gradient for _, gradient in found], [held.holders for held, _ in found])
         if self._world.pipeline.size == 1:
             return norms
-        everywhere = norms.new_zeros(len(self._order))  # in the order of one process, so that sums have the same bits
-        everywhere[[self._order[held.name] for held, _ in found]] = norms
+        everywhere = norms.new_zeros(len(numbers))  # in the order of one process, so that sums have the same bits
+        everywhere[[numbers[held.name] for held, _ in found]] = norms
         return self._world.pipeline.sum_tensor(everywhere)
 
     @contextmanager
