@@ -19,7 +19,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -268,7 +268,8 @@ def _measure(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, float]:
     try:
         with torch.no_grad():
             for number in range(_MOST_ROUNDS):
-                if number > _ROUNDS and all(_is_confirmed(times[1:]) for times in taken.values()):
+                shortest = [sorted(times[1:])[:2] for times in taken.values()]
+                if number > _ROUNDS and all(second <= _SPREAD * first for first, second in shortest):
                     break
                 for isa, times in taken.items():
                     start = time.thread_time()
@@ -277,12 +278,6 @@ def _measure(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, float]:
     finally:
         torch.set_num_threads(threads)
     return {isa: min(times[1:]) for isa, times in taken.items()}  # the first ones warm up
-
-
-def _is_confirmed(times: Sequence[float]) -> bool:
-    """Return whether the second shortest time is close to the shortest."""
-    shortest, second = sorted(times)[:2]
-    return second <= _SPREAD * shortest
 
 
 def _times_file() -> Path:
