@@ -19,12 +19,12 @@ the line of the table.
 
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hornbook.config.options import TAGS, Mistake, absolute, choices, describe, show
-from hornbook.config.recipe import EXCLUSIVE, SECTIONS, Key, dotted, specs
+from hornbook.config.recipe import EXCLUSIVE, SECTIONS, Key, dotted, entries_of, specs
 from hornbook.config.suggest import did_you_mean, did_you_mean_path
 from hornbook.errors import RecipeError
 
@@ -209,15 +209,6 @@ def file_leaves(document: Mapping[str, object], text: str, label: str, folder: P
         number = lines.get(key) or lines.get(("", key[0]), 0)
         tree[key] = Leaf(value=value, source=f"{label}:{number}" if number else label, folder=folder)
     return tree
-
-
-def entries_of(document: Mapping[str, object]) -> Iterator[tuple[Key, object]]:
-    """Yield the keys and values of a parsed recipe; a table that is not a section is one value."""
-    for name, value in document.items():
-        if name in SECTIONS and isinstance(value, dict):
-            yield from (((name, key), entry) for key, entry in value.items())
-        else:
-            yield ("", name), value
 
 
 def split_overrides(words: Sequence[str], taken: Collection[str] = ()) -> tuple[Tree, list[str]]:

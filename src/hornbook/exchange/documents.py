@@ -18,13 +18,11 @@ from typing import Final, NamedTuple
 
 from torch import Tensor
 
-from hornbook.checkpoint.load import shapes_of
 from hornbook.checkpoint.tensors import Contents
 from hornbook.config import Recipe, recipe_from_dict
 from hornbook.config.options import TAGS, choices, show
 from hornbook.config.recipe import SCRIPTS
 from hornbook.errors import CheckpointError, DataError, RecipeError
-from hornbook.storage.system import format_bytes
 from hornbook.text.tokenizer import Tokenizer
 
 START: Final = "start_token"
@@ -109,21 +107,6 @@ def has_start_token(contents: Contents) -> bool:
     """
     start = contents.documents.get(START)
     return start if isinstance(start, bool) else "source" not in contents.documents
-
-
-def refuse_oversize(contents: Contents, recipe: Recipe, path: object) -> None:
-    """Raise CheckpointError if a recipe's model is more than twice as large as the stored weights, before building it.
-
-    Smaller differences are left to the comparison of all tensors. A custom model that cannot count its parameters
-    passes. The message has the bytes of both.
-    """
-    count = recipe.num_parameters()
-    stored = sum(map(math.prod, shapes_of(contents.tensors.get("model", {})).values()))
-    if count > 2 * stored:
-        raise CheckpointError(
-            f"{path}/recipe.json describes a model of {format_bytes(4 * count)} in fp32, but its weights "
-            f"take {format_bytes(4 * stored)}: restore the file or use another checkpoint"
-        )
 
 
 class Rename(NamedTuple):
