@@ -170,7 +170,7 @@ class Tokenizer:
     def _choose_end_of_text(self, name: str) -> str | None:
         """Return the recorded end-of-text token, or the only candidate by place or name; forget a repetition."""
         recorded = self.settings["model"].get(END_OF_TEXT)
-        candidates = [known for known in END_OF_TEXT_NAMES if known in self.special]
+        candidates: list[str] = [known for known in END_OF_TEXT_NAMES if known in self.special]
         if self.form == "wordpiece":
             candidates = []
         elif self.form == "byte-bpe":

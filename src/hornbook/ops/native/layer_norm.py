@@ -84,8 +84,10 @@ def norm_backward(
 def _(
     gradient: Tensor, x: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    of_parameters = (x.new_empty(0 if of is None else of.shape, dtype=torch.float32) for of in (weight_D, bias_D))
-    return x.new_empty(x.shape), *of_parameters
+    of_weight_D, of_bias_D = (
+        x.new_empty(0 if of is None else of.shape, dtype=torch.float32) for of in (weight_D, bias_D)
+    )
+    return x.new_empty(x.shape), of_weight_D, of_bias_D
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
