@@ -54,8 +54,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weights_N: Tensor | None = None,
         z_weight: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
-        zero = torch.zeros((), dtype=torch.float32, device=x_ND.device)
-        total, weighted, num_correct, squares = (zero.clone() for _ in range(4))
+        total, weighted, num_correct, squares = (x_ND.new_zeros((), dtype=torch.float32) for _ in range(4))
         x_gradient = torch.empty_like(x_ND)
         weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
