@@ -191,12 +191,13 @@ class InMemory:
                 sums.finish()
 
     def gradient_norms(self, part: str) -> Tensor:
-        numbers, found = self._parts[part], self._gradients(part)
+        found = self._gradients(part)
         norms = torch.zeros(0, device=self._world.device)
         if found:
             norms = norms_of([gradient for _, gradient in found], [held.holders for held, _ in found])
         if self._world.pipeline.size == 1:
             return norms
+        numbers = self._parts[part]
         everywhere = norms.new_zeros(len(numbers))  # in the order of one process, so that sums have the same bits
         everywhere[[numbers[held.name] for held, _ in found]] = norms
         return self._world.pipeline.sum_tensor(everywhere)
