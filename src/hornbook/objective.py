@@ -46,7 +46,7 @@ class CausalLM:
     weights: Mapping[str, float] = {"causal_lm": 1.0}
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        return dict.fromkeys(self.weights, _num_scored(batch["targets"]))
+        return dict.fromkeys(self.weights, int((batch["targets"] != NOT_SCORED).sum()))
 
     def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
         return {"causal_lm": head.cross_entropy(x_BTD, batch["targets"])}
@@ -99,7 +99,7 @@ class MaskedLM:
     weights: Mapping[str, float] = {"mlm": 1.0, "mlm_accuracy": 0.0}
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        return dict.fromkeys(("mlm", "mlm_accuracy"), _num_scored(batch["targets"]))
+        return dict.fromkeys(("mlm", "mlm_accuracy"), int((batch["targets"] != NOT_SCORED).sum()))
 
     def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
         loss, num_correct = head.predict(x_BTD, batch["predictions"], batch["targets"])
@@ -112,7 +112,7 @@ class Pretraining(MaskedLM):
     weights: Mapping[str, float] = {"mlm": 1.0, "nsp": 1.0, "mlm_accuracy": 0.0, "nsp_accuracy": 0.0}
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        pairs = dict.fromkeys(("nsp", "nsp_accuracy"), _num_scored(batch["pair_labels"]))
+        pairs = dict.fromkeys(("nsp", "nsp_accuracy"), int((batch["pair_labels"] != NOT_SCORED).sum()))
         return super().counts(batch) | pairs
 
     def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -126,7 +126,7 @@ class Classification:
     weights: Mapping[str, float] = {"classification": 1.0, "accuracy": 0.0}
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        return dict.fromkeys(self.weights, _num_scored(batch["labels"]))
+        return dict.fromkeys(self.weights, int((batch["labels"] != NOT_SCORED).sum()))
 
     def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
         loss, num_correct = head.classify(x_BTD, batch)
@@ -142,7 +142,7 @@ class SpanPrediction:
     weights: Mapping[str, float] = {"span": 1.0, "accuracy": 0.0}
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        return dict.fromkeys(self.weights, _num_scored(batch["labels"][:, 0]))
+        return dict.fromkeys(self.weights, int((batch["labels"][:, 0] != NOT_SCORED).sum()))
 
     def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
         loss, num_correct = head.locate(x_BTD, batch)
@@ -184,7 +184,3 @@ def weighted_loss(sums: Mapping[str, Tensor], counts: Mapping[str, int], weights
     """Return ``Σ weight · sum / count``; a term whose count is 0 contributes zero."""
     first, *others = (sums[name] * (weights[name] / max(counts[name], 1)) for name in weights)
     return sum(others, start=first)
-
-
-def _num_scored(targets: Tensor) -> int:
-    return int((targets != NOT_SCORED).sum())

@@ -15,7 +15,6 @@ from hornbook.parallel.device import (
     choose_device,
     compute_dtype,
     default_threads,
-    has_fast_bf16,
     memory_in_use,
     physical_cores,
     prepare,
@@ -260,13 +259,13 @@ def test_auto_asks_the_processor(cpuinfo, text, expected):
 def test_a_system_without_cpuinfo_counts_as_slow(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "cpu_flags", lambda: cpu_flags(tmp_path / "absent"))
     assert cpu_flags(tmp_path / "absent") == set()
-    assert not has_fast_bf16(CPU)
+    assert compute_dtype("auto", CPU) == torch.float32
 
 
 @pytest.mark.parametrize(("capability", "fast"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
 def test_auto_asks_the_gpu_for_its_generation(monkeypatch, capability, fast):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert has_fast_bf16(torch.device("cuda")) is fast
+    assert (compute_dtype("auto", torch.device("cuda")) == torch.bfloat16) is fast
 
 
 def test_a_process_uses_the_gpu_that_it_was_given(monkeypatch):

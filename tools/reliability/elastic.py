@@ -34,7 +34,7 @@ from tiny_encoder_runs import assert_same_rows, build_sentences
 from tiny_layouts import words_of
 from tiny_text import build_tiny
 from trials import Part, Trial, fork
-from worlds import ends_of, fork_ranks
+from worlds import HYBRID, PHASED, PIPELINE, SCHEDULE, SEQUENCE, SHARD, TENSOR, ends_of, fork_ranks
 
 from hornbook.cli.main import main
 from hornbook.parallel import launched
@@ -47,8 +47,6 @@ SIZES = (1, 2, 3, 4, 6, 8)
 _STOPPED, _SAVED_EVERY = 75, 2
 _CLOCKS = ("seconds", "tokens_per_second", "tflops", "mfu")
 _EXACT = ("one process", "phased", "1f1b", "v-shaped")
-_PIPELINE, _TENSOR = "--parallel.pipeline-parallel=", "--parallel.tensor-parallel=2"
-_SHARD, _PHASED = "--parallel.data-parallel=shard", "--memory.execution=phased"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,25 +70,22 @@ class Stage:
 
 def layouts_of(size: int) -> dict[str, tuple[str, ...]]:
     """Return the options of the layouts of so many ranks, by name."""
+    found = {"data": "", "shard": SHARD, "phased shards": f"{SHARD} {PHASED}"}
     if size == 1:
-        return {"one process": (), "phased": (_PHASED,)}
-    found: dict[str, tuple[str, ...]] = {"data": (), "shard": (_SHARD,), "phased shards": (_SHARD, _PHASED)}
+        found = {"one process": "", "phased": PHASED}
     for unit in (2, 3):
         if size % unit == 0:
             rest = f" x data {size // unit}" if size > unit else ""
-            found[f"1f1b{rest}"] = (f"{_PIPELINE}{unit}",)
+            found[f"1f1b{rest}"] = f"{PIPELINE}{unit}"
         if size % unit == 0 and size > unit:
-            found[f"hybrid of {unit}"] = ("--parallel.data-parallel=hybrid", f"--parallel.shard-size={unit}")
+            found[f"hybrid of {unit}"] = f"{HYBRID}{unit}"
     if size % 2 == 0:
-        found["tensor 2"] = (_TENSOR,)
-        found["sequence 2 x shard"] = (_TENSOR, "--parallel.sequence-parallel", _SHARD)
-        found["v-shaped" if size == 2 else "v-shaped x data"] = (
-            f"{_PIPELINE}2",
-            "--parallel.pipeline-schedule=v-shaped",
-        )
+        found["tensor 2"] = f"{TENSOR}2"
+        found["sequence 2 x shard"] = f"{TENSOR}2 {SEQUENCE} {SHARD}"
+        found["v-shaped" if size == 2 else "v-shaped x data"] = f"{PIPELINE}2 {SCHEDULE}v-shaped"
     if size % 4 == 0:
-        found |= {"1f1b 2 x shard": (f"{_PIPELINE}2", _SHARD), "1f1b 2 x tensor 2": (f"{_PIPELINE}2", _TENSOR)}
-    return found
+        found |= {"1f1b 2 x shard": f"{PIPELINE}2 {SHARD}", "1f1b 2 x tensor 2": f"{PIPELINE}2 {TENSOR}2"}
+    return {name: tuple(f"--{option}" for option in options.split()) for name, options in found.items()}
 
 
 def words_in(shared: Path, run: Path, kind: str, steps: int) -> list[str]:

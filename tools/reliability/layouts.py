@@ -35,7 +35,7 @@ import torch
 from small_runs import merged
 from tiny_layouts import begin, words_of
 from trials import Outcome, Part, Trial, in_child
-from worlds import ends_of, fork_ranks
+from worlds import HYBRID, PHASED, PIPELINE, SCHEDULE, SEQUENCE, SHARD, TENSOR, ends_of, fork_ranks
 
 from hornbook.cli.main import main
 from hornbook.config import ParallelConfig, Recipe, load_recipe
@@ -55,34 +55,31 @@ class Tolerances(NamedTuple):
 
 _EXACT = Tolerances(0.0, 0.0, 0.0)
 _STEPS = 5
-_PIPELINE, _TENSOR = "parallel.pipeline_parallel=", "parallel.tensor_parallel="
-_SHARD, _SEQUENCE = "parallel.data_parallel=shard", "parallel.sequence_parallel=true"
-_HYBRID, _SCHEDULE = "parallel.data_parallel=hybrid parallel.shard_size=2", "parallel.pipeline_schedule="
 _SMALLER = "accumulation"
 LAYOUTS: dict[str, tuple[int, str]] = {
     "data 2": (2, ""),
-    "shard 2": (2, _SHARD),
-    "tensor 2": (2, f"{_TENSOR}2"),
-    "1f1b 2": (2, f"{_PIPELINE}2"),
-    "hybrid 2x2": (4, _HYBRID),
+    "shard 2": (2, SHARD),
+    "tensor 2": (2, f"{TENSOR}2"),
+    "1f1b 2": (2, f"{PIPELINE}2"),
+    "hybrid 2x2": (4, f"{HYBRID}2"),
     _SMALLER: (1, "training.micro_batch_size=1"),
     "recomputed": (1, "memory.recompute=all"),
-    "phased": (1, "memory.execution=phased"),
-    "shard 2, phased": (2, f"{_SHARD} memory.execution=phased"),
-    "sequence 2": (2, f"{_TENSOR}2 {_SEQUENCE}"),
-    "gpipe 2": (2, f"{_PIPELINE}2 {_SCHEDULE}gpipe"),
-    "interleaved 2": (2, f"{_PIPELINE}2 {_SCHEDULE}interleaved"),
-    "zero-bubble 2": (2, f"{_PIPELINE}2 {_SCHEDULE}zero-bubble"),
-    "v-shaped 2": (2, f"{_PIPELINE}2 {_SCHEDULE}v-shaped"),
+    "phased": (1, PHASED),
+    "shard 2, phased": (2, f"{SHARD} {PHASED}"),
+    "sequence 2": (2, f"{TENSOR}2 {SEQUENCE}"),
+    "gpipe 2": (2, f"{PIPELINE}2 {SCHEDULE}gpipe"),
+    "interleaved 2": (2, f"{PIPELINE}2 {SCHEDULE}interleaved"),
+    "zero-bubble 2": (2, f"{PIPELINE}2 {SCHEDULE}zero-bubble"),
+    "v-shaped 2": (2, f"{PIPELINE}2 {SCHEDULE}v-shaped"),
     "data 4": (4, ""),
-    "shard 4": (4, _SHARD),
-    "tensor 4": (4, f"{_TENSOR}4"),
-    "1f1b 4": (4, f"{_PIPELINE}4"),
-    "tensor 2 x shard 2": (4, f"{_TENSOR}2 {_SHARD}"),
-    "1f1b 2 x data 2": (4, f"{_PIPELINE}2"),
-    "1f1b 2 x shard 2": (4, f"{_PIPELINE}2 {_SHARD}"),
-    "1f1b 2 x tensor 2": (4, f"{_PIPELINE}2 {_TENSOR}2"),
-    "1f1b 2 x tensor 2 x shard 2": (8, f"{_PIPELINE}2 {_TENSOR}2 {_SHARD}"),
+    "shard 4": (4, SHARD),
+    "tensor 4": (4, f"{TENSOR}4"),
+    "1f1b 4": (4, f"{PIPELINE}4"),
+    "tensor 2 x shard 2": (4, f"{TENSOR}2 {SHARD}"),
+    "1f1b 2 x data 2": (4, f"{PIPELINE}2"),
+    "1f1b 2 x shard 2": (4, f"{PIPELINE}2 {SHARD}"),
+    "1f1b 2 x tensor 2": (4, f"{PIPELINE}2 {TENSOR}2"),
+    "1f1b 2 x tensor 2 x shard 2": (8, f"{PIPELINE}2 {TENSOR}2 {SHARD}"),
 }
 """The number of ranks, and the options."""
 _SPARSE = "sparsity.linears=blocks.* sparsity.density=0.25 sparsity.block_size=8"
@@ -115,11 +112,11 @@ def cell_of(number: int) -> tuple[str, str, str]:
 def why_refused(layout: str, family: str) -> str:
     """Return where the documentation excludes a combination; "" if it does not."""
     options = LAYOUTS[layout][1]
-    if family == "sparse GPT" and (_TENSOR in options or "data_parallel" in options):
+    if family == "sparse GPT" and (TENSOR in options or "data_parallel" in options):
         return "docs/sparse.md, Limits"
     if family == "sparse GPT" and "phased" in options:
         return "docs/memory-and-precision.md, Phased execution"
-    if family == "decoder" and f"{_TENSOR}4" in options:
+    if family == "decoder" and f"{TENSOR}4" in options:
         return "docs/parallel.md, Limits: 2 key-value heads"
     return ""
 
@@ -129,7 +126,7 @@ def is_exact(layout: str) -> bool:
     options = LAYOUTS[layout][1].split()
     return (
         bool(options)
-        and all(option.startswith((_PIPELINE, _SCHEDULE, "memory.")) for option in options)
+        and all(option.startswith((PIPELINE, SCHEDULE, "memory.")) for option in options)
         and (" x " not in layout)
     )
 

@@ -14,6 +14,10 @@ from trials import fork
 
 from hornbook.cli.main import main
 
+PIPELINE, SCHEDULE, TENSOR = "parallel.pipeline_parallel=", "parallel.pipeline_schedule=", "parallel.tensor_parallel="
+SHARD, SEQUENCE, PHASED = "parallel.data_parallel=shard", "parallel.sequence_parallel=true", "memory.execution=phased"
+HYBRID = "parallel.data_parallel=hybrid parallel.shard_size="
+
 
 def free_port() -> int:
     """Return a port that nobody listens at."""

@@ -47,11 +47,6 @@ class Box(NamedTuple):
         """Return the box that covers a tensor of this shape."""
         return cls((0,) * len(shape), shape)
 
-    @property
-    def num_elements(self) -> int:
-        """The number of elements."""
-        return math.prod(self.shape)
-
     def overlap(self, other: "Box") -> "Box | None":
         """Return the intersection of two boxes of a tensor, None if it is empty."""
         begin = tuple(map(max, self.begin, other.begin))
@@ -82,7 +77,7 @@ class Layout:
                 first + size > total for first, size, total in zip(*box, self.shape, strict=True)
             ):
                 return f"a box at {list(box.begin)} of {list(box.shape)} does not fit the tensor {list(self.shape)}"
-        stored, total = sum(box.num_elements for box in boxes), math.prod(self.shape)
+        stored, total = sum(math.prod(box.shape) for box in boxes), math.prod(self.shape)
         if stored != total:
             return f"its boxes have {stored} elements, the tensor {total}"
         for number, box in enumerate(boxes):

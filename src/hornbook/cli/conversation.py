@@ -237,13 +237,9 @@ def timing_line(timing: Timing) -> str:
     summary = timing.summary()
     parts = [f"{counted(timing.texts, 'text')}, {counted(timing.tokens, 'token')} in {timing.seconds:.2f} s"]
     if summary["first_token_seconds"] is not None:
-        parts.append(f"first token after {_milliseconds(summary['first_token_seconds'])}")
+        parts.append(f"first token after {1e3 * summary['first_token_seconds']:,.2f} ms")
     if summary["seconds_per_token"] is not None:
-        parts.append(f"then {_milliseconds(summary['seconds_per_token'])} per token")
+        parts.append(f"then {1e3 * summary['seconds_per_token']:,.2f} ms per token")
     if summary["tokens_per_second"] is not None:
         parts.append(f"{summary['tokens_per_second']:,.0f} tokens/s")
     return ", ".join(parts)
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:,.2f} ms"

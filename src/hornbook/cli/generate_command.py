@@ -33,7 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="run folder, checkpoint or Hugging Face folder")
     _add_input(parser.add_argument_group("prompts"))
-    _add_sampling(parser.add_argument_group("choice of tokens"))
+    sampling = parser.add_argument_group("choice of tokens")
+    metavars = {"top_k": "K", "top_p": "P", "repetition_penalty": "X", "stop": "STRING", "stop_token": "TOKEN"}
+    for name in ("temperature", *metavars, "seed"):
+        note = f"; encoders: tokens per mask (default: {_DEFAULT_GUESSES})" if name == "top_k" else ""
+        add_declared(sampling, GenerationConfig, name, metavar=metavars.get(name), note=note)
     output = parser.add_argument_group("output")
     output.add_argument("--json-lines", action="store_true", help="print one JSON object per text")
     output.add_argument("--output", type=Path, metavar="FILE", help="also write the texts to FILE as JSON lines")
@@ -65,19 +69,6 @@ def _add_input(group: "argparse._ArgumentGroup") -> None:
         add_declared(group, GenerationConfig, name, metavar=metavar)
 
 
-def _add_sampling(group: "argparse._ArgumentGroup") -> None:
-    for name, metavar, note in (
-        ("temperature", None, ""),
-        ("top_k", "K", f"; encoders: tokens per mask (default: {_DEFAULT_GUESSES})"),
-        ("top_p", "P", ""),
-        ("repetition_penalty", "X", ""),
-        ("stop", "STRING", ""),
-        ("stop_token", "TOKEN", ""),
-        ("seed", "N", ""),
-    ):
-        add_declared(group, GenerationConfig, name, metavar=metavar, note=note)
-
-
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Generate the texts, print the timing, and return both."""
     from hornbook.checkpoint.load import require_source
@@ -96,7 +87,10 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     loaded = load_model(arguments.checkpoint, prepared_device(arguments), compute=arguments.compute)
     if not loaded.model.is_causal:
         return _fill(arguments, loaded, prompts)
-    path, writer = loaded.path, _writer(arguments, loaded)
+    from hornbook.generate import TextWriter
+
+    path, options = loaded.path, GenerationConfig(**declared_values(arguments, GenerationConfig))
+    writer = TextWriter(loaded.model, loaded.require_tokenizer(), options, has_start_token=loaded.has_start_token)
     del loaded  # frees its memory: the writer may hold converted weights
     return {"checkpoint": str(path), **_write(arguments, writer, prompts)}
 
@@ -163,13 +157,6 @@ def _prompts(arguments: argparse.Namespace) -> "list[Prompt]":
     ]
     source = arguments.prompt_file or (None if prompts else "-")
     return prompts if source is None else prompts + read_prompts(source, arguments.prompt_format or "auto")
-
-
-def _writer(arguments: argparse.Namespace, loaded: "LoadedModel") -> "TextWriter":
-    from hornbook.generate import TextWriter
-
-    options = GenerationConfig(**declared_values(arguments, GenerationConfig))
-    return TextWriter(loaded.model, loaded.require_tokenizer(), options, has_start_token=loaded.has_start_token)
 
 
 def _requests(writer: "TextWriter", prompts: "Sequence[Prompt]") -> "list[Request]":

@@ -110,7 +110,8 @@ def candidates_of(overrides: "Tree") -> Iterator[Candidate]:
     for chosen in itertools.product(*values.values()):
         options = dict(zip(values, chosen, strict=True))
         name = "_".join(f"{key[1].replace('_', '-')}={options[key]}" for key in swept)
-        words = (f"--{_flag(key)}" + ("" if value is None else f"={value}") for key, value in options.items())
+        flags = {".".join(filter(None, key)).replace("_", "-"): value for key, value in options.items()}
+        words = (f"--{flag}" + ("" if value is None else f"={value}") for flag, value in flags.items())
         yield Candidate(name=name.replace("/", "-"), words=tuple(words))
 
 
@@ -120,10 +121,6 @@ def _values(key: "Key", text: object) -> list[str | None]:
     owners = specs(key[0]).get(key[1], ()) if key[0] in SECTIONS else ()
     is_list = any(spec.type is tuple for _, spec in owners)
     return [None if text is None else str(text)] if is_list or text is None else [*str(text).split(",")]
-
-
-def _flag(key: "Key") -> str:
-    return ".".join(filter(None, key)).replace("_", "-")
 
 
 def _rounds(recipe: "Recipe", num_candidates: int, factor: int | None) -> list[int]:

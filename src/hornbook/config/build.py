@@ -32,12 +32,11 @@ from hornbook.config.options import (
     parse_text,
     show,
 )
-from hornbook.config.recipe import SCRIPTS, SECTIONS, Key, Recipe, dotted, flatten, specs
+from hornbook.config.recipe import SCRIPTS, SECTIONS, Key, Recipe, dotted, entries_of, flatten, specs
 from hornbook.config.recipe_files import (
     COMMAND_LINE,
     Leaf,
     Tree,
-    entries_of,
     find_recipe,
     merge,
     read_leaves,

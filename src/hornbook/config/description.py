@@ -209,7 +209,8 @@ class Description:
 
         Its gradient is then summed over the tensor-parallel ranks.
         """
-        return name.rpartition(".")[0].partition(".")[2].partition(".")[2] in self._of_heads
+        layer = name.rpartition(".")[0].partition(".")[2].partition(".")[2]
+        return any(layer == other.name for attention in self.block.attentions for other in attention.others)
 
     def divided(self) -> dict[str, int]:
         """Return the sizes that tensor parallelism divides, by the option of ``[model]`` that sets them."""
@@ -224,10 +225,6 @@ class Description:
                 if part.middle is not None:
                     sizes["feed_forward_groups"] = part.middle.num_groups
         return sizes
-
-    @cached_property
-    def _of_heads(self) -> set[str]:
-        return {layer.name for attention in self.block.attentions for layer in attention.others}
 
     @cached_property
     def _cuts(self) -> dict[str, int]:

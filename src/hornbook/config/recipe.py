@@ -334,6 +334,15 @@ def _toml(value: object) -> str:
     return repr(value)
 
 
+def entries_of(document: Mapping[str, object]) -> Iterator[tuple[Key, object]]:
+    """Yield the keys and values of a parsed recipe; a table that is not a section is one value."""
+    for name, value in document.items():
+        if name in SECTIONS and isinstance(value, dict):
+            yield from (((name, key), entry) for key, entry in value.items())
+        else:
+            yield ("", name), value
+
+
 def changed_keys(old: Recipe, new: Recipe) -> list[Change]:
     """Return all values that differ, by dotted key; a value that only one recipe has is None in the other."""
     before, after = flatten(old), flatten(new)

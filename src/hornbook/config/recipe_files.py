@@ -19,12 +19,12 @@ the line of the table.
 
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hornbook.config.options import TAGS, Mistake, absolute, choices, describe, show
-from hornbook.config.recipe import EXCLUSIVE, SECTIONS, Key, dotted, specs
+from hornbook.config.recipe import EXCLUSIVE, SECTIONS, Key, dotted, entries_of, specs
 from hornbook.config.suggest import did_you_mean, did_you_mean_path
 from hornbook.errors import RecipeError
 
@@ -211,15 +211,6 @@ def file_leaves(document: Mapping[str, object], text: str, label: str, folder: P
     return tree
 
 
-def entries_of(document: Mapping[str, object]) -> Iterator[tuple[Key, object]]:
-    """Yield the keys and values of a parsed recipe; a table that is not a section is one value."""
-    for name, value in document.items():
-        if name in SECTIONS and isinstance(value, dict):
-            yield from (((name, key), entry) for key, entry in value.items())
-        else:
-            yield ("", name), value
-
-
 def split_overrides(words: Sequence[str], taken: Collection[str] = ()) -> tuple[Tree, list[str]]:
     """Extract the recipe's options from command-line words.
 
@@ -240,7 +231,10 @@ def split_overrides(words: Sequence[str], taken: Collection[str] = ()) -> tuple[
     while index < len(words) and words[index] != "--":
         match = _OPTION.fullmatch(words[index])
         index += 1
-        key = _key_of(match["key"], taken) if match else None
+        key: Key | None = None
+        if match:
+            (section, dot, name), short = match["key"].replace("-", "_").rpartition("."), match["key"].replace("_", "-")
+            key = (section, name) if dot else None if short in taken else SHORT.get(short)
         if match is None or key is None:
             rest.append(words[index - 1])
             continue
@@ -250,12 +244,6 @@ def split_overrides(words: Sequence[str], taken: Collection[str] = ()) -> tuple[
             index += 1
         tree[key] = Leaf(value=value, source=COMMAND_LINE, folder=here, is_text=True)
     return tree, [*rest, *words[index:]]
-
-
-def _key_of(word: str, taken: Collection[str]) -> Key | None:
-    section, dot, name = word.replace("-", "_").rpartition(".")
-    short = word.replace("_", "-")
-    return (section, name) if dot else None if short in taken else SHORT.get(short)
 
 
 def _is_value(key: Key, word: str) -> bool:
@@ -273,7 +261,10 @@ def merge(recipe: Tree, overrides: Tree) -> Tree:
     """
     merged = {**recipe, **overrides}
     for group in EXCLUSIVE:
-        if given := [key for key in group if key in overrides and _is_set(overrides[key])]:
+        values = {key: overrides[key].value for key in group if key in overrides}
+        if given := [
+            key for key, value in values.items() if str(value).lower() not in ("none", "false") or value is None
+        ]:
             _drop(merged, given[0], [key for key in group if key in recipe and key not in overrides])
     for section, tag in TAGS.items():
         leaf, known = overrides.get((section, tag)), choices(section)
@@ -288,10 +279,6 @@ def merge(recipe: Tree, overrides: Tree) -> Tree:
                 now = merged[section, tag]
                 merged[section, tag] = replace(now, dropped={**now.dropped, (section, tag): before})
     return merged
-
-
-def _is_set(leaf: Leaf) -> bool:
-    return str(leaf.value).lower() not in ("none", "false") or leaf.value is None
 
 
 def _drop(merged: Tree, chosen: Key, keys: list[Key]) -> None:

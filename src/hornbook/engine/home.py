@@ -95,6 +95,22 @@ class Held(NamedTuple):
     holders: Holders | None
     parts: Parts | None
 
+    def slot(self, weight: Tensor, gradient: Tensor, states: Mapping[str, Tensor]) -> Slot:
+        """Return the slot of this rank's part of the parameter; a bias and its states are vectors, as ``gradient``."""
+        return Slot(
+            name=self.name,
+            parameter=weight.view(gradient.shape),
+            gradient=gradient,
+            state={
+                key: state.view(gradient.shape) if state.numel() == gradient.numel() else state
+                for key, state in states.items()
+            },
+            role=self.role,
+            num_parts=self.num_parts,
+            holders=self.holders,
+            parts=self.parts,
+        )
+
 
 class InMemory:
     """A home in the memory of the device; all of the model is one part, ``"model"``.
@@ -114,7 +130,8 @@ class InMemory:
         own = [(name, parameter) for name, parameter in model.own_parameters() if not parameter.is_meta]
         boxes = {name: Box(*map(tuple, box_of(parameter))) for name, parameter in own}
         parts = Parts(world.updaters, boxes) if world.updaters.size > 1 else None
-        self._order = {name: number for number, (name, _) in enumerate(model.own_parameters())}
+        self._parts = {"model": {name: number for number, (name, _) in enumerate(model.own_parameters())}}
+        """The numbers of a part's parameters in the order of one process, by name."""
         self._held = [
             Held(
                 name,
@@ -149,7 +166,7 @@ class InMemory:
         return dict.fromkeys(("weight", "gradient", *sorted(states)), torch.float32)
 
     def weights(self, part: str) -> dict[str, Tensor]:
-        return {held.name: local(held.parameter.detach()) for held in self._held}
+        return {held.name: local(held.parameter.detach()) for held in self._held if held.name in self._parts[part]}
 
     def expect_gradients(self, *, is_last: bool, whole: bool) -> None:
         """See ``Home``; hybrid sharding sums over groups of shards once a step."""
@@ -175,27 +192,21 @@ class InMemory:
 
     def gradient_norms(self, part: str) -> Tensor:
         found = self._gradients(part)
-        norms = norms_of([gradient for _, gradient in found], [held.holders for held, _ in found])
+        norms = torch.zeros(0, device=self._world.device)
+        if found:
+            norms = norms_of([gradient for _, gradient in found], [held.holders for held, _ in found])
         if self._world.pipeline.size == 1:
             return norms
-        everywhere = norms.new_zeros(len(self._order))  # in the order of one process, so that sums have the same bits
-        everywhere[[self._order[held.name] for held, _ in found]] = norms
+        numbers = self._parts[part]
+        everywhere = norms.new_zeros(len(numbers))  # in the order of one process, so that sums have the same bits
+        everywhere[[numbers[held.name] for held, _ in found]] = norms
         return self._world.pipeline.sum_tensor(everywhere)
 
     @contextmanager
     def slots(self, part: str, count: int) -> Iterator[list[Slot]]:
         """See ``Home``; the slots are the stored tensors."""
         yield [
-            Slot(
-                name=held.name,
-                parameter=local(held.parameter.detach()).view(gradient.shape),
-                gradient=gradient,
-                state={key: in_slot(state, gradient) for key, state in self.moments[held.name].items()},
-                role=held.role,
-                num_parts=held.num_parts,
-                holders=held.holders,
-                parts=held.parts,
-            )
+            held.slot(local(held.parameter.detach()), gradient, self.moments[held.name])
             for held, gradient in self._gradients(part)
         ]
 
@@ -275,8 +286,3 @@ def zeros(
         like = part if shape == tuple(part.shape) else part.new_empty(shape)
         states[key] = torch.zeros_like(like, dtype=dtype_of(key), **options)
     return states
-
-
-def in_slot(state: Tensor, gradient: Tensor) -> Tensor:
-    """Return a state tensor in the shape of its slot; a bias is a vector."""
-    return state.view(gradient.shape) if state.numel() == gradient.numel() else state

@@ -25,10 +25,10 @@ from hornbook.engine.home import Held, InMemory, zeros
 from hornbook.engine.spaces import pinned_zeros_like
 from hornbook.model import LanguageModel
 from hornbook.ops.rounding import random_words, round_stochastically
-from hornbook.optim.slots import Slot, norms_of
+from hornbook.optim.slots import Slot
 from hornbook.optim.updates import Update
 from hornbook.parallel.device import DTYPES
-from hornbook.parallel.ranks import box_of, local
+from hornbook.parallel.ranks import box_of
 from hornbook.parallel.world import World
 
 
@@ -64,7 +64,7 @@ class NarrowHome(InMemory):
         for parameter in model.parameters():
             if parameter.dtype != self._gradient_dtype:
                 parameter.grad_dtype = self._gradient_dtype
-        self._parts: dict[str, dict[str, int]] = {}
+        self._parts = {}
         for name, _ in model.own_parameters():
             names = self._parts.setdefault(part_of(name), {})
             names[name] = len(names)
@@ -82,23 +82,10 @@ class NarrowHome(InMemory):
         stored = {key: DTYPES[self._precision.dtype_of_state(key)] for key in states}
         return {"weight": DTYPES[self._precision.weights], "gradient": self._gradient_dtype, **stored}
 
-    def weights(self, part: str) -> dict[str, Tensor]:
-        return {held.name: local(held.parameter.detach()) for held in self._held if held.name in self._parts[part]}
-
     def keep_gradients(self, part: str) -> None:
         """Sum all gradients when called for the first part; see ``InMemory``."""
         if part == next(iter(self._parts)):
             super().keep_gradients(part)
-
-    def gradient_norms(self, part: str) -> Tensor:
-        order, found = self._parts[part], self._gradients(part)
-        norms = norms_of([gradient for _, gradient in found], [held.holders for held, _ in found]) if found else None
-        if self._world.pipeline.size == 1:
-            return torch.zeros(0, device=self._world.device) if norms is None else norms
-        everywhere = torch.zeros(len(order), device=self._world.device)
-        if norms is not None:
-            everywhere[[order[held.name] for held, _ in found]] = norms
-        return self._world.pipeline.sum_tensor(everywhere)
 
     @contextmanager
     def slots(self, part: str, count: int) -> Iterator[list[Slot]]:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.config import Recipe
-from hornbook.engine.home import Held, Shards, in_slot
+from hornbook.engine.home import Held, Shards
 from hornbook.engine.narrow_home import NarrowHome, part_of
 from hornbook.engine.spaces import Lane, Space
 from hornbook.model import LanguageModel
@@ -195,18 +195,7 @@ class PhasedHome(NarrowHome):
         gradient = self._opened(_shaped(held, stored.pop(_GRADIENT)), self._world.device)
         if self._divisor != 1.0:
             gradient.div_(self._divisor)
-        yield [
-            Slot(
-                name=part,
-                parameter=stored[_WEIGHT].view(gradient.shape),
-                gradient=gradient,
-                state={key: in_slot(state, gradient) for key, state in stored.items() if key != _WEIGHT},
-                role=held.role,
-                num_parts=held.num_parts,
-                holders=held.holders,
-                parts=held.parts,
-            )
-        ]
+        yield [held.slot(stored[_WEIGHT], gradient, {key: state for key, state in stored.items() if key != _WEIGHT})]
         self.writer.behind(partial(self._save, {part: stored}, list(stored)))
 
     def _arrived(self, name: str) -> dict[str, Tensor]:

@@ -6,8 +6,7 @@
               [. . . . m]    [. . d]  .
 
 Results are in the order of the spans. The longest are computed first, so that running out of memory happens at once.
-The
-price: all spans are in memory, at a few bytes per token.
+The price: all spans are in memory, at a few bytes per token.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from hornbook.model.head import OutputHead
 from hornbook.model.language_model import Forward, forward_resident
 from hornbook.parallel.ranks import Ranks
 from hornbook.samples.batches import Batch
+from hornbook.samples.given import decoder_batch
 from hornbook.samples.windows import NOT_SCORED
 
 _LOGITS_AT_ONCE = 512
@@ -119,18 +119,12 @@ def score(
 
 def _batch(spans: Sequence[Span]) -> Batch:
     """Return the batch of spans: ``tokens``, ``targets``, ``positions`` and ``keys``, ``[B, longest]``."""
-    shape = (len(spans), max(span.num_inputs for span in spans))
-    tokens, targets = np.zeros(shape, dtype=np.int64), np.full(shape, NOT_SCORED, dtype=np.int64)
+    batch = decoder_batch([span.tokens[:-1] for span in spans])
+    batch["targets"].fill_(NOT_SCORED)
     for row, span in enumerate(spans):
-        end = span.num_inputs
-        tokens[row, :end] = span.tokens[:-1]
-        targets[row, end - span.num_scored : end] = span.tokens[-span.num_scored :]
-    return {
-        "tokens": torch.from_numpy(tokens),
-        "targets": torch.from_numpy(targets),
-        "positions": torch.arange(shape[1]).expand(shape).contiguous(),
-        "keys": torch.zeros(shape, dtype=torch.int64),
-    }
+        scored = torch.as_tensor(span.tokens[-span.num_scored :])
+        batch["targets"][row, span.num_inputs - span.num_scored : span.num_inputs] = scored
+    return batch
 
 
 def _score_ends(head: OutputHead, x_BTD: Tensor, batch: Batch, *, banned_V: Tensor | None) -> Tensor:

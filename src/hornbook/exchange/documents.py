@@ -18,13 +18,11 @@ from typing import Final, NamedTuple
 
 from torch import Tensor
 
-from hornbook.checkpoint.load import shapes_of
 from hornbook.checkpoint.tensors import Contents
 from hornbook.config import Recipe, recipe_from_dict
 from hornbook.config.options import TAGS, choices, show
 from hornbook.config.recipe import SCRIPTS
 from hornbook.errors import CheckpointError, DataError, RecipeError
-from hornbook.storage.system import format_bytes
 from hornbook.text.tokenizer import Tokenizer
 
 START: Final = "start_token"
@@ -111,21 +109,6 @@ def has_start_token(contents: Contents) -> bool:
     return start if isinstance(start, bool) else "source" not in contents.documents
 
 
-def refuse_oversize(contents: Contents, recipe: Recipe, path: object) -> None:
-    """Raise CheckpointError if a recipe's model is more than twice as large as the stored weights, before building it.
-
-    Smaller differences are left to the comparison of all tensors. A custom model that cannot count its parameters
-    passes. The message has the bytes of both.
-    """
-    count = recipe.num_parameters()
-    stored = sum(map(math.prod, shapes_of(contents.tensors.get("model", {})).values()))
-    if count > 2 * stored:
-        raise CheckpointError(
-            f"{path}/recipe.json describes a model of {format_bytes(4 * count)} in fp32, but its weights "
-            f"take {format_bytes(4 * stored)}: restore the file or use another checkpoint"
-        )
-
-
 class Rename(NamedTuple):
     """A renamed parameter; its optimizer state has the same name with a suffix."""
 
@@ -148,20 +131,17 @@ def upgrade(contents: Contents, own: Mapping[str, Collection[str]]) -> Contents:
         contents: contents of any version.
         own: names of the model's tensors and, if any, of its optimizer's, by group.
     """
-    groups = {group: _upgrade_group(tensors, own.get(group, {})) for group, tensors in contents.tensors.items()}
+    groups: dict[str, Mapping[str, Tensor]] = {}
+    for group, stored in contents.tensors.items():
+        known = own.get(group, ())
+        old = {name: rename for name in stored if name not in known for rename in RENAMES if rename.old.fullmatch(name)}
+        names = {name: rename.old.sub(rename.new, name) for name, rename in old.items()}
+        names = {name: new for name, new in names.items() if new in known and new not in stored}
+        upgraded: dict[str, Tensor] = {}
+        for name, tensor in stored.items() if names else ():
+            shape = old[name].shape if name in names else None
+            if shape is not None and tensor.numel() % abs(math.prod(shape)) == 0:  # else comparing the shapes raises
+                tensor = tensor.reshape(shape)
+            upgraded[names.get(name, name)] = tensor
+        groups[group] = upgraded if names else stored
     return replace(contents, tensors=groups)
-
-
-def _upgrade_group(stored: Mapping[str, Tensor], own: Collection[str]) -> Mapping[str, Tensor]:
-    renamed = {name: rename for name in stored if name not in own for rename in RENAMES if rename.old.fullmatch(name)}
-    names = {name: rename.old.sub(rename.new, name) for name, rename in renamed.items()}
-    names = {name: new for name, new in names.items() if new in own and new not in stored}
-    if not names:
-        return stored
-    upgraded = {}
-    for name, tensor in stored.items():
-        shape = renamed[name].shape if name in names else None
-        if shape is not None and tensor.numel() % abs(math.prod(shape)) == 0:  # else the comparison of shapes raises
-            tensor = tensor.reshape(shape)
-        upgraded[names.get(name, name)] = tensor
-    return upgraded

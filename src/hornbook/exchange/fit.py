@@ -12,7 +12,8 @@ Every reader makes these checks, before it copies or uses a tensor: a checkpoint
 its hashes prove only that nobody changed it since it was written.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -22,9 +23,10 @@ from hornbook.checkpoint.load import StoredTensors, dtypes_of, load, shapes_of
 from hornbook.checkpoint.tensors import DTYPES, Contents, Shard
 from hornbook.config import Recipe
 from hornbook.errors import CheckpointError, HornbookError, RecipeError
-from hornbook.exchange.documents import recipe_of, refuse_oversize, refuse_unknown_parts, upgrade
+from hornbook.exchange.documents import recipe_of, refuse_unknown_parts, upgrade
 from hornbook.model import LanguageModel, model_of
 from hornbook.model.sparse_layers import misplaced_blocks
+from hornbook.storage.system import format_bytes
 from hornbook.wording import first_few
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
@@ -46,7 +48,13 @@ def build_described(
     Raises:
         CheckpointError: the tensors do not fit the model.
     """
-    refuse_oversize(contents, recipe, what)
+    count = recipe.num_parameters()  # 0 for a custom model that cannot count its parameters
+    stored = sum(map(math.prod, shapes_of(contents.tensors.get("model", {})).values()))
+    if count > 2 * stored:  # before building it; smaller differences are left to the comparison of all tensors
+        raise CheckpointError(
+            f"{what}/recipe.json describes a model of {format_bytes(4 * count)} in fp32, but its weights "
+            f"take {format_bytes(4 * stored)}: restore the file or use another checkpoint"
+        )
     with torch.device("meta"):
         model = model_of(recipe, compute_dtype)
     own = {"model": model.saved_tensors()}
@@ -113,16 +121,13 @@ def mismatches(own: Shapes, stored: Tensors) -> list[str]:
                 if found[name] != wanted[name]
             ]
         )
-        problems += first_few([*_other_kinds(dtypes_of(stored.get(file, {})), dtypes_of(tensors))])
+        kinds, expected = dtypes_of(stored.get(file, {})), dtypes_of(tensors)
+        problems += first_few(
+            [
+                f"{name} is stored as {kinds[name]}, expected {expected[name]}"
+                for name in sorted(expected.keys() & kinds.keys())
+                if kinds[name] != expected[name]
+                and not all(kind.startswith(("F", "BF")) for kind in (kinds[name], expected[name]))  # a loss of meaning
+            ]
+        )
     return problems
-
-
-def _other_kinds(found: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
-    """Yield the tensors that cannot be copied without a loss of meaning; a weight may have any floating dtype."""
-    for name in sorted(wanted.keys() & found.keys()):
-        if found[name] != wanted[name] and not (_is_floating(found[name]) and _is_floating(wanted[name])):
-            yield f"{name} is stored as {found[name]}, expected {wanted[name]}"
-
-
-def _is_floating(dtype: str) -> bool:
-    return dtype.startswith(("F", "BF"))

@@ -17,7 +17,6 @@ from hornbook.errors import UserError
 from hornbook.model import LanguageModel
 from hornbook.model.head import EncoderHead, tokens_at
 from hornbook.model.language_model import evaluation_mode, forward_resident
-from hornbook.samples.batches import Batch
 from hornbook.samples.layout import lay_out
 from hornbook.samples.sequences import TokenSequence, framed
 from hornbook.text.tokenizer import Tokenizer
@@ -111,24 +110,22 @@ class GapFiller:
         width = max(len(sequence.tokens) for sequence in sequences)
         batch = lay_out(sequences, width=width, layout="padded", pad_id=self._special.pad)
         with evaluation_mode(self._model):
-            logits_PV = forward_resident(self._model, batch, _logits_of_gaps)
+            logits_PV: Tensor = forward_resident(
+                self._model, batch, lambda head, x_BTD, batch: head.logits(tokens_at(x_BTD, batch["predictions"]))
+            )
         best = logits_PV.softmax(-1)[:, : self._tokenizer.vocab_size].topk(self._top_k)
-        gaps = map(self._guesses, best.indices.tolist(), best.values.tolist())
-        return [
-            self._filled(request, list(islice(gaps, request.prompt.count(self._mask_name)))) for request in requests
-        ]
-
-    def _guesses(self, ids: list[int], probabilities: list[float]) -> list[Guess]:
-        return [
-            Guess(token=self._tokenizer.decode([number]), id=number, probability=probability)
-            for number, probability in zip(ids, probabilities, strict=True)
-        ]
-
-    def _filled(self, request: Gapped, gaps: list[list[Guess]]) -> Filled:
-        text, *stretches = request.prompt.split(self._mask_name)
-        for gap, stretch in zip(gaps, stretches, strict=True):
-            text = self._joined(text, gap[0].token) + stretch
-        return Filled(prompt=request.prompt, text=text, gaps=gaps)
+        guesses = (
+            [Guess(token=self._tokenizer.decode([number]), id=number, probability=share) for number, share in pairs]
+            for pairs in map(zip, best.indices.tolist(), best.values.tolist())
+        )
+        filled = []
+        for request in requests:
+            text, *stretches = request.prompt.split(self._mask_name)
+            gaps = list(islice(guesses, len(stretches)))
+            for gap, stretch in zip(gaps, stretches, strict=True):
+                text = self._joined(text, gap[0].token) + stretch
+            filled.append(Filled(prompt=request.prompt, text=text, gaps=gaps))
+        return filled
 
     def _joined(self, text: str, token: str) -> str:
         """Return a text followed by a token: byte-level tokens include their white space, ``##`` tokens have none."""
@@ -136,7 +133,3 @@ class GapFiller:
         if prefix and not token.startswith(prefix):
             return text + token
         return text.rstrip() + token.removeprefix(prefix)
-
-
-def _logits_of_gaps(head: EncoderHead, x_BTD: Tensor, batch: Batch) -> Tensor:
-    return head.logits(tokens_at(x_BTD, batch["predictions"]))

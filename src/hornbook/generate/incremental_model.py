@@ -18,7 +18,7 @@ from hornbook.model import LanguageModel
 from hornbook.model.attention import CausalSelfAttention
 from hornbook.model.block import FeedForward, PreNormBlock
 from hornbook.model.decoder import DecoderAttention, ShortcutBlock, ValueEmbedding
-from hornbook.model.head import CausalHead, OutputHead
+from hornbook.model.head import CausalHead
 from hornbook.model.incremental import CastLinear, for_generation, is_incremental, with_parameters
 from hornbook.model.layers import LayerNorm, NoNorm, RMSNorm, is_unmodified
 from hornbook.ops.layers import for_few_rows
@@ -56,12 +56,14 @@ class IncrementalModel:
         self._model = for_generation(model, dtype)
         table = model.head(lambda head, *_: head.table, None, {})[: model.vocab_size].detach().to(dtype)
         form = form_for_tokens(torch.empty(0, dtype=dtype, device=self.device))
-        head = _token_head(self._model.head, table) if form is not None else None
+        own, head = self._model.head, None
+        if form is not None and is_unmodified(own, CausalHead) and (norm := _token_norm(own.norm)) is not None:
+            head = TokenHead(norm, table.contiguous(), own.cap)
         self._logits = None if form is None or head is None else TokenModel(form, [], head)
         if head is None:
-            vars(self._model)["head"] = self._model._modules["head"] = _with_table(
-                self._model.head, for_few_rows(table)
-            )
+            twin = with_parameters(own, {"table": for_few_rows(table)})  # which no hook replaces
+            twin._forward_pre_hooks, twin._forward_hooks = type(own._forward_pre_hooks)(), type(own._forward_hooks)()
+            vars(self._model)["head"] = self._model._modules["head"] = twin
         blocks = [_token_block(block) for block in self._model.blocks]
         known = [block for block in blocks if block is not None]
         self._attentions: list[Any] = [getattr(block, "attention", None) for block in self._model.blocks]
@@ -96,13 +98,6 @@ class IncrementalModel:
             lambda head, x_BTD, _: (head.logits if logits is None else logits)(x_BTD[:, -1]), batch, cache
         )
         return y_BV
-
-
-def _with_table(head: OutputHead, table: Tensor) -> OutputHead:
-    """Return a copy of a head with another output table, which no hook replaces."""
-    twin = with_parameters(head, {"table": table})
-    twin._forward_pre_hooks, twin._forward_hooks = type(head._forward_pre_hooks)(), type(head._forward_hooks)()
-    return twin
 
 
 def _token_block(block: nn.Module) -> TokenBlock | None:
@@ -156,13 +151,6 @@ def _token_norm(norm: Any) -> TokenNorm | None:
     if is_unmodified(norm, RMSNorm):
         return TokenNorm(None if norm.weight is None else norm.weight.detach(), None, norm.epsilon, is_rms=True)
     return None
-
-
-def _token_head(head: nn.Module, table: Tensor) -> TokenHead | None:
-    """Return a head with this output table for native operators; None if they do not support it."""
-    if not is_unmodified(head, CausalHead) or (norm := _token_norm(head.norm)) is None:
-        return None
-    return TokenHead(norm, table.contiguous(), head.cap)
 
 
 def incremental_model(model: LanguageModel) -> IncrementalModel | str:

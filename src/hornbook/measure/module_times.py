@@ -80,8 +80,10 @@ def module_times(events: Sequence[Any], num_steps: int) -> list[ModuleTime]:
             name, kind = makers.get(event.sequence_nr, OUTSIDE), "backward"
         else:
             continue
-        totals[name][kind] += _own_seconds(event) / num_steps
-        totals[name]["waiting"] += sum(map(_seconds, _nearest(event, WAITING))) / num_steps
+        waiting = sum(map(_seconds, _nearest(event, WAITING)))
+        inside = sum(map(_seconds, _nearest(event, MODULE)))
+        totals[name][kind] += (_seconds(event) - inside - waiting) / num_steps
+        totals[name]["waiting"] += waiting / num_steps
         totals[name]["calls"] += (kind == "forward") / num_steps
     return [ModuleTime(name, *(row[key] for key in ModuleTime._fields[1:])) for name, row in totals.items()]
 
@@ -98,11 +100,6 @@ def _makers(events: Iterable[Any]) -> dict[int, str]:
         if is_forward and start >= made.get(number, (0.0, ""))[0]:
             made[number] = (start, _module_of(event))
     return {number: name for number, (_, name) in made.items()}
-
-
-def _own_seconds(event: Any) -> float:
-    """Return the seconds of a range without those of modules inside it and of its own waits."""
-    return _seconds(event) - sum(map(_seconds, [*_nearest(event, MODULE), *_nearest(event, WAITING)]))
 
 
 def operator_times(events: Sequence[Any], num_steps: int) -> list[OperatorTime]:

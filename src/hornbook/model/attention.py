@@ -28,7 +28,7 @@ from hornbook.ops.attention import (
     rotate,
 )
 from hornbook.ops.native.attention import attention as native_attention
-from hornbook.ops.native.attention import sequence_form
+from hornbook.ops.native.kernels import form_of
 from hornbook.ops.native.library import Form
 from hornbook.ops.sequence_groups import GroupSize, SequenceGroups, SpacedSequences, take
 from hornbook.ops.spans import Spans
@@ -196,7 +196,7 @@ class SelfAttention(nn.Module, ABC):
         """
         is_of_sequences = "cache" not in context and ("mask" not in context or "firsts" in context)
         is_own = type(self).split is SelfAttention.split
-        return sequence_form(packed_BTE) if is_own and is_of_sequences else None
+        return form_of("attention", packed_BTE) if is_own and is_of_sequences else None
 
     def attend_sequences(
         self,

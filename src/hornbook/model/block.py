@@ -20,9 +20,9 @@ from hornbook.model.layers import (
     RMSNorm,
     StackedLinear,
     activated,
-    feed_forward_of,
+    is_unmodified,
 )
-from hornbook.ops.layers import gated
+from hornbook.ops.layers import feed_forward, gated
 
 _SITES_PER_BLOCK = 3
 MakeNorm = Callable[[int], LayerNorm | RMSNorm]
@@ -63,14 +63,16 @@ class FeedForward(nn.Module):
 
     def forward(self, x_BTD: Tensor, keys_BT: Tensor | None = None) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``; ``keys_BT`` is int64, for the dropout."""
-        if self.dropout is None or not self.dropout.drops:
-            up = self.gate_up if self.is_gated else self.up
-            return feed_forward_of(up, self.down, x_BTD, self.activation, is_gated=self.is_gated)
-        if self.is_gated:
-            h_BTF = gated(self.gate_up(x_BTD), self.activation)
-        else:
-            h_BTF = activated(self.up, x_BTD, self.activation)
-        y_BTD: Tensor = self.down(self.dropout(h_BTF, keys_BT))
+        up, down = self.gate_up if self.is_gated else self.up, self.down
+        drops = self.dropout is not None and self.dropout.drops
+        kind = StackedLinear if self.is_gated else Linear
+        if not drops and is_unmodified(up, kind) and is_unmodified(down, Linear):  # native operators fuse both
+            layers = (up.weight, up.bias), (down.weight, down.bias)
+            return feed_forward(x_BTD, *layers, self.activation, is_gated=self.is_gated)
+        h_BTF = gated(up(x_BTD), self.activation) if self.is_gated else activated(up, x_BTD, self.activation)
+        if self.dropout is not None and drops:
+            h_BTF = self.dropout(h_BTF, keys_BT)
+        y_BTD: Tensor = down(h_BTF)
         return y_BTD
 
 

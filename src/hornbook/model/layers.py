@@ -23,8 +23,6 @@ from hornbook.ops.layers import (
     activated_linear,
     affine_dtype,
     dropout_add,
-    feed_forward,
-    gated,
     layer_norm,
     layer_norm_beside,
     linear,
@@ -119,14 +117,6 @@ def activated(up: nn.Module, x: Tensor, activation: str) -> Tensor:
     if is_unmodified(up, Linear):
         return activated_linear(x, up.weight, up.bias, activation)
     return ACTIVATIONS[activation](up(x))
-
-
-def feed_forward_of(up: nn.Module, down: nn.Module, x: Tensor, activation: str, *, is_gated: bool = False) -> Tensor:
-    """Return ``down(f(up(x)))`` with f from ``ACTIVATIONS``, or ``gated``; fused if both are unmodified layers."""
-    if is_unmodified(up, StackedLinear if is_gated else Linear) and is_unmodified(down, Linear):
-        return feed_forward(x, (up.weight, up.bias), (down.weight, down.bias), activation, is_gated=is_gated)
-    y: Tensor = down(gated(up(x), activation) if is_gated else activated(up, x, activation))
-    return y
 
 
 def is_unmodified(module: Any, kind: type[_Kind]) -> TypeGuard[_Kind]:

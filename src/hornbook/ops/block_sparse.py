@@ -72,18 +72,6 @@ class Kernel(NamedTuple):
     """(dy, x, pattern, b) -> dvalues"""
 
 
-def _reference_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
-    return x_NC @ to_dense(values, pattern).t()
-
-
-def _reference_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
-    return gradient_NC @ to_dense(values, pattern)
-
-
-def _reference_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern, size: int) -> Tensor:
-    return from_dense(gradient_NC.t() @ x_NC, pattern, size)
-
-
 def _by_rows_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
     size, num_tokens = values.shape[-1], len(x_NC)
     x = _feature_major(x_NC, pattern.num_columns)
@@ -159,7 +147,12 @@ def _feature_major(x_NC: Tensor, num_blocks: int) -> Tensor:
 
 
 KERNELS: Final[dict[str, Kernel]] = {
-    "reference": Kernel(lambda x_NC: x_NC, _reference_forward, _reference_input_gradient, _reference_weight_gradient),
+    "reference": Kernel(
+        lambda x_NC: x_NC,
+        lambda x_NC, values, pattern: x_NC @ to_dense(values, pattern).t(),
+        lambda gradient_NC, values, pattern: gradient_NC @ to_dense(values, pattern),
+        lambda gradient_NC, x_NC, pattern, size: from_dense(gradient_NC.t() @ x_NC, pattern, size),
+    ),
     "torch": Kernel(
         lambda x_NC: x_NC.t().contiguous().t(), _by_rows_forward, _by_columns_input_gradient, _by_rows_weight_gradient
     ),

@@ -87,10 +87,6 @@ def _largest(values: Tensor, count: int) -> Tensor:
     return torch.cat((above, equal)).sort().values
 
 
-def _by_gradient(scores: Tensor, random: torch.Generator) -> Tensor:
-    return scores
-
-
 def _normalized(scores: Tensor, random: torch.Generator) -> Tensor:
     means = scores.mean(1, keepdim=True) * scores.mean(0, keepdim=True)
     return scores / means.clamp(min=_TINY)
@@ -102,14 +98,10 @@ def _sampled(scores: Tensor, random: torch.Generator) -> Tensor:
     return scores.double().log() - (-uniform.log()).log()
 
 
-def _at_random(scores: Tensor, random: torch.Generator) -> Tensor:
-    return torch.rand(scores.shape, dtype=torch.float64, generator=random).to(scores.device)
-
-
 GROWTH: Final[dict[str, Callable[[Tensor, torch.Generator], Tensor]]] = {
-    "rigl": _by_gradient,
+    "rigl": lambda scores, random: scores,
     "rigl_norm": _normalized,
     "rigl_sample": _sampled,
-    "random": _at_random,
+    "random": lambda scores, random: torch.rand(scores.shape, dtype=torch.float64, generator=random).to(scores.device),
 }
 """Growth criterion by the name of the update, given scores ``[R, C]``, of which ``random`` uses only the shape."""

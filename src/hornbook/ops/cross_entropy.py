@@ -28,7 +28,7 @@ from hornbook.config.shapes import HEAD_TOKENS, HEAD_TOKENS_FUSED
 from hornbook.ops.chunk_losses import Chunk, Columns, add_by_parts, losses_of, squares_of, summary_of
 from hornbook.ops.mixed_linear import is_mixed, write_product
 from hornbook.ops.native.kernels import copy_of, form_of
-from hornbook.ops.native.products import Products
+from hornbook.ops.native.products import add_weight_gradient, panels_of, product
 from hornbook.ops.tensor_parallel import enter
 from hornbook.ops.triton.operators import chosen
 from hornbook.parallel.ranks import cut_of, is_cut, local
@@ -54,28 +54,29 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weights_N: Tensor | None = None,
         z_weight: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
-        zero = torch.zeros((), dtype=torch.float32, device=x_ND.device)
-        total, weighted, num_correct, squares = (zero.clone() for _ in range(4))
+        total, weighted, num_correct, squares = (x_ND.new_zeros((), dtype=torch.float32) for _ in range(4))
         x_gradient = torch.empty_like(x_ND)
         weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
-        native = _native_products(x_ND, weight_VD) if chunks == 1 else None
-        weight = _like(x_ND, weight_VD) if native is None and chunks == 1 else weight_VD
+        form = form_of("linear", x_ND) if chunks == 1 and weight_VD.dtype == torch.float32 else None
+        weight, panels = weight_VD, list[Tensor]()
+        if form is not None:  # packed once for all chunks of tokens
+            panels = [panels_of(form, weight_VD, x_ND.dtype, for_gradient=back) for back in (False, True)]
+        elif chunks == 1:
+            is_kept = x_ND.is_cuda and is_mixed(x_ND, weight_VD)  # the step's copy
+            weight = copy_of(weight_VD, x_ND.dtype) if is_kept else weight_VD.to(x_ND.dtype)
         for rows in _chunks_of(x_ND):
             x, targets, weights = x_ND[rows], targets_N[rows], None if weights_N is None else weights_N[rows]
             if chunks > 1:
-                sums = (x_gradient[rows], weight_gradient, bias_gradient)
-                given = (weights, z_weight)
-                picked, right, square = add_by_parts(
-                    x, targets, head.parts(chunks), *sums, *given, with_count=with_count
-                )
+                given = (x_gradient[rows], weight_gradient, bias_gradient, weights, z_weight)
+                picked, right, square = add_by_parts(x, targets, head.parts(chunks), *given, with_count=with_count)
                 squares += square
                 total -= picked.sum()
                 weighted -= 0.0 if weights is None else picked @ weights
                 num_correct += right
                 continue
             chunk = losses_of(  # no variable refers to the logits, so that they are freed
-                x @ weight.t() if native is None else native.product(x),
+                x @ weight.t() if form is None else product(form, x, panels[0], weight_VD),
                 targets,
                 head,
                 with_count=with_count,
@@ -88,12 +89,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if weights is not None:
                 weighted += chunk.losses @ weights
                 chunk.gradient.mul_(weights.unsqueeze(1))
-            if native is None:
+            if form is None:
                 torch.mm(chunk.gradient, weight, out=x_gradient[rows])
                 _add_product(weight_gradient, chunk.gradient, x)
             else:
-                native.input_gradient(chunk.gradient, x_gradient[rows])
-                native.add_weight_gradient(chunk.gradient, x, weight_gradient)
+                product(form, chunk.gradient, panels[1], weight_VD, out=x_gradient[rows], for_gradient=True)
+                add_weight_gradient(form, chunk.gradient, x, weight_gradient, None, accumulate=True)
             if bias_gradient is not None:
                 bias_gradient += chunk.bias_gradient
         ctx.save_for_backward(x_gradient, weight_gradient, bias_gradient)
@@ -261,15 +262,16 @@ def _chunks(
     x_ND: Tensor, targets_N: Tensor, head: Columns, chunks: int, *, with_count: bool, z_weight: float = 0.0
 ) -> Iterator[tuple[slice, Chunk]]:
     """Yield the slice and the results of each chunk of tokens."""
-    native = _native_products(x_ND, head.weight) if chunks == 1 else None
-    weight = head.weight.to(x_ND.dtype) if native is None and chunks == 1 else head.weight
+    form = form_of("linear", x_ND) if chunks == 1 and head.weight.dtype == torch.float32 else None
+    packed = head.weight if form is None else panels_of(form, head.weight, x_ND.dtype, for_gradient=False)
+    weight = head.weight.to(x_ND.dtype) if form is None and chunks == 1 else head.weight
     for rows in _chunks_of(x_ND):
         x, targets = x_ND[rows], targets_N[rows]
         if chunks > 1:
             normalizer, picked, num_correct = summary_of(x, targets, head.parts(chunks), with_count=with_count)
             yield rows, Chunk(-picked, num_correct, picked, picked, squares_of(normalizer, targets))
         else:
-            logits = x @ weight.t() if native is None else native.product(x)
+            logits = x @ weight.t() if form is None else product(form, x, packed, head.weight)
             yield rows, losses_of(logits, targets, head, with_count=with_count, with_gradient=False, z_weight=z_weight)
 
 
@@ -280,21 +282,9 @@ def _chunks_of(x_ND: Tensor) -> Iterator[slice]:
         yield slice(start, start + size)
 
 
-def _like(x_ND: Tensor, weight_VD: Tensor) -> Tensor:
-    """Return the table in the dtype of ``x``, on a GPU the copy of the step."""
-    is_kept = x_ND.is_cuda and is_mixed(x_ND, weight_VD)
-    return copy_of(weight_VD, x_ND.dtype) if is_kept else weight_VD.to(x_ND.dtype)
-
-
 def _add_product(total_VD: Tensor, gradient_CV: Tensor, x_CD: Tensor) -> None:
     """Add ``gᵀ x`` to the fp32 gradient of the table, on a GPU without rounding it to the dtype of ``x``."""
     if x_CD.is_cuda and is_mixed(x_CD, total_VD):
         write_product(total_VD, gradient_CV.t(), x_CD, adds=True)
     else:
         total_VD += gradient_CV.t() @ x_CD
-
-
-def _native_products(x_ND: Tensor, weight_VD: Tensor) -> Products | None:
-    """Return the products with the table, packed once for all chunks; None if PyTorch computes them."""
-    form = form_of("linear", x_ND) if weight_VD.dtype == torch.float32 else None
-    return None if form is None else Products(form, weight_VD, x_ND.dtype)

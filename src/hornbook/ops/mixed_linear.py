@@ -64,7 +64,7 @@ class _MixedLinear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation | None) -> Tensor:
         ctx.copy = rows(kernels.copy_of(weight, x.dtype))
         ctx.bias_shape = None if bias is None else bias.shape
-        ctx.weight, ctx.activation, ctx.adds = weight, activation, kernels.adds_gradients()
+        ctx.weight, ctx.activation, ctx.adds = weight, activation, kernels.unchanged.adds_gradients
         u = functional.linear(x, ctx.copy, None if bias is None else kernels.copy_of(bias, x.dtype).flatten())
         if activation is None:
             ctx.save_for_backward(x)

@@ -96,7 +96,12 @@ def _moves(slots: Sequence[Slot], config: MuonConfig) -> list[Tensor]:
     Of several ranks, each orthogonalizes some of the matrices for all.
     """
     dtype = compute_dtype(config.products, slots[0].parameter.device)
-    directions = [_direction(slot, config).to(dtype) for slot in slots]
+    directions = []
+    for slot in slots:
+        if slot.clip != 1.0:
+            slot.gradient.mul_(slot.clip)
+        momentum = slot.state["momentum"].lerp_(slot.gradient, 1.0 - config.momentum)
+        directions.append((slot.gradient.lerp(momentum, config.momentum) if config.nesterov else momentum).to(dtype))
     row_squares = [slot.state["row_square"] for slot in slots] if config.row_moments else []
     heads = [slot.head_size for slot in slots]
     if (parts := slots[0].parts) is None:
@@ -115,25 +120,17 @@ def _moves(slots: Sequence[Slot], config: MuonConfig) -> list[Tensor]:
 def _orthogonal(
     directions: Sequence[Tensor], row_squares: Sequence[Tensor], heads: Sequence[int | None], config: MuonConfig
 ) -> list[Tensor]:
-    matrices = [_by_heads(*pair) for pair in zip(directions, heads, strict=True)]
+    """Return the orthogonal matrices of directions, of each head separately where ``heads`` has its number of rows."""
+    shapes: list[Sequence[int]] = [
+        direction.shape if size is None else (*direction.shape[:-2], -1, size, direction.shape[-1])
+        for direction, size in zip(directions, heads, strict=True)
+    ]
+    matrices = [direction.view(shape) for direction, shape in zip(directions, shapes, strict=True)]
     moves = [move.float() for move in orthogonalize(matrices, config.polynomials)]
     if row_squares:
-        squares = [_by_heads(*pair) for pair in zip(row_squares, heads, strict=True)]
+        squares = [square.view(*shape[:-1], 1) for square, shape in zip(row_squares, shapes, strict=True)]
         moves = [_even_rows(move, square, config.row_beta) for move, square in zip(moves, squares, strict=True)]
     return [move.view(direction.shape) for move, direction in zip(moves, directions, strict=True)]
-
-
-def _by_heads(matrix: Tensor, head_size: int | None) -> Tensor:
-    """Return a view ``[..., heads, head_size, columns]`` of ``[..., rows, columns]``; without heads the matrix."""
-    return matrix if head_size is None else matrix.view(*matrix.shape[:-2], -1, head_size, matrix.shape[-1])
-
-
-def _direction(slot: Slot, config: MuonConfig) -> Tensor:
-    """Update the momentum of ``slot`` in place and return what is to be orthogonalized."""
-    if slot.clip != 1.0:
-        slot.gradient.mul_(slot.clip)
-    momentum = slot.state["momentum"].lerp_(slot.gradient, 1.0 - config.momentum)
-    return slot.gradient.lerp(momentum, config.momentum) if config.nesterov else momentum
 
 
 def _even_rows(move: Tensor, row_square: Tensor, beta: float) -> Tensor:

@@ -36,25 +36,22 @@ def choose_device(name: str) -> torch.device:
 
 
 def compute_dtype(choice: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of the activations: ``choice`` is a key of ``DTYPES``, or "auto" for bf16 if it is fast."""
+    """Return the dtype of the activations: a key of ``DTYPES``, or "auto" for bf16 if the device multiplies it."""
     if choice != "auto":
         return DTYPES[choice]
-    return torch.bfloat16 if has_fast_bf16(device) else torch.float32
+    if device.type == "cuda":
+        is_fast = torch.cuda.get_device_capability(device) >= (8, 0)
+    elif device.type == "mps":
+        is_fast = torch.backends.mps.is_macos_or_newer(14, 0)
+    else:
+        is_fast = bool(_CPU_FLAGS & cpu_flags())
+    return torch.bfloat16 if is_fast else torch.float32
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the name of a dtype in options, such as "bf16", or PyTorch's name for other dtypes."""
     names = {known: name for name, known in DTYPES.items()}
     return names.get(dtype, str(dtype).removeprefix("torch."))
-
-
-def has_fast_bf16(device: torch.device) -> bool:
-    """Return whether the device multiplies bf16 matrices natively."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    if device.type == "mps":
-        return torch.backends.mps.is_macos_or_newer(14, 0)
-    return bool(_CPU_FLAGS & cpu_flags())
 
 
 def prepare(device: torch.device, threads: int | None) -> None:

@@ -200,7 +200,8 @@ class _Block(BlockLayers):
         name, num = f"{self.name}.{part.name}", self.tokens.num
         inner = part.inner // self.num_parts
         ups = [f"{name}/up {number}" for number in range(len(part.inputs))]
-        if len(part.inputs) == 1 and part.middle is None and self._is_fused(layers, part):
+        are_native = all(layers.is_native(f"{self.name}.{linear.name}") for linear in (part.inputs[0], part.out))
+        if len(part.inputs) == 1 and part.middle is None and are_native:  # products apply the activation's derivative
             layers.scratch("dup", (part.inputs[0].num_parts - 1) * num * inner)
             self.leave_backward(layers, part.out, gradient, "dhidden", f"{name}/hidden")
             layers.tape.free(*ups)
@@ -223,10 +224,6 @@ class _Block(BlockLayers):
         else:
             self._separate_backward(layers, part.inputs, ["dup", "dgate"], result, *frees)
         layers.tape.free("dup")
-
-    def _is_fused(self, layers: Layers, part: FeedForward) -> bool:
-        """Return whether native products apply the activation and its derivative."""
-        return all(layers.is_native(f"{self.name}.{linear.name}") for linear in (part.inputs[0], part.out))
 
     def _group(self, layers: Layers, name: str, middle: Linear) -> None:
         """Compute a grouped layer of the feed-forward."""

@@ -116,7 +116,12 @@ def dynamic_mask(tokens: Int64s, lengths: Int64s, samples: Int64s, rules: MaskRu
         start, end = int(ends[number] - lengths[number]), int(ends[number])
         indices = start + np.flatnonzero(is_hidden[start:end])
         is_hidden[indices] = False
-        is_hidden[_first_drawn(indices, draws, words, most)] = True
+        order = indices[np.argsort(draws[indices], kind="stable")]
+        if words is None:
+            is_hidden[order[:most]] = True
+        else:  # as many words as fit
+            numbers = words.number[order]
+            is_hidden[order[:most][numbers[:most] != numbers[most]]] = True
     return _corrupted(tokens, np.flatnonzero(is_hidden), hashes, rules)
 
 
@@ -167,16 +172,6 @@ def _words(tokens: Int64s, lengths: Int64s, begins: Bools, rules: MaskRules) -> 
     begins[1:] |= rules.is_special[tokens[:-1]]
     begins[np.cumsum(lengths) - lengths] = True
     return _Words(np.cumsum(begins) - 1, np.flatnonzero(begins))
-
-
-def _first_drawn(indices: Int64s, draws: Hashes, words: _Words | None, most: int) -> Int64s:
-    """Return the ``most`` indices with the smallest draws; with whole words, as many words as fit."""
-    order = indices[np.argsort(draws[indices], kind="stable")]
-    if words is None or most >= len(order):
-        return order[:most]
-    numbers = words.number[order]
-    is_whole: Bools = numbers[:most] != numbers[most]
-    return order[:most][is_whole]
 
 
 def _whole_words(order: Int64s, word_of: Int64s, count: int, least: int) -> Int64s:

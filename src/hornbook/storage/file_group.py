@@ -10,21 +10,16 @@ Writes, and the points at which syncs are awaited, have a fixed order, so each h
 than that, which changes nothing: none of the files counts before all are durable.
 """
 
-import hashlib
-import os
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
-from hornbook.errors import StorageError
-from hornbook.storage.file_writer import BytesLike, Written
-from hornbook.storage.removal import remove_file
-from hornbook.storage.system import create_new, flush_to_disk, perform, storage_errors, write_all
+from hornbook.storage.file_writer import BytesLike, NewFile, Written
+from hornbook.storage.system import flush_to_disk, perform, storage_errors
 
 _UNHASHED: Final = 64 << 20
 """Bytes that may wait to be hashed."""
@@ -34,14 +29,11 @@ _SYNCS_AT_ONCE: Final = 4
 """A file system with a journal commits those that wait at the same time together."""
 
 
-@dataclass(kw_only=True)
-class _File:
-    path: Path
-    descriptor: int
-    hash: Any = field(default_factory=hashlib.sha256)
-    size: int = 0
-    syncs: list[Future[None]] = field(default_factory=list)
-    """The last one begins once all is written."""
+class _File(NewFile):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.syncs: list[Future[None]] = []
+        """The last one begins once all is written."""
 
     def await_syncs(self) -> None:
         """Raise the OSError of the first that failed: a later one may succeed without the bytes that were lost."""
@@ -69,17 +61,9 @@ class FileGroup:
 
     def write(self, name: str, chunks: Iterable[BytesLike]) -> None:
         """Create a file; there is no buffer, so the chunks should be large. They must not change before ``written``."""
-        path = self._folder / name
-        with storage_errors("create", path):
-            file = _File(path=path, descriptor=perform("open", path, lambda: create_new(path)))
-        self._files[name] = file
+        file = self._files[name] = _File(self._folder / name)
         for chunk in chunks:
-            view = memoryview(chunk)
-            if not view.nbytes:
-                continue
-            with storage_errors("write", path, needed=view.nbytes):
-                write_all(path, file.descriptor, view.cast("B"))
-            file.size += view.nbytes
+            view = file.append(chunk)
             self._unhashed.append((view.nbytes, self._hasher.submit(file.hash.update, view)))
             self._num_unhashed += view.nbytes
             self._wait_for_hashes(at_most=_UNHASHED)
@@ -90,7 +74,7 @@ class FileGroup:
     def written(self) -> dict[str, Written]:
         """Return the size and hash of each file, by name."""
         self._wait_for_hashes(at_most=0)
-        return {name: Written(size=file.size, sha256=file.hash.hexdigest()) for name, file in self._files.items()}
+        return {name: file.written for name, file in self._files.items()}
 
     def _wait_for_hashes(self, at_most: int) -> None:
         """Wait until at most so many bytes are not hashed, since they stay in memory until then."""
@@ -114,8 +98,7 @@ class FileGroup:
             self._hasher.shutdown()
             self._syncer.shutdown()
             for file in self._files.values():
-                with suppress(OSError):  # an error of its content was reported by its sync
-                    os.close(file.descriptor)
                 if not is_durable:
-                    with suppress(StorageError):
-                        remove_file(file.path)
+                    file.abandon()
+                with suppress(OSError):  # an error of its content was reported by its sync
+                    file.close()

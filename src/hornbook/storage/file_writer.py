@@ -24,58 +24,67 @@ class Written:
     sha256: str
 
 
-class FileWriter:
+class NewFile:
+    """A file to which bytes are appended without a buffer; an existing file or link is removed first.
+
+    Args:
+        path: in a folder that is not yet committed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.size, self.hash = path, 0, hashlib.sha256()
+        with storage_errors("create", path):
+            self.descriptor = perform("open", path, lambda: create_new(path))
+
+    @property
+    def written(self) -> Written:
+        """Size and hash of the data written and hashed so far."""
+        return Written(size=self.size, sha256=self.hash.hexdigest())
+
+    def append(self, data: BytesLike) -> memoryview:
+        """Append ``data`` and return a view of it, which the caller hashes."""
+        view = memoryview(data)
+        if view.nbytes:
+            with storage_errors("write", self.path, needed=view.nbytes):
+                write_all(self.path, self.descriptor, view.cast("B"))
+            self.size += view.nbytes
+        return view
+
+    def close(self) -> None:
+        """Close the file, once. Raises OSError."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def abandon(self) -> None:
+        """Close and remove the file, ignoring errors."""
+        with suppress(OSError):
+            self.close()
+        with suppress(StorageError):
+            remove_file(self.path)
+
+
+class FileWriter(NewFile):
     """A context manager that writes a file incrementally; it is durable after the block, and removed by an error.
 
         with FileWriter(path) as writer:
             writer.write(b"...")
         writer.written  # Written(size=3, sha256="...")
 
-    There is no buffer, so write large pieces. An existing file or link is removed first, so use this only in folders
-    that are not yet committed; elsewhere use ``replace_file``.
+    There is no buffer, so write large pieces. Use it only in folders that are not yet committed; elsewhere use
+    ``replace_file``.
     """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._hash = hashlib.sha256()
-        self._size = 0
-        with storage_errors("create", path):
-            self._descriptor = perform("open", path, lambda: create_new(path))
-
-    @property
-    def written(self) -> Written:
-        """Size and hash of the data written so far."""
-        return Written(size=self._size, sha256=self._hash.hexdigest())
 
     def write(self, data: BytesLike) -> None:
         """Append ``data``."""
-        view = memoryview(data)
-        if not view.nbytes:
-            return
-        with storage_errors("write", self.path, needed=view.nbytes):
-            write_all(self.path, self._descriptor, view.cast("B"))
-        self._size += view.nbytes
-        self._hash.update(view)
+        self.hash.update(self.append(data))
 
     def finish(self) -> Written:
         """Sync the content to disk, close the file, and return size and hash."""
-        self._close()
-        return self.written
-
-    def _close(self) -> None:
         with storage_errors("write", self.path):
-            sync(self.path, self._descriptor)
-            descriptor, self._descriptor = self._descriptor, -1
-            os.close(descriptor)
-
-    def abandon(self) -> None:
-        """Close and remove the file, ignoring errors."""
-        if self._descriptor >= 0:
-            with suppress(OSError):
-                os.close(self._descriptor)
-            self._descriptor = -1
-        with suppress(StorageError):
-            remove_file(self.path)
+            sync(self.path, self.descriptor)
+            self.close()
+        return self.written
 
     def __enter__(self) -> Self:
         return self
@@ -85,7 +94,7 @@ class FileWriter:
             self.abandon()
             return
         try:
-            self._close()
+            self.finish()
         except BaseException:
             self.abandon()
             raise

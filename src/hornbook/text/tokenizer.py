@@ -168,8 +168,15 @@ class Tokenizer:
         return None if name is None else self.vocab[name]
 
     def _choose_end_of_text(self, name: str) -> str | None:
-        """Return the recorded end-of-text token, or the only candidate; forget a record that repeats the candidate."""
-        candidates, recorded = self._ends_of_text(), self.settings["model"].get(END_OF_TEXT)
+        """Return the recorded end-of-text token, or the only candidate by place or name; forget a repetition."""
+        recorded = self.settings["model"].get(END_OF_TEXT)
+        candidates: list[str] = [known for known in END_OF_TEXT_NAMES if known in self.special]
+        if self.form == "wordpiece":
+            candidates = []
+        elif self.form == "byte-bpe":
+            candidates = ["</s>"] if set(ROBERTA_TOKENS) <= set(self.special) else candidates[:1]
+        elif self._end is not None and self._end not in ROLE_NAMES["sep"][:1]:
+            candidates = [self._end]
         if recorded is None:
             if len(candidates) > 1:
                 raise DataError(
@@ -183,15 +190,6 @@ class Tokenizer:
             self.settings = without_end_of_text(self.settings)
             self._json = dump(self.settings)
         return str(recorded)
-
-    def _ends_of_text(self) -> list[str]:
-        """Return the tokens that could be the end-of-text token by their place or name."""
-        found: list[str] = [known for known in END_OF_TEXT_NAMES if known in self.special]
-        if self.form == "wordpiece":
-            return []
-        if self.form == "byte-bpe":
-            return ["</s>"] if set(ROBERTA_TOKENS) <= set(self.special) else found[:1]
-        return [self._end] if self._end is not None and self._end not in ROLE_NAMES["sep"][:1] else found
 
     def require_end_of_text(self) -> int:
         """Return ``end_of_text_id``. Raises UserError if the tokenizer has no such token."""

@@ -299,7 +299,10 @@ def _known(settings: Settings) -> Settings | None:
         if not same or vocab != {**vocab, **special} or sorted(vocab.values()) != list(range(len(vocab))):
             return None
         kind = model.get("type") or ("BPE" if "merges" in model else "WordPiece")
-        if kind == "BPE" and _is_gpt2s(settings, model, vocab):
+        is_plain = all(model.get(name) in (None, False, "", 0) for name in _PLAIN_BPE)
+        is_plain = is_plain and settings.get("normalizer") is None
+        is_whole = vocab.keys() >= set(byte_symbols()) and not vocab.keys().isdisjoint(END_OF_TEXT_NAMES)
+        if kind == "BPE" and is_plain and is_whole and _splits_like_gpt2(settings.get("pre_tokenizer")):
             merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
             return byte_bpe({**model["vocab"], **special}, merges, tuple(special))
         if kind == "WordPiece" and _is_berts(settings, model) and all(map(_is_no_text, special)):
@@ -313,28 +316,16 @@ def _known(settings: Settings) -> Settings | None:
     return None
 
 
-def _is_gpt2s(settings: Settings, model: Settings, vocab: Mapping[str, int]) -> bool:
-    """Return whether a BPE has GPT-2's settings and pattern, all bytes and an end-of-text token."""
-    plain = all(model.get(name) in (None, False, "", 0) for name in _PLAIN_BPE) and settings.get("normalizer") is None
-    whole = vocab.keys() >= set(byte_symbols()) and not vocab.keys().isdisjoint(END_OF_TEXT_NAMES)
-    return plain and whole and _splits_like_gpt2(settings.get("pre_tokenizer"))
-
-
 def _splits_like_gpt2(setting: Any) -> bool:
     """Return whether a pre-tokenizer is ByteLevel, or GPT-2's pattern followed by a ByteLevel without a pattern."""
-
-    def byte_level(part: Any, use_regex: bool) -> bool:
-        return part["type"] == "ByteLevel" and (part["add_prefix_space"], part.get("use_regex", True)) == (
-            False,
-            use_regex,
-        )
-
-    if setting["type"] != "Sequence":
-        return byte_level(setting, use_regex=True)
-    split, *others = setting["pretokenizers"]
-    isolates = split["type"] == "Split" and split["behavior"] == "Isolated" and not split.get("invert")
-    pattern = isolates and split["pattern"].get("Regex")
-    return pattern in PATTERNS and len(others) == 1 and byte_level(others[0], use_regex=False)
+    parts, is_split = [setting], setting["type"] == "Sequence"
+    if is_split:
+        split, *parts = setting["pretokenizers"]
+        isolates = split["type"] == "Split" and split["behavior"] == "Isolated" and not split.get("invert")
+        if not isolates or split["pattern"].get("Regex") not in PATTERNS:
+            return False
+    found = [(part["type"], part["add_prefix_space"], part.get("use_regex", True)) for part in parts]
+    return found == [("ByteLevel", False, not is_split)]
 
 
 def _is_berts(settings: Settings, model: Settings) -> bool:

@@ -62,7 +62,8 @@ class Joined:
         def rows() -> Iterator[BytesLike]:
             yield npy_header((self.splits[split].documents,), DOCUMENT_ROW)
             for part, kept in self.selections(split):
-                yield _origins(part.rows(split) if kept is None else part.rows(split)[kept])
+                found = part.rows(split) if kept is None else part.rows(split)[kept]
+                yield found[list(DOCUMENT_ROW.names or ())].astype(DOCUMENT_ROW).tobytes()  # without their numbers
 
         documents = write_file(target / "documents.npy", rows())
         return {"tokens.bin": tokens, "tokens.idx": index, "documents.npy": documents}
@@ -158,11 +159,3 @@ def _report_of_candidates(
 def _count(sources: Integers) -> dict[int, int]:
     numbers, times = np.unique(sources, return_counts=True)
     return dict(zip(numbers.tolist(), times.tolist(), strict=True))
-
-
-def _origins(rows: NDArray[np.void]) -> bytes:
-    """Return the rows without their numbers."""
-    origins = np.empty(len(rows), dtype=DOCUMENT_ROW)
-    for name in DOCUMENT_ROW.names or ():
-        origins[name] = rows[name]
-    return origins.tobytes()

@@ -57,25 +57,20 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
     square.square_()
     for decoupled in (True, False):
         numbers = Numbers(1e-2, 0.1, 0.9, 0.95, 1e-8, 3.0, decoupled)
-        exact = weight.double(), gradient.double() * 0.5, mean.double(), square.double()
+        w, g, m, v = weight.double(), gradient.double() * 0.5, mean.double(), square.double()
         adamw(form, weight, gradient, mean, square, numbers, clip=0.5)
-        _update_exactly(*exact, numbers)
-        pairs = ((weight, exact[0]), (mean, exact[2]), (square, exact[3]))
+        rate, decay, beta1, beta2, epsilon, t, _ = numbers
+        if decoupled:
+            w *= 1.0 - rate * decay
+        else:
+            g += decay * w
+        m.mul_(beta1).add_(g, alpha=1.0 - beta1)
+        v.mul_(beta2).addcmul_(g, g, value=1.0 - beta2)
+        w -= rate * m / (1.0 - beta1**t) / ((v / (1.0 - beta2**t)).sqrt() + epsilon)
+        pairs = ((weight, w), (mean, m), (square, v))
         if not all(torch.allclose(ours.double(), right, rtol=1e-5, atol=1e-6) for ours, right in pairs):
             return False
     return True
-
-
-def _update_exactly(weight: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, numbers: Numbers) -> None:
-    rate, decay, beta1, beta2, epsilon, t, decoupled = numbers
-    if decoupled:
-        weight.mul_(1.0 - rate * decay)
-    else:
-        gradient = gradient + decay * weight
-    mean.mul_(beta1).add_(gradient, alpha=1.0 - beta1)
-    square.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
-    corrected = mean / (1.0 - beta1**t), square / (1.0 - beta2**t)
-    weight.sub_(rate * corrected[0] / (corrected[1].sqrt() + epsilon))
 
 
 def _trial(form: Form | None, dtype: torch.dtype) -> None:

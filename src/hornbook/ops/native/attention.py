@@ -10,7 +10,6 @@ and k'. Dropout is the hash of `hornbook.ops.dropout.keep_mask`, whose columns c
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +18,6 @@ from torch import Tensor
 from hornbook.ops.attention import attention as torch_attention
 from hornbook.ops.attention import causal_attention
 from hornbook.ops.dropout import keep_mask
-from hornbook.ops.native.kernels import FORMS, form_of
 from hornbook.ops.native.library import SUFFIXES, Form, Kernel
 from hornbook.ops.operators import operator, scalar_with_gradient, shapes_of
 
@@ -50,11 +48,6 @@ class Heads(NamedTuple):
 
 
 _PLAIN = Heads()
-
-
-def sequence_form(packed: Tensor) -> Form | None:
-    """Return the form for queries like ``packed``; None if PyTorch computes attention."""
-    return form_of("attention", packed) if FORMS else None
 
 
 @operator(has_gradient=True)
@@ -107,7 +100,7 @@ def attention(
     Returns:
         ``[N, H, K]`` in the dtype of ``qkv``, zero for tokens of no sequence, and ``[H, N]`` fp32.
     """
-    packed = _packed(qkv, key_value, value)
+    packed = tuple(tensor.contiguous() for tensor in (qkv, key_value, value) if tensor is not None)
     sequences = Sequences(firsts_S, lengths_S, is_causal, keys_HN, site, probability, columns_S)
     heads = Heads(cosines_NR, sines_NR, q_gain_K, k_gain_K, norm_epsilon, scale, window, cap)
     return _forward(Form(isa), packed, sequences, heads)
@@ -147,7 +140,7 @@ def attention_backward(
 
     Arguments as for ``attention``.
     """
-    packed = _packed(qkv, key_value, value)
+    packed = tuple(tensor.contiguous() for tensor in (qkv, key_value, value) if tensor is not None)
     sequences = Sequences(firsts_S, lengths_S, is_causal, keys_HN, site, probability, columns_S)
     heads = Heads(cosines_NR, sines_NR, q_gain_K, k_gain_K, norm_epsilon, scale, window, cap)
     of_packed, of_gains = _backward(Form(isa), gradient_NHK, packed, log_sums_HN, sequences, heads)
@@ -185,10 +178,6 @@ def _of_inputs(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ..
 torch.library.register_autograd("hornbook::attention", _of_inputs, setup_context=_setup_context)
 
 
-def _packed(*tensors: Tensor | None) -> tuple[Tensor, ...]:
-    return tuple(tensor.contiguous() for tensor in tensors if tensor is not None)
-
-
 def _split(packed: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Return query ``[N, H, K]``, key and value ``[N, G, K]``: views of ``qkv``, ``key_value`` and ``value``."""
     return tuple(part for tensor in packed for part in (tensor.unbind(1) if tensor.dim() == 4 else (tensor,)))
@@ -198,7 +187,7 @@ def _forward(
     form: Form, packed: tuple[Tensor, ...], sequences: Sequences, heads: Heads = _PLAIN
 ) -> tuple[Tensor, Tensor]:
     q_NHK, k_NGK, v_NGK = _split(packed)
-    make = _for_tokens_of(sequences.lengths, len(q_NHK))
+    make = torch.empty if int(sequences.lengths.sum()) == len(q_NHK) else torch.zeros  # of tokens in no sequence
     y_NHK, log_sums_HN = make(q_NHK.shape, dtype=q_NHK.dtype), make(q_NHK.shape[1], len(q_NHK))
     problem = _problem(q_NHK, k_NGK, sequences, heads)
     name = f"attention_forward_{SUFFIXES[q_NHK.dtype]}"
@@ -216,7 +205,7 @@ def _backward(
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
     """Return the gradients of ``packed`` and of the gains."""
     q_NHK, k_NGK, v_NGK = _split(packed)
-    make = _for_tokens_of(sequences.lengths, len(q_NHK))
+    make = torch.empty if int(sequences.lengths.sum()) == len(q_NHK) else torch.zeros
     of_packed = tuple(make(tensor.shape, dtype=tensor.dtype) for tensor in packed)
     of_gains = tuple(None if gain is None else torch.zeros_like(gain) for gain in (heads.q_gain, heads.k_gain))
     form(
@@ -224,11 +213,6 @@ def _backward(
         log_sums_HN, gradient_NHK.contiguous(), *_split(of_packed), *of_gains, torch.get_num_threads(),
     )  # fmt: skip
     return of_packed, of_gains
-
-
-def _for_tokens_of(lengths_S: Tensor, num_tokens: int) -> Callable[..., Tensor]:
-    """Return the function that allocates results of ``num_tokens`` tokens, with zeros if some are in no sequence."""
-    return torch.empty if int(lengths_S.sum()) == num_tokens else torch.zeros
 
 
 def _problem(q_NHK: Tensor, k_NGK: Tensor, sequences: Sequences, heads: Heads) -> tuple[Tensor | None, ...]:

@@ -98,7 +98,7 @@ def product(own: Form, x_NC: Tensor, values: Tensor, lines: Lines) -> Tensor:
     x_NC, size, count = rows(x_NC), values.shape[-1], len(lines.starts) - 1
     y_NC = x_NC.new_empty(len(x_NC), count * size)
     values = values.to(x_NC.dtype).contiguous()
-    failed = own.integer(
+    failed = own(
         f"block_sparse_product_{SUFFIXES[x_NC.dtype]}", x_NC, x_NC.stride(0), *x_NC.shape, values, len(values),
         lines.starts, lines.others, lines.order, count, size, lines.across, y_NC, torch.get_num_threads(),
     )  # fmt: skip
@@ -121,7 +121,7 @@ def weight_gradient(own: Form, gradient_NC: Tensor, x_NC: Tensor, lines: Lines, 
     """
     along, others = map(rows, (x_NC, gradient_NC) if lines.across else (gradient_NC, x_NC))
     of_values = torch.empty(len(lines.others), size, size)
-    failed = own.integer(
+    failed = own(
         f"block_sparse_weight_gradient_{SUFFIXES[x_NC.dtype]}", along, along.stride(0), others, others.stride(0),
         *others.shape, len(lines.others), lines.starts, lines.others, lines.order, len(lines.starts) - 1, size,
         lines.across, of_values, torch.get_num_threads(),

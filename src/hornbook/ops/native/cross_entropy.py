@@ -1,5 +1,7 @@
 """Softmax cross-entropy of a chunk of logits on a CPU, which overwrites the logits by their gradient."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -56,16 +58,9 @@ def cross_entropy_(
 
 @shapes_of("cross_entropy_")
 def _(
-    logits_CV: Tensor,
-    targets_C: Tensor,
-    bias_V: Tensor | None,
-    num_real: int,
-    with_gradient: bool,
-    with_predictions: bool,
-    isa: str,
-    cap: float | None = None,
-    z_weight: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    logits_CV: Tensor, targets_C: Tensor, bias_V: Tensor | None, num_real: int, with_gradient: bool,
+    with_predictions: bool, *others: Any, **options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     return _results(logits_CV, num_real, with_gradient and bias_V is not None, with_predictions)
 
 

@@ -7,7 +7,7 @@ It is a setting of the process, like the number of threads: ``use`` sets it, and
 import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -45,11 +45,22 @@ FORMS: dict[str, str] = {}
 NOT_CHOSEN = Kernels(why="nothing else was asked for")
 """The kernels of a process that has not called ``use``: generation then selects the form of ``token_block`` itself."""
 _in_use = NOT_CHOSEN
-_periods = itertools.count(1)
-_period: int | None = None
-_copies: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] | None = None
-"""Of the current period: a weight and its copy, by identity and dtype; None if copies are not kept."""
-_adds_gradients = True
+
+
+@dataclass(frozen=True)
+class Unchanged:
+    """The ``weights_unchanged`` block that runs; by default none does."""
+
+    block: int | None = None
+    """Its number."""
+    copies: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] | None = None
+    """A weight and its copy, by identity and dtype; None if copies are not kept."""
+    adds_gradients: bool = False
+    """Whether the backward pass of a forward pass may add gradients of weights to ``.grad``: in executors."""
+
+
+unchanged = Unchanged()
+_numbers = itertools.count(1)
 
 
 def use(kernels: Kernels) -> Kernels:
@@ -85,47 +96,38 @@ def weights_unchanged(*, keeps_copies: bool = False) -> Iterator[None]:
     A weight's version counter is not sufficient: PyTorch's fused optimizers do not increment it, nor does FSDP when it
     gathers a weight again.
     """
-    global _period, _copies
-    before, _period, _copies = (_period, _copies), next(_periods), {} if keeps_copies else None
+    global unchanged
+    before, unchanged = unchanged, Unchanged(next(_numbers), {} if keeps_copies else None, adds_gradients=True)
     try:
         yield
     finally:
-        _period, _copies = before
+        unchanged = before
 
 
 @contextmanager
 def gradients_returned() -> Iterator[None]:
-    """Make backward passes of forward passes in the block return gradients of weights, not add them to ``.grad``.
+    """Make backward passes return gradients of weights, for forward passes in this block inside of `weights_unchanged`.
 
     `torch.autograd.grad` requires this, and so do zero-bubble schedules, which run separate backward passes for inputs
     and weights.
     """
-    global _adds_gradients
-    before, _adds_gradients = _adds_gradients, False
+    global unchanged
+    before, unchanged = unchanged, replace(unchanged, adds_gradients=False)
     try:
         yield
     finally:
-        _adds_gradients = before
-
-
-def adds_gradients() -> bool:
-    """Return whether this forward pass's backward pass may add gradients of weights to ``.grad``: in executors."""
-    return _adds_gradients and _period is not None
-
-
-def period() -> int | None:
-    """Return the number of the current ``weights_unchanged`` block; None outside of one."""
-    return _period
+        unchanged = before
 
 
 def copy_of(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``weight`` in a dtype, without a gradient; a parameter once, if ``weights_unchanged`` keeps copies."""
-    if _copies is None or weight.dtype == dtype or not isinstance(weight, torch.nn.Parameter):
+    copies = unchanged.copies
+    if copies is None or weight.dtype == dtype or not isinstance(weight, torch.nn.Parameter):
         return weight.detach().to(dtype)
     key = (id(weight), dtype)
-    if key not in _copies:
-        _copies[key] = (weight, weight.detach().to(dtype))
-    return _copies[key][1]
+    if key not in copies:
+        copies[key] = (weight, weight.detach().to(dtype))
+    return copies[key][1]
 
 
 def form_of(operator: str, x: Tensor) -> Form | None:

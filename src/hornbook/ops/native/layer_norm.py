@@ -29,20 +29,26 @@ def norm(
         isa: instruction set of the form for this operator and its gradients.
         is_rms: whether means count as 0 (RMS norm, Zhang and Sennrich 2019), and are not returned.
     """
-    x_ND, y, statistics = rows(x), x.new_empty(x.shape), _statistics(x, is_rms)
+    x_ND, y = rows(x), x.new_empty(x.shape)
+    means_N, inverse_stds_N = (
+        x.new_empty(size, dtype=torch.float32) for size in (0 if is_rms else len(x_ND), len(x_ND))
+    )
     parameters = (None if parameter_D is None else parameter_D.contiguous() for parameter_D in (weight_D, bias_D))
     Form(isa)(
         f"{'rms' if is_rms else 'layer'}_norm_forward_{SUFFIXES[x.dtype]}", x_ND, *x_ND.shape, x_ND.stride(0),
-        *parameters, torch.tensor(epsilon, dtype=torch.float32), y, *statistics, torch.get_num_threads(),
+        *parameters, torch.tensor(epsilon, dtype=torch.float32), y, means_N, inverse_stds_N,
+        torch.get_num_threads(),
     )  # fmt: skip
-    return y, *statistics
+    return y, means_N, inverse_stds_N
 
 
 @shapes_of("norm")
 def _(
     x: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, epsilon: float, isa: str, is_rms: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), *_statistics(x, is_rms)
+    num_rows = x.shape[:-1].numel()
+    means_N, inverse_stds_N = (x.new_empty(size, dtype=torch.float32) for size in (0 if is_rms else num_rows, num_rows))
+    return x.new_empty(x.shape), means_N, inverse_stds_N
 
 
 @operator()
@@ -62,7 +68,9 @@ def norm_backward(
     Arguments as for ``norm``.
     """
     x_ND, of_x = rows(x), x.new_empty(x.shape)
-    of_weight_D, of_bias_D = _like(weight_D, x), _like(bias_D, x)
+    of_weight_D, of_bias_D = (
+        x.new_empty(0 if of is None else of.shape, dtype=torch.float32) for of in (weight_D, bias_D)
+    )
     Form(isa)(
         f"{'rms' if is_rms else 'layer'}_norm_backward_{SUFFIXES[x.dtype]}", gradient.contiguous(), x_ND, *x_ND.shape,
         x_ND.stride(0), None if weight_D is None else weight_D.contiguous(), means_N, inverse_stds_N,
@@ -76,7 +84,10 @@ def norm_backward(
 def _(
     gradient: Tensor, x: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), _like(weight_D, x), _like(bias_D, x)
+    of_weight_D, of_bias_D = (
+        x.new_empty(0 if of is None else of.shape, dtype=torch.float32) for of in (weight_D, bias_D)
+    )
+    return x.new_empty(x.shape), of_weight_D, of_bias_D
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -118,16 +129,6 @@ class _Beside(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         residual, gradient = gradients
         return *_gradients(ctx, gradient, residual), None, None, None
-
-
-def _statistics(x: Tensor, is_rms: bool) -> tuple[Tensor, Tensor]:
-    num_rows = x.shape[:-1].numel()
-    means_N, inverse_stds_N = (x.new_empty(size, dtype=torch.float32) for size in (0 if is_rms else num_rows, num_rows))
-    return means_N, inverse_stds_N
-
-
-def _like(parameter_D: Tensor | None, x: Tensor) -> Tensor:
-    return x.new_empty(0) if parameter_D is None else torch.empty_like(parameter_D)
 
 
 def _agrees(form: Form, dtype: torch.dtype) -> bool:

@@ -19,7 +19,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,17 +55,14 @@ class Form:
     isa: str
     """A key of ``INSTRUCTION_SETS``."""
 
-    def __call__(self, name: str, *arguments: "int | Tensor | None") -> None:
-        """Call ``hb_<isa>_<name>``, which returns nothing.
+    def __call__(self, name: str, *arguments: "int | Tensor | None") -> int:
+        """Call ``hb_<isa>_<name>`` and return its int64; a function without a result returns any number.
 
         A tensor is passed as the address of its first element, None as a null pointer, an integer as int64; C functions
         of the library have no other types of arguments.
         """
-        _function(self.isa, name)(*map(_word, arguments))
-
-    def integer(self, name: str, *arguments: "int | Tensor | None") -> int:
-        """Call ``hb_<isa>_<name>``, which returns an int64; arguments as in a call without a result."""
-        return int(_function(self.isa, name)(*map(_word, arguments)))
+        words = (each.data_ptr() if isinstance(each, Tensor) else each or 0 for each in arguments)
+        return int(_function(self.isa, name)(*map(ctypes.c_int64, words)))
 
 
 @dataclass(frozen=True)
@@ -271,7 +268,8 @@ def _measure(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, float]:
     try:
         with torch.no_grad():
             for number in range(_MOST_ROUNDS):
-                if number > _ROUNDS and all(_is_confirmed(times[1:]) for times in taken.values()):
+                shortest = [sorted(times[1:])[:2] for times in taken.values()]
+                if number > _ROUNDS and all(second <= _SPREAD * first for first, second in shortest):
                     break
                 for isa, times in taken.items():
                     start = time.thread_time()
@@ -280,12 +278,6 @@ def _measure(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, float]:
     finally:
         torch.set_num_threads(threads)
     return {isa: min(times[1:]) for isa, times in taken.items()}  # the first ones warm up
-
-
-def _is_confirmed(times: Sequence[float]) -> bool:
-    """Return whether the second shortest time is close to the shortest."""
-    shortest, second = sorted(times)[:2]
-    return second <= _SPREAD * shortest
 
 
 def _times_file() -> Path:
@@ -331,12 +323,6 @@ def _function(isa: str, name: str) -> Any:
     found = getattr(load(), f"hb_{isa}_{name}")
     found.restype = ctypes.c_int64
     return found
-
-
-def _word(argument: "int | Tensor | None") -> ctypes.c_int64 | ctypes.c_void_p:
-    if argument is None:
-        return ctypes.c_void_p(None)
-    return ctypes.c_int64(argument.data_ptr() if isinstance(argument, Tensor) else argument)
 
 
 def rows(x: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def linear(
         activation: of ``products.ACTIVATIONS``.
     """
     form = Form(isa)
-    y_MN = product(form, rows(x), panels_of(form, weight, x.dtype, for_gradient=False), weight, bias)
+    y_MN = product(form, x, panels_of(form, weight, x.dtype, for_gradient=False), weight, bias)
     return y_MN.view(*x.shape[:-1], y_MN.shape[1])
 
 
@@ -57,7 +57,7 @@ def linear_activation(
     form = Form(isa)
     u_MN = x.new_empty(x.shape[:-1].numel(), weight.shape[:-1].numel())
     panels = panels_of(form, weight, x.dtype, for_gradient=False, is_gated=is_gated)
-    h_MN = product(form, rows(x), panels, weight, bias, activation=activation, before=u_MN, is_gated=is_gated)
+    h_MN = product(form, x, panels, weight, bias, activation=activation, before=u_MN, is_gated=is_gated)
     return h_MN.view(*x.shape[:-1], h_MN.shape[1]), u_MN.view(*x.shape[:-1], u_MN.shape[1])
 
 
@@ -77,18 +77,9 @@ def linear_input_gradient(
     form = Form(isa)
     panels = panels_of(form, weight, gradient.dtype, for_gradient=True)
     at = None if before is None else rows(before)
-    g_MN = rows(gradient)
+    of: dict[str, Any] = {"activation": activation, "derivative_at": at}
     is_gated = at is not None and at.shape[1] != weight.shape[-1]
-    of_x_MN = product(
-        form,
-        g_MN,
-        panels,
-        weight,
-        for_gradient=True,
-        activation=activation,
-        derivative_at=at,
-        is_gated=is_gated,
-    )
+    of_x_MN = product(form, gradient, panels, weight, for_gradient=True, is_gated=is_gated, **of)
     return of_x_MN.view(*gradient.shape[:-1], of_x_MN.shape[1])
 
 
@@ -142,7 +133,7 @@ def _save(ctx: Any, x: Tensor, *others: Tensor | None) -> None:
     Recomputation (`torch.utils.checkpoint`) replaces saved tensors by others, which have no packed form and no
     ``.grad``.
     """
-    ctx.adds_gradients = kernels.adds_gradients()
+    ctx.adds_gradients = kernels.unchanged.adds_gradients
     ctx.parameters = [other if isinstance(other, torch.nn.Parameter) else None for other in others]
     ctx.save_for_backward(x, *(None if isinstance(other, torch.nn.Parameter) else other for other in others))
 

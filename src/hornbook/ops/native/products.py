@@ -27,34 +27,8 @@ ACTIVATIONS: Final = ("none", "gelu", "gelu_tanh", "relu", "relu_squared", "silu
 _Key = tuple[torch.dtype, bool, str, bool]
 """Dtype of the activations, whether panels are for the gradient, instruction set, whether they are of gates."""
 _State = tuple[int, int]
-"""The period in which a weight does not change, and its address."""
+"""The number of the block in which a weight does not change, and its address."""
 _packed: MutableMapping[Tensor, dict[_Key, tuple[_State, Tensor]]] = WeakTensorKeyDictionary()
-
-
-class Products:
-    """The products of one weight, ``x Wᵀ`` and its gradients, without autograd, for `hornbook.ops.cross_entropy`.
-
-    Args:
-        form: of the products.
-        weight: ``[num_out, num_in]`` fp32, packed by the constructor.
-        dtype: of the other operands.
-    """
-
-    def __init__(self, form: Form, weight: Tensor, dtype: torch.dtype) -> None:
-        self._form, self._weight = form, weight
-        self._panels = [panels_of(form, weight, dtype, for_gradient=of_input) for of_input in (False, True)]
-
-    def product(self, x_MK: Tensor) -> Tensor:
-        """Return ``x Wᵀ`` ``[M, num_out]``."""
-        return product(self._form, rows(x_MK), self._panels[0], self._weight)
-
-    def input_gradient(self, gradient_MN: Tensor, out_MK: Tensor) -> None:
-        """Write ``g W`` to ``out`` ``[M, num_in]``, contiguous."""
-        product(self._form, rows(gradient_MN), self._panels[1], self._weight, out=out_MK, for_gradient=True)
-
-    def add_weight_gradient(self, gradient_MN: Tensor, x_MK: Tensor, total_NK: Tensor) -> None:
-        """Add ``gᵀ x`` to ``total``, contiguous fp32."""
-        add_weight_gradient(self._form, gradient_MN, x_MK, total_NK, None, accumulate=True)
 
 
 def panels_of(form: Form, weight: Tensor, dtype: torch.dtype, *, for_gradient: bool, is_gated: bool = False) -> Tensor:
@@ -62,10 +36,10 @@ def panels_of(form: Form, weight: Tensor, dtype: torch.dtype, *, for_gradient: b
 
     ``is_gated`` is for the product with a stack of gates and of what they multiply, see ``product``.
     """
-    period = kernels.period()
-    if period is None or not isinstance(weight, torch.nn.Parameter):
+    block = kernels.unchanged.block
+    if block is None or not isinstance(weight, torch.nn.Parameter):
         return pack(form, weight, dtype, for_gradient, None, is_gated=is_gated)
-    kept, state = _packed.setdefault(weight, {}), (period, weight.data_ptr())
+    kept, state = _packed.setdefault(weight, {}), (block, weight.data_ptr())
     key = (dtype, for_gradient, form.isa, is_gated)
     known_state, panels = kept.get(key, (None, None))
     if panels is None or known_state != state:
@@ -87,7 +61,7 @@ def pack(
     name, matrix = SUFFIXES[dtype], rows(weight.detach())
     num_out, num_in = matrix.shape
     columns, depth = (num_in, num_out) if for_gradient else (num_out, num_in)
-    size = form.integer(f"linear_packed_bytes_{name}", columns, depth)
+    size = form(f"linear_packed_bytes_{name}", columns, depth)
     if panels is None or panels.numel() != size:
         panels = torch.empty(size, dtype=torch.uint8)
     kind = (int(for_gradient), int(is_gated))
@@ -97,7 +71,7 @@ def pack(
 
 def product(
     form: Form,
-    x_MK: Tensor,
+    x: Tensor,
     panels: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -117,7 +91,7 @@ def product(
 
     Args:
         form: of the product.
-        x_MK: fp32 or bf16, with contiguous rows.
+        x: fp32 or bf16, ``[..., depth]``, M rows.
         panels: of the weight, packed for this product.
         weight: determines the number of columns.
         bias: fp32.
@@ -128,6 +102,7 @@ def product(
         derivative_at: ``before``; multiply the product by f' of these instead of applying f.
         is_gated: see above; panels are of gates, too, unless there is ``derivative_at``.
     """
+    x_MK = rows(x)
     num_rows, depth = x_MK.shape
     columns = weight.shape[-1] if for_gradient else weight.shape[:-1].numel()
     gated = 0 if not is_gated else columns if derivative_at is not None else columns // 2

@@ -24,7 +24,9 @@ class MLflow:
         self._client = MlflowClient(tracking_uri=local)
         if run.run_id is None:
             artifacts = (run.folder.resolve() / "mlflow").as_uri() if local else None
-            created = self._client.create_run(self._experiment(run.project, artifacts), run_name=run.name)
+            known = self._client.get_experiment_by_name(run.project)
+            experiment = known.experiment_id if known else self._client.create_experiment(run.project, artifacts)
+            created = self._client.create_run(experiment, run_name=run.name)
             self.run_id: str = created.info.run_id
             params = [Param(key, str(value)) for key, value in run.config.items()]
             for first in range(0, len(params), _PARAMS_AT_ONCE):
@@ -33,11 +35,6 @@ class MLflow:
             self.run_id = run.run_id
             self._client.update_run(self.run_id, status="RUNNING")
         self._client.log_dict(self.run_id, dict(run.config), "recipe.json")
-
-    def _experiment(self, name: str, artifacts: str | None) -> str:
-        known = self._client.get_experiment_by_name(name)
-        number: str = known.experiment_id if known else self._client.create_experiment(name, artifacts)
-        return number
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
         now = int(1e3 * time())
