@@ -29,7 +29,7 @@ from hornbook.model import LanguageModel, encoder, language_model
 from hornbook.ops.sequence_groups import group_sequences, space_sequences
 from hornbook.ops.spans import Spans, spans_of_sequences, spans_of_windows
 from hornbook.ops.triton import programs
-from hornbook.ops.triton.programs import SPARSE_TILES, TILE
+from hornbook.ops.triton.programs import PRODUCT, SPARSE_TILES, TILE
 from hornbook.parallel.world import World
 from hornbook.samples.sources import complete, open_sources
 
@@ -83,7 +83,7 @@ class Launch:
     """Of matrix products; of attention, also those that take as long as its hashes."""
     dtype: str
     cached: float = 0.0
-    """Bytes that block-sparse products and the cross-entropy read from the second-level cache."""
+    """Bytes that Triton's products and the cross-entropy read from the second-level cache."""
     width: int = 64
     """Columns of a tensor core's product, if it has fewer than 64."""
 
@@ -171,13 +171,25 @@ def _launch(
     kernels = max(1, -(-int(sum(map(_bytes, given))) // _BYTES_OF_A_MULTI_KERNEL)) if is_list else 1
     if "triton_attention" in name:
         return _attention_launch(name, args, made, moved, *pairs)
-    if name in ("triton_norm_gradients", "triton_activation_gradient"):
+    if name.startswith("triton") and "gradient" in name:
         kernels = 2  # the second adds up the sums of the first one's programs, in the second-level cache
+    if name.startswith("triton_activated"):
+        return _activated_launch(name, given, made, moved, kernels)
     if name.startswith("block_sparse"):
         return _block_sparse_launch(name, args, made[0], moved)
     flops = _flops(name, args, given, made)
     typical = given[-1] if name.endswith("mm") else (made or given)[0]  # a product has the rate of its factors
     return Launch(name=name, kernels=kernels, bytes=moved, flops=flops, dtype=_name(typical), cached=cached)
+
+
+def _activated_launch(name: str, given: list[Tensor], made: list[Tensor], moved: float, kernels: int) -> Launch:
+    """Return a product with an activation; each tile reads its rows and its columns from the second-level cache."""
+    x, weight = given[:2]
+    num_rows, elements = x.shape[:-1].numel(), weight.numel()
+    tiles = -(-num_rows // PRODUCT["height"]), elements // x.shape[-1] // PRODUCT["width"]
+    read = (tiles[0] * elements + tiles[1] * x.numel()) * x.element_size()
+    flops = 2.0 * num_rows * elements
+    return Launch(name=name, kernels=kernels, bytes=moved, flops=flops, dtype=_name(made[0]), cached=float(read))
 
 
 def _block_sparse_launch(name: str, args: Any, made: Tensor, moved: float) -> Launch:

@@ -50,6 +50,8 @@ _period: int | None = None
 _copies: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] | None = None
 """Of the current period: a weight and its copy, by identity and dtype; None if copies are not kept."""
 _adds_gradients = True
+_summed: tuple[Tensor, Tensor] | None = None
+"""The last gradient that a kernel stored with its sums over the rows, and these."""
 
 
 def use(kernels: Kernels) -> Kernels:
@@ -85,12 +87,12 @@ def weights_unchanged(*, keeps_copies: bool = False) -> Iterator[None]:
     A weight's version counter is not sufficient: PyTorch's fused optimizers do not increment it, nor does FSDP when it
     gathers a weight again.
     """
-    global _period, _copies
+    global _period, _copies, _summed
     before, _period, _copies = (_period, _copies), next(_periods), {} if keeps_copies else None
     try:
         yield
     finally:
-        _period, _copies = before
+        (_period, _copies), _summed = before, None
 
 
 @contextmanager
@@ -126,6 +128,22 @@ def copy_of(weight: Tensor, dtype: torch.dtype) -> Tensor:
     if key not in _copies:
         _copies[key] = (weight, weight.detach().to(dtype))
     return _copies[key][1]
+
+
+def note_sums(gradient: Tensor, sums: Tensor) -> Tensor:
+    """Return ``gradient`` ``[..., C]`` after noting its sums over the rows ``[C]`` for the layer that gets it next."""
+    global _summed
+    _summed = (gradient, sums)
+    return gradient
+
+
+def sums_of(gradient: Tensor) -> Tensor:
+    """Return the sums of ``gradient`` ``[..., C]`` over the rows, fp32 ``[C]``, which ``note_sums`` may know."""
+    global _summed
+    known, _summed = _summed, None
+    if known is not None and known[0] is gradient:
+        return known[1]
+    return gradient.flatten(0, -2).sum(0, dtype=torch.float32)
 
 
 def form_of(operator: str, x: Tensor) -> Form | None:
