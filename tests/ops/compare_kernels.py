@@ -65,7 +65,7 @@ def check_dropout(dtype: torch.dtype, shape: tuple[int, ...], *, adds: bool) -> 
     close(y, x.double() * mask / 0.7 + (residual.double() if adds else 0.0), dtype)
     close(x.grad, upstream.double() * mask / 0.7, dtype)
     assert torch.equal(x.grad != 0, mask & (upstream != 0))
-    noted, sums = kernels._summed
+    (noted, _), sums = kernels._summed
     assert torch.equal(noted, x.grad)
     close(sums, (upstream.double() * mask / 0.7).flatten(0, -2).sum(0), torch.float32)
     assert torch.equal(residual.grad, upstream) if adds else residual.grad is None
@@ -89,18 +89,17 @@ def check_norm(dtype: torch.dtype, shape: tuple[int, ...], *, centered: bool, ha
             close(ours.grad, leaf.grad, dtype if ours is x else torch.float32)
 
 
-def check_add_norm(
-    dtype: torch.dtype, shape: tuple[int, ...], *, centered: bool, drops: bool, has_beside: bool
-) -> None:
+def check_add_norm(dtype: torch.dtype, *, centered: bool, drops: bool, has_beside: bool) -> None:
+    shape = (2, 3, 37)
     x, residual = (normal(*shape, dtype=dtype).requires_grad_() for _ in range(2))
     gain, bias = (normal(shape[-1]).requires_grad_() if has else None for has in (True, centered))
     keys = torch.randint(1 << 32, shape[:-1], generator=RANDOM)
     upstream, beside = (normal(*shape, dtype=dtype) for _ in range(2))
     added, y = add_norm(x, residual, Drop(keys, 5, 0.3) if drops else None, gain, bias, 1e-5, centered=centered)
     torch.autograd.backward((added, y) if has_beside else (y,), (beside, upstream) if has_beside else (upstream,))
-    noted, sums = kernels._summed
+    (noted, _), sums = kernels._summed
     close(sums, noted.double().flatten(0, -2).sum(0), dtype)
-    assert noted is not x.grad and torch.equal(noted, x.grad)
+    assert torch.equal(noted, x.grad)
     leaves = [leaf for leaf in (x, residual, gain, bias) if leaf is not None]
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
     mask = keep_mask(keys, 5, shape[-1], 0.3) / 0.7 if drops else 1.0
@@ -226,7 +225,7 @@ def main() -> None:
         for options in product((False, True), repeat=3):
             check_norm(dtype, (2, 3, 37), **dict(zip(("centered", "has_gain", "has_bias"), options, strict=True)))
         for options in product((False, True), repeat=3):
-            check_add_norm(dtype, (2, 3, 37), **dict(zip(("centered", "drops", "has_beside"), options, strict=True)))
+            check_add_norm(dtype, **dict(zip(("centered", "drops", "has_beside"), options, strict=True)))
     for activation in layers.ACTIVATIONS:
         check_feed_forward(torch.bfloat16, 5, activation, has_bias=True)
     check_feed_forward(torch.float16, 70, "gelu_tanh", has_bias=False)  # more rows than a tile

@@ -12,6 +12,7 @@ FOLDER = Path(__file__).parent
 BYTES = {"*bf16": 2, "*fp16": 2, "*fp32": 4}
 NUMBERS = (
     *("num_tokens", "q_stride", "k_stride", "v_stride", "of_stride", "of_k_stride", "of_v_stride"),
+    *("sums_stride", "k_sums_stride", "v_sums_stride"),
     *("per_group", "window", "num_words", "first_head", "site", "threshold"),
 )
 RECIPES = {"bert": (False, False, False, True), "gpt": (True, False, False, True), "windows": (True, True, True, False)}
@@ -32,7 +33,8 @@ def test_models_with_spans_are_those_without():
 
 
 TYPES = {
-    **dict.fromkeys(NUMBERS, "i32"), **dict.fromkeys(("log_sums", "deltas"), "*fp32"), "keys": "*i64",
+    **dict.fromkeys(NUMBERS, "i32"), **dict.fromkeys(("log_sums", "deltas", "sums", "k_sums", "v_sums"), "*fp32"),
+    "keys": "*i64",
     **dict.fromkeys(("spans", "dropped"), "*i32"), **dict.fromkeys(("scale", "cap", "factor"), "fp32"),
 }  # fmt: skip
 

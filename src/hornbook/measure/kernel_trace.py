@@ -221,7 +221,7 @@ def _bytes(tensor: Tensor) -> float:
 
 def _flops(name: str, args: Any, given: list[Tensor], made: list[Tensor]) -> float:
     """Return the FLOPs of a matrix product or an attention; 0 for other operators."""
-    if name in ("mm", "addmm", "bmm", "baddbmm"):
+    if name in ("mm", "addmm", "addmm_", "bmm", "baddbmm"):
         return 2.0 * made[0].numel() * given[-2].shape[-1]
     if "attention" in name:
         first = "backward" in name

@@ -57,7 +57,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         zero = torch.zeros((), dtype=torch.float32, device=x_ND.device)
         total, weighted, num_correct, squares = (zero.clone() for _ in range(4))
         x_gradient = torch.empty_like(x_ND)
-        weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
+        writes = chunks == 1 and len(x_ND) > 0 and x_ND.is_cuda and is_mixed(x_ND, weight_VD)  # the first product does
+        weight_gradient = (torch.empty_like if writes else torch.zeros_like)(weight_VD, dtype=torch.float32)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         native = _native_products(x_ND, weight_VD) if chunks == 1 else None
         weight = _like(x_ND, weight_VD) if native is None and chunks == 1 else weight_VD
@@ -90,7 +91,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 chunk.gradient.mul_(weights.unsqueeze(1))
             if native is None:
                 torch.mm(chunk.gradient, weight, out=x_gradient[rows])
-                _add_product(weight_gradient, chunk.gradient, x)
+                if writes:
+                    write_product(weight_gradient, chunk.gradient.t(), x, adds=rows.start > 0)
+                else:
+                    weight_gradient += chunk.gradient.t() @ x
             else:
                 native.input_gradient(chunk.gradient, x_gradient[rows])
                 native.add_weight_gradient(chunk.gradient, x, weight_gradient)
@@ -284,14 +288,6 @@ def _like(x_ND: Tensor, weight_VD: Tensor) -> Tensor:
     """Return the table in the dtype of ``x``, on a GPU the copy of the step."""
     is_kept = x_ND.is_cuda and is_mixed(x_ND, weight_VD)
     return copy_of(weight_VD, x_ND.dtype) if is_kept else weight_VD.to(x_ND.dtype)
-
-
-def _add_product(total_VD: Tensor, gradient_CV: Tensor, x_CD: Tensor) -> None:
-    """Add ``gᵀ x`` to the fp32 gradient of the table, on a GPU without rounding it to the dtype of ``x``."""
-    if x_CD.is_cuda and is_mixed(x_CD, total_VD):
-        write_product(total_VD, gradient_CV.t(), x_CD, adds=True)
-    else:
-        total_VD += gradient_CV.t() @ x_CD
 
 
 def _native_products(x_ND: Tensor, weight_VD: Tensor) -> Products | None:

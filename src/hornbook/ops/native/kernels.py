@@ -50,8 +50,8 @@ _period: int | None = None
 _copies: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] | None = None
 """Of the current period: a weight and its copy, by identity and dtype; None if copies are not kept."""
 _adds_gradients = True
-_summed: tuple[Tensor, Tensor] | None = None
-"""The last gradient that a kernel stored with its sums over the rows, and these."""
+_summed: tuple[tuple[Tensor, int], Tensor] | None = None
+"""The last gradient that a kernel stored with its sums over the rows, with its version, and these."""
 
 
 def use(kernels: Kernels) -> Kernels:
@@ -133,7 +133,7 @@ def copy_of(weight: Tensor, dtype: torch.dtype) -> Tensor:
 def note_sums(gradient: Tensor, sums: Tensor) -> Tensor:
     """Return ``gradient`` ``[..., C]`` after noting its sums over the rows ``[C]`` for the layer that gets it next."""
     global _summed
-    _summed = (gradient, sums)
+    _summed = ((gradient, gradient._version), sums)
     return gradient
 
 
@@ -141,9 +141,15 @@ def sums_of(gradient: Tensor) -> Tensor:
     """Return the sums of ``gradient`` ``[..., C]`` over the rows, fp32 ``[C]``, which ``note_sums`` may know."""
     global _summed
     known, _summed = _summed, None
-    if known is not None and known[0] is gradient:
+    if known is not None and len(known[1]) == gradient.shape[-1] and _is_view(gradient, *known[0]):
         return known[1]
     return gradient.flatten(0, -2).sum(0, dtype=torch.float32)
+
+
+def _is_view(x: Tensor, whole: Tensor, version: int) -> bool:
+    """Return whether ``x`` has all of the elements of ``whole``, in the same memory, as of that version."""
+    is_whole = x.numel() == whole.numel() and x.is_contiguous() and whole.is_contiguous() and x._version == version
+    return is_whole and x.untyped_storage()._cdata == whole.untyped_storage()._cdata
 
 
 def form_of(operator: str, x: Tensor) -> Form | None:

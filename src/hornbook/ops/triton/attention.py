@@ -72,6 +72,15 @@ def _put(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _put_sum(
+    sums: tl.tensor, values: tl.tensor, stride: tl.tensor, head: tl.tensor, size: tl.constexpr, width: tl.constexpr,
+) -> None:  # fmt: skip
+    """Store the sums over a program's rows of a head, whose rows beyond the last token are zero."""
+    columns = tl.arange(0, width)
+    tl.store(sums + tl.program_id(0) * stride + head * size + columns, tl.sum(values, 0), mask=columns < size)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _product(
     a: tl.tensor, b: tl.tensor, widens: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
@@ -155,11 +164,12 @@ def _forward(
 @triton.jit  # type: ignore[untyped-decorator]
 def _of_queries(
     q: tl.tensor, k: tl.tensor, v: tl.tensor, spans: tl.tensor, dropped: tl.tensor, y: tl.tensor,
-    gradient: tl.tensor, log_sums: tl.tensor, deltas: tl.tensor, of_q: tl.tensor, num_tokens: tl.tensor,
-    q_stride: tl.tensor, k_stride: tl.tensor, v_stride: tl.tensor, of_stride: tl.tensor, per_group: tl.tensor,
-    scale: tl.tensor, cap: tl.tensor, window: tl.tensor, num_words: tl.tensor, factor: tl.tensor,
-    causal: tl.constexpr, has_window: tl.constexpr, has_cap: tl.constexpr, drops: tl.constexpr, size: tl.constexpr,
-    width: tl.constexpr, tile: tl.constexpr, step: tl.constexpr, widens: tl.constexpr,
+    gradient: tl.tensor, log_sums: tl.tensor, deltas: tl.tensor, of_q: tl.tensor, sums: tl.tensor,
+    num_tokens: tl.tensor, q_stride: tl.tensor, k_stride: tl.tensor, v_stride: tl.tensor, of_stride: tl.tensor,
+    sums_stride: tl.tensor, per_group: tl.tensor, scale: tl.tensor, cap: tl.tensor, window: tl.tensor,
+    num_words: tl.tensor, factor: tl.tensor, causal: tl.constexpr, has_window: tl.constexpr, has_cap: tl.constexpr,
+    drops: tl.constexpr, size: tl.constexpr, width: tl.constexpr, tile: tl.constexpr, step: tl.constexpr,
+    widens: tl.constexpr,
 ) -> None:  # fmt: skip
     head, own = tl.program_id(1), tl.program_id(0) * tile
     group = head // per_group
@@ -195,17 +205,20 @@ def _of_queries(
         values = _rows(v, start, inside, v_stride, group, size, width)
         of_scores = kept * _product(upstream, tl.trans(values), widens) - weights * delta[:, None]
         result += _product(_uncapped(of_scores, scores, cap, has_cap), of_keys, widens)
-    _put(of_q, result * (scale * factor), own, exists, of_stride, head, size, width)
+    result *= scale * factor
+    _put(of_q, result, own, exists, of_stride, head, size, width)
+    _put_sum(sums, result, sums_stride, head, size, width)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _of_keys(
     q: tl.tensor, k: tl.tensor, v: tl.tensor, spans: tl.tensor, dropped: tl.tensor, gradient: tl.tensor,
-    log_sums: tl.tensor, deltas: tl.tensor, of_k: tl.tensor, of_v: tl.tensor, num_tokens: tl.tensor,
-    q_stride: tl.tensor, k_stride: tl.tensor, v_stride: tl.tensor, of_k_stride: tl.tensor, of_v_stride: tl.tensor,
-    per_group: tl.tensor, scale: tl.tensor, cap: tl.tensor, window: tl.tensor, num_words: tl.tensor,
-    factor: tl.tensor, causal: tl.constexpr, has_window: tl.constexpr, has_cap: tl.constexpr, drops: tl.constexpr,
-    size: tl.constexpr, width: tl.constexpr, tile: tl.constexpr, step: tl.constexpr, widens: tl.constexpr,
+    log_sums: tl.tensor, deltas: tl.tensor, of_k: tl.tensor, of_v: tl.tensor, k_sums: tl.tensor, v_sums: tl.tensor,
+    num_tokens: tl.tensor, q_stride: tl.tensor, k_stride: tl.tensor, v_stride: tl.tensor, of_k_stride: tl.tensor,
+    of_v_stride: tl.tensor, k_sums_stride: tl.tensor, v_sums_stride: tl.tensor, per_group: tl.tensor,
+    scale: tl.tensor, cap: tl.tensor, window: tl.tensor, num_words: tl.tensor, factor: tl.tensor,
+    causal: tl.constexpr, has_window: tl.constexpr, has_cap: tl.constexpr, drops: tl.constexpr, size: tl.constexpr,
+    width: tl.constexpr, tile: tl.constexpr, step: tl.constexpr, widens: tl.constexpr,
 ) -> None:  # fmt: skip
     group = tl.program_id(1)
     own = tl.program_id(0) * tile
@@ -253,8 +266,11 @@ def _of_keys(
             delta = tl.load(deltas + of_rows, mask=exists, other=0.0)[None, :]
             of_scores = kept * _product(values, tl.trans(upstream), widens) - weights * delta
             key_sums += _product(_uncapped(of_scores, scores, cap, has_cap), queries, widens)
-    _put(of_k, key_sums * (scale * factor), own, inside, of_k_stride, group, size, width)
-    _put(of_v, value_sums * factor, own, inside, of_v_stride, group, size, width)
+    key_sums, value_sums = key_sums * (scale * factor), value_sums * factor
+    _put(of_k, key_sums, own, inside, of_k_stride, group, size, width)
+    _put(of_v, value_sums, own, inside, of_v_stride, group, size, width)
+    _put_sum(k_sums, key_sums, k_sums_stride, group, size, width)
+    _put_sum(v_sums, value_sums, v_sums_stride, group, size, width)
 
 
 class Settings(NamedTuple):
@@ -343,23 +359,27 @@ def backward(
     spans_4N: Tensor,
     dropped_HWN: Tensor,
     settings: Settings,
-) -> list[Tensor]:
-    """Return the gradients of ``packed``; arguments as for ``forward``, with its results."""
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the gradients of ``packed`` and their sums over the tokens; arguments as for ``forward``, its results."""
     of_packed = [torch.empty(part.shape, dtype=part.dtype, device=part.device) for part in packed]
     heads, of_heads = _heads(packed), _heads(tuple(of_packed))
     q_NHK, k_NGK, _ = heads
+    numbers, fixed = _arguments(heads, dropped_HWN, settings, "of_queries")
+    num_tiles = triton.cdiv(len(q_NHK), fixed["tile"])  # of queries as of keys
+    sums = [torch.empty(num_tiles, *part.shape[1:], dtype=torch.float32, device=part.device) for part in packed]
+    of_sums = _heads(tuple(sums))
     if q_NHK.numel():
         gradient_NHK, deltas_HN = gradient_NHK.contiguous(), torch.empty_like(log_sums_HN)
         strides = (len(q_NHK), *(head.stride(0) for head in heads))
-        numbers, fixed = _arguments(heads, dropped_HWN, settings, "of_queries")
-        grid = (triton.cdiv(len(q_NHK), fixed["tile"]), q_NHK.shape[1])
         given = (*heads, spans_4N, dropped_HWN, y_NHK, gradient_NHK, log_sums_HN, deltas_HN)
-        _of_queries[grid](*given, of_heads[0], *strides, of_heads[0].stride(0), *numbers, **fixed)
+        results, of_strides = (of_heads[0], of_sums[0]), (of_heads[0].stride(0), of_sums[0].stride(0))
+        _of_queries[(num_tiles, q_NHK.shape[1])](*given, *results, *strides, *of_strides, *numbers, **fixed)
         numbers, fixed = _arguments(heads, dropped_HWN, settings, "of_keys")
-        grid = (triton.cdiv(len(q_NHK), fixed["tile"]), k_NGK.shape[1])
         given = (*heads, spans_4N, dropped_HWN, gradient_NHK, log_sums_HN, deltas_HN)
-        _of_keys[grid](*given, *of_heads[1:], *strides, *(of.stride(0) for of in of_heads[1:]), *numbers, **fixed)
-    return of_packed
+        results = (*of_heads[1:], *of_sums[1:])
+        of_strides = tuple(result.stride(0) for result in results)
+        _of_keys[(num_tiles, k_NGK.shape[1])](*given, *results, *strides, *of_strides, *numbers, **fixed)
+    return of_packed, [each.sum(0) for each in sums]
 
 
 def _heads(packed: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -22,45 +22,8 @@ class Drop(NamedTuple):
 
 @operator(device="any")
 def triton_norm(
-    x: Tensor, gain: Tensor | None, bias: Tensor | None, epsilon: float, centered: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the norm of rows: layer norm if ``centered``, else RMS norm; see `norm_beside`.
-
-    Returns:
-        The norm, of the shape and dtype of ``x``; means and reciprocal deviations of the rows, fp32 ``[...]``.
-    """
-    from hornbook.ops.triton.norms import norm
-
-    return norm(x, gain, bias, epsilon, centered=centered)
-
-
-@shapes_of("triton_norm")
-def _(x: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    mean, rate = (x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in range(2))
-    return x.new_empty(x.shape), mean, rate
-
-
-@operator(device="any")
-def triton_norm_gradients(
-    gradient: Tensor, beside: Tensor | None, x: Tensor, gain: Tensor | None, mean: Tensor, rate: Tensor, centered: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of ``x``, plus ``beside`` if given, and of gain and bias, both fp32 ``[D]``."""
-    from hornbook.ops.triton.norms import norm_gradients
-
-    of_x, _, of_gain, of_bias = norm_gradients(gradient, beside, x, gain, mean, rate, None, centered=centered)
-    return of_x, of_gain, of_bias
-
-
-@shapes_of("triton_norm_gradients")
-def _(gradient: Tensor, beside: Tensor | None, x: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    gain, bias = (x.new_empty(x.shape[-1], dtype=torch.float32) for _ in range(2))
-    return x.new_empty(x.shape), gain, bias
-
-
-@operator(device="any")
-def triton_add_norm(
     x: Tensor,
-    residual: Tensor,
+    residual: Tensor | None,
     gain: Tensor | None,
     bias: Tensor | None,
     epsilon: float,
@@ -69,25 +32,26 @@ def triton_add_norm(
     site: int,
     probability: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return ``residual + drop(x)`` and its norm, in one pass; arguments as for ``add_norm``, no dropout without keys.
+    """Return ``residual + drop(x)``, or ``x`` without a residual, and its norm; see ``add_norm``.
 
     Returns:
-        Sum and norm, of the shape and dtype of ``x``; means and reciprocal deviations of the rows, fp32 ``[...]``.
+        The norm, of the shape and dtype of ``x``; means and reciprocal deviations of the rows, fp32 ``[...]``; the sum,
+        empty without a residual.
     """
-    from hornbook.ops.triton.norms import add_norm as compute
+    from hornbook.ops.triton.norms import norm
 
     drop = None if keys is None else Drop(keys, site, probability)
-    return compute(x, residual, drop, gain, bias, epsilon, centered=centered)
+    return norm(x, residual, drop, gain, bias, epsilon, centered=centered)
 
 
-@shapes_of("triton_add_norm")
-def _(x: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@shapes_of("triton_norm")
+def _(x: Tensor, residual: Tensor | None, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     mean, rate = (x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in range(2))
-    return x.new_empty(x.shape), x.new_empty(x.shape), mean, rate
+    return x.new_empty(x.shape), mean, rate, x.new_empty(0 if residual is None else x.shape)
 
 
 @operator(device="any")
-def triton_add_norm_gradients(
+def triton_norm_gradients(
     gradient: Tensor,
     beside: Tensor | None,
     x: Tensor,
@@ -99,26 +63,26 @@ def triton_add_norm_gradients(
     site: int,
     probability: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of the sum ``x``, plus ``beside`` if given, and of what was added to the residual.
+    """Return the gradients of ``x``, plus ``beside`` if given, of what was dropped before ``x``, of gain and bias.
 
     Returns:
-        Both gradients, the second empty without ``keys``, since it is the first; those of gain and bias, and the sums
-        over the rows of the second gradient, fp32 ``[D]``.
+        The gradient of ``x``; that behind it, empty without ``keys``; those of gain and bias, and the sums over the
+        rows of the second gradient, or of the first without ``keys``, fp32 ``[D]``.
     """
     from hornbook.ops.triton.norms import norm_gradients
 
     drop = None if keys is None else Drop(keys, site, probability)
-    of_x, of_added, *sums = norm_gradients(gradient, beside, x, gain, mean, rate, drop, centered=centered, adds=True)
-    of_gain, of_bias, added = sums
-    return of_x, of_added, of_gain, of_bias, added
+    of_x, of_dropped, sums = norm_gradients(gradient, beside, x, gain, mean, rate, drop, centered=centered)
+    of_gain, of_bias, of_rows = sums
+    return of_x, of_dropped, of_gain, of_bias, of_rows
 
 
-@shapes_of("triton_add_norm_gradients")
+@shapes_of("triton_norm_gradients")
 def _(
     gradient: Tensor, beside: Tensor | None, x: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    gain, bias, added = (x.new_empty(x.shape[-1], dtype=torch.float32) for _ in range(3))
-    return x.new_empty(x.shape), x.new_empty(0 if others[4] is None else x.shape), gain, bias, added
+    gain, bias, sums = (x.new_empty(x.shape[-1], dtype=torch.float32) for _ in range(3))
+    return x.new_empty(x.shape), x.new_empty(0 if others[4] is None else x.shape), gain, bias, sums
 
 
 def norm_beside(
@@ -133,33 +97,8 @@ def norm_beside(
         epsilon: added to the variance, or the mean square.
         centered: layer norm (Ba et al. 2016) rather than RMS norm (Zhang and Sennrich 2019).
     """
-    same, normed = _Norm.apply(x, gain, bias, epsilon, centered)  # type: ignore[no-untyped-call]
+    same, normed = _Norm.apply(x, None, None, gain, bias, epsilon, centered)  # type: ignore[no-untyped-call]
     return same, normed
-
-
-class _Norm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, gain: Tensor | None, bias: Tensor | None, epsilon: float, centered: bool
-    ) -> tuple[Tensor, Tensor]:
-        y, *statistics = triton_norm(x, gain, bias, epsilon, centered)
-        ctx.save_for_backward(x, gain, *statistics)
-        ctx.centered, ctx.bias_dtype = centered, None if bias is None else bias.dtype
-        ctx.set_materialize_grads(False)
-        return x.view_as(x), y
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        beside, gradient = gradients
-        if gradient is None:
-            return beside, *[None] * 4
-        x, gain, *statistics = ctx.saved_tensors
-        of_x, of_gain, of_bias = triton_norm_gradients(gradient, beside, x, gain, *statistics, ctx.centered)
-        of_affine = (
-            None if gain is None else of_gain.to(gain.dtype),
-            None if ctx.bias_dtype is None else of_bias.to(ctx.bias_dtype),
-        )
-        return of_x, *of_affine, None, None
 
 
 def add_norm(
@@ -172,42 +111,47 @@ def add_norm(
     *,
     centered: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return ``residual + drop(x)`` and its norm; ``x`` and ``residual`` are ``[..., D]``, others see ``norm_beside``.
-
-    The gradient of ``x`` comes with its sums over the rows, for the bias of the layer that computed ``x``.
-    """
-    added, normed = _AddNorm.apply(x, residual, drop, gain, bias, epsilon, centered)  # type: ignore[no-untyped-call]
+    """Return ``residual + drop(x)`` and its norm; ``residual`` has the shape of ``x``, other arguments as above."""
+    added, normed = _Norm.apply(x, residual, drop, gain, bias, epsilon, centered)  # type: ignore[no-untyped-call]
     return added, normed
 
 
-class _AddNorm(torch.autograd.Function):
+class _Norm(torch.autograd.Function):
+    """Notes the sums of the gradient of ``x`` over the rows, for the bias of the layer that computed it."""
+
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
-        residual: Tensor,
+        residual: Tensor | None,
         drop: Drop | None,
         gain: Tensor | None,
         bias: Tensor | None,
         epsilon: float,
         centered: bool,
     ) -> tuple[Tensor, Tensor]:
-        keys, *numbers = drop or (None, 0, 0.0)
-        added, normed, *statistics = triton_add_norm(x, residual, gain, bias, epsilon, centered, keys, *numbers)
-        ctx.save_for_backward(added, gain, *statistics, keys)
-        ctx.settings, ctx.affine_dtypes = (centered, numbers), [None if of is None else of.dtype for of in (gain, bias)]
+        dropout = (None, 0, 0.0) if drop is None else drop
+        y, *statistics, added = triton_norm(x, residual, gain, bias, epsilon, centered, *dropout)
+        ctx.save_for_backward(x if residual is None else added, gain, *statistics, dropout[0])
+        ctx.settings = (centered, *dropout[1:])
+        ctx.adds, ctx.bias_dtype = residual is not None, None if bias is None else bias.dtype
         ctx.set_materialize_grads(False)
-        return added, normed
+        return added if ctx.adds else x.view_as(x), y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        added, gain, *statistics, keys = ctx.saved_tensors
         beside, gradient = gradients
-        if gradient is None:
-            gradient = torch.zeros_like(added)
-        centered, numbers = ctx.settings
-        given = (gradient, beside, added, gain, *statistics, centered, keys, *numbers)
-        of_residual, of_x, *of_affine, sums = triton_add_norm_gradients(*given)
-        of_x = note_sums(of_residual if keys is None else of_x, sums)
-        pairs = zip(of_affine, ctx.affine_dtypes, strict=True)
-        return of_x, of_residual, None, *(None if dtype is None else of.to(dtype) for of, dtype in pairs), None, None
+        x, gain, *statistics, keys = ctx.saved_tensors
+        if gradient is None:  # of a norm that nothing uses
+            gradient = torch.zeros_like(x)
+        centered, *dropout = ctx.settings
+        found = triton_norm_gradients(gradient, beside, x, gain, *statistics, centered, keys, *dropout)
+        of_sum, of_dropped, of_gain, of_bias, sums = found
+        of_x = of_sum if keys is None else of_dropped
+        if not torch.compiler.is_compiling():
+            note_sums(of_x, sums)
+        of_affine = (
+            None if gain is None else of_gain.to(gain.dtype),
+            None if ctx.bias_dtype is None else of_bias.to(ctx.bias_dtype),
+        )
+        return of_x, of_sum if ctx.adds else None, None, *of_affine, None, None

@@ -57,10 +57,10 @@ def _norm(
 @triton.jit  # type: ignore[untyped-decorator]
 def _norm_gradients(
     gradient: tl.tensor, beside: tl.tensor, x: tl.tensor, keys: tl.tensor, gain: tl.tensor, means: tl.tensor,
-    rates: tl.tensor, of_x: tl.tensor, of_added: tl.tensor, of_gain: tl.tensor, of_bias: tl.tensor,
-    added_sums: tl.tensor, num_rows: tl.tensor, num_columns: tl.tensor, site: tl.tensor, threshold: tl.tensor,
-    factor: tl.tensor, centered: tl.constexpr, has_gain: tl.constexpr, has_beside: tl.constexpr, adds: tl.constexpr,
-    drops: tl.constexpr, width: tl.constexpr,
+    rates: tl.tensor, of_x: tl.tensor, of_dropped: tl.tensor, of_gain: tl.tensor, of_bias: tl.tensor,
+    row_sums: tl.tensor, num_rows: tl.tensor, num_columns: tl.tensor, site: tl.tensor, threshold: tl.tensor,
+    factor: tl.tensor, centered: tl.constexpr, has_gain: tl.constexpr, has_beside: tl.constexpr, drops: tl.constexpr,
+    width: tl.constexpr,
 ) -> None:  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, width)
@@ -88,12 +88,11 @@ def _norm_gradients(
         tl.store(of_x + places, moved.to(of_x.dtype.element_ty), mask=exists)
         if drops:
             moved = tl.where(_keeps(tl.load(keys + row), columns, site, threshold), moved * factor, 0.0)
-            tl.store(of_added + places, moved.to(of_added.dtype.element_ty), mask=exists)
+            tl.store(of_dropped + places, moved.to(of_dropped.dtype.element_ty), mask=exists)
         sums += moved
     tl.store(of_gain + program * num_columns + columns, gain_sums, mask=exists)
     tl.store(of_bias + program * num_columns + columns, bias_sums, mask=exists)
-    if adds:
-        tl.store(added_sums + program * num_columns + columns, sums, mask=exists)
+    tl.store(row_sums + program * num_columns + columns, sums, mask=exists)
 
 
 def size(num_columns: int) -> dict[str, int]:
@@ -103,14 +102,6 @@ def size(num_columns: int) -> dict[str, int]:
 
 
 def norm(
-    x: Tensor, gain: Tensor | None, bias: Tensor | None, epsilon: float, *, centered: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the norm, means and rates; see `hornbook.ops.triton.norm_operators.triton_norm`."""
-    _, result, means, rates = add_norm(x, None, None, gain, bias, epsilon, centered=centered)
-    return result, means, rates
-
-
-def add_norm(
     x: Tensor,
     residual: Tensor | None,
     drop: Drop | None,
@@ -120,18 +111,18 @@ def add_norm(
     *,
     centered: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return sum, norm, means and rates; see `hornbook.ops.triton.norm_operators.triton_add_norm`."""
+    """Return norm, means, rates and sum; see `hornbook.ops.triton.norm_operators.triton_norm`."""
     x, adds = x.contiguous(), residual is not None
-    result, num_columns, added = torch.empty_like(x), x.shape[-1], torch.empty_like(x) if adds else x
+    result, num_columns, added = torch.empty_like(x), x.shape[-1], x.new_empty(x.shape if adds else 0)
     means, rates = (torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device) for _ in range(2))
     if x.numel():
-        has = {"centered": centered, "has_gain": gain is not None, "has_bias": bias is not None, "adds": adds}
         given = (x, x if residual is None else residual.contiguous(), x if drop is None else drop.keys.contiguous())
         affine = (x if gain is None else gain, x if bias is None else bias)
         numbers = (num_columns, epsilon, *dropout_numbers(drop))
-        fixed = {**has, "drops": drop is not None, **size(num_columns)}
+        has = {"has_gain": gain is not None, "has_bias": bias is not None, "adds": adds, "drops": drop is not None}
+        fixed = {"centered": centered, **has, **size(num_columns)}
         _norm[(rates.numel(),)](*given, *affine, added, result, means, rates, *numbers, **fixed)
-    return added, result, means, rates
+    return result, means, rates, added
 
 
 def norm_gradients(
@@ -144,22 +135,20 @@ def norm_gradients(
     drop: Drop | None,
     *,
     centered: bool,
-    adds: bool = False,
-) -> tuple[Tensor, ...]:
-    """Return the gradients of x, of what was added to it, of gain and bias, and, if x is a sum, the second one's sums.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x and of what was dropped before it, and three sums over the rows ``[3, D]``.
 
-    See `hornbook.ops.triton.norm_operators.triton_add_norm_gradients`.
+    See `hornbook.ops.triton.norm_operators.triton_norm_gradients`.
     """
     x, gradient, num_columns, num_rows = x.contiguous(), gradient.contiguous(), x.shape[-1], rates.numel()
-    of_x, of_added = torch.empty_like(x), x.new_empty(0 if drop is None else x.shape)
+    of_x, of_dropped = torch.empty_like(x), x.new_empty(0 if drop is None else x.shape)
     programs = min(num_rows, _PROGRAMS)
-    sums = torch.empty(2 + adds, programs, num_columns, dtype=torch.float32, device=x.device)
+    sums = torch.empty(3, programs, num_columns, dtype=torch.float32, device=x.device)
     if x.numel():
-        has = {"centered": centered, "has_gain": gain is not None, "has_beside": beside is not None, "adds": adds}
         given = (gradient, x if beside is None else beside.contiguous(), x)
-        affine = (x if drop is None else drop.keys.contiguous(), x if gain is None else gain, means, rates)
-        results = (of_x, of_added, sums[0], sums[1], sums[-1])
+        others = (x if drop is None else drop.keys.contiguous(), x if gain is None else gain, means, rates)
         numbers = (num_rows, num_columns, *dropout_numbers(drop))
-        fixed = {**has, "drops": drop is not None, **size(num_columns)}
-        _norm_gradients[(programs,)](*given, *affine, *results, *numbers, **fixed)
-    return of_x, of_added, *sums.sum(1)
+        has = {"has_gain": gain is not None, "has_beside": beside is not None, "drops": drop is not None}
+        fixed = {"centered": centered, **has, **size(num_columns)}
+        _norm_gradients[(programs,)](*given, *others, of_x, of_dropped, *sums, *numbers, **fixed)
+    return of_x, of_dropped, sums.sum(1)

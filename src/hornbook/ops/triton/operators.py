@@ -173,21 +173,24 @@ def triton_attention_gradients(
     window: int | None,
     cap: float | None,
     probability: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of ``qkv``, ``key_value`` and ``value``, empty for None, given that of the attention."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of ``qkv``, ``key_value`` and ``value``, empty for None, given that of the attention.
+
+    The last result are the sums over the tokens of the gradient of ``qkv``, fp32 ``[3·H·K]`` or ``[H·K]``.
+    """
     from hornbook.ops.triton import attention
 
     settings = attention.Settings(is_causal, scale, window, cap, probability)
     packed = _packed(qkv, key_value, value)
-    found = attention.backward(gradient, y, log_sums, packed, spans_4N, dropped, settings)
+    found, sums = attention.backward(gradient, y, log_sums, packed, spans_4N, dropped, settings)
     of_qkv, of_key_value, of_value = found + [qkv.new_empty(0) for _ in range(3 - len(found))]
-    return of_qkv, of_key_value, of_value
+    return of_qkv, of_key_value, of_value, sums[0].flatten()
 
 
 @shapes_of("triton_attention_gradients")
-def _(gradient: Tensor, y: Tensor, log_sums: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(gradient: Tensor, y: Tensor, log_sums: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     of_qkv, of_key_value, of_value = (gradient.new_empty(0 if x is None else x.shape) for x in others[1:4])
-    return of_qkv, of_key_value, of_value
+    return of_qkv, of_key_value, of_value, gradient.new_empty(of_qkv.shape[1:].numel(), dtype=torch.float32)
 
 
 def _packed(*tensors: Tensor | None) -> tuple[Tensor, ...]:
@@ -200,11 +203,14 @@ def _keep_attention(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(*output, *inputs[:4])
     ctx.settings = inputs[4:9]
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # the gradients of these would be zeros
 
 
 def _of_attention(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # once: recomputation allows no more
-    found = triton_attention_gradients(gradient, *saved, *ctx.settings)
+    *found, sums = triton_attention_gradients(gradient, *saved, *ctx.settings)
+    if not torch.compiler.is_compiling():
+        note_sums(found[0], sums)
     of_packed = (None if x is None else of for x, of in zip(saved[3:6], found, strict=True))
     return *of_packed, *[None] * 10
 
