@@ -121,7 +121,8 @@ def check_feed_forward(dtype: torch.dtype, num_rows: int, activation: str, *, ha
     sizes = ((256, 64), (64, 256))
     weights = [torch.nn.Parameter(normal(*size) * size[1] ** -0.5) for size in sizes]
     biases = [torch.nn.Parameter(normal(size[0])) if has_bias else None for size in sizes]
-    exact = [None if leaf is None else leaf.detach().to(dtype).double().requires_grad_() for leaf in weights + biases]
+    exact = [leaf.detach().to(dtype).double().requires_grad_() for leaf in weights]
+    exact += [None if leaf is None else leaf.detach().double().requires_grad_() for leaf in biases]
     function, operators = layers.ACTIVATIONS[activation], Operators()
     with weights_unchanged(keeps_copies=True), operators:
         for _ in range(2):
@@ -224,13 +225,15 @@ def main() -> None:
             check_dropout(dtype, shape, adds=adds)
         for options in product((False, True), repeat=3):
             check_norm(dtype, (2, 3, 37), **dict(zip(("centered", "has_gain", "has_bias"), options, strict=True)))
-        for options in product((False, True), repeat=3):
-            check_add_norm(dtype, **dict(zip(("centered", "drops", "has_beside"), options, strict=True)))
+        check_add_norm(dtype, centered=True, drops=True, has_beside=True)
     for activation in layers.ACTIVATIONS:
         check_feed_forward(torch.bfloat16, 5, activation, has_bias=True)
     check_feed_forward(torch.float16, 70, "gelu_tanh", has_bias=False)  # more rows than a tile
     check_stack(torch.bfloat16)
-    for dtype, activation in product((torch.bfloat16, torch.float16), (None, *layers.ACTIVATIONS)):
+    for options in product((False, True), repeat=3):
+        check_add_norm(torch.float32, **dict(zip(("centered", "drops", "has_beside"), options, strict=True)))
+    of_half = ((torch.float16, name) for name in (None, "gelu_tanh"))
+    for dtype, activation in (*product((torch.bfloat16,), (None, *layers.ACTIVATIONS)), *of_half):
         check_linear(dtype, (2, 5, 8), activation, has_bias=True)
     check_linear(torch.bfloat16, (2200, 8), "gelu", has_bias=False)  # more rows than a step of all programs
     check_linear(torch.bfloat16, (0, 8), "gelu", has_bias=True)

@@ -1,6 +1,7 @@
 """Triton's kernels: cross-entropy, dropout and norms, with its interpreter and compiled for GPUs, which needs none."""
 
 import importlib.util
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hornbook.ops.triton import operators, programs
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 POINTERS = ("*bf16", *(pytest.param(pointer, marks=pytest.mark.slow) for pointer in ("*fp32", "*fp16")))
+OTHERS = ("gelu", "silu", "relu", "relu_squared")
 COUNTS = dict.fromkeys(("num_rows", "num_columns", "num_real", "stride", "site", "threshold"), "i32")
 
 
@@ -67,7 +69,7 @@ def test_norms_compile(pointer, width):
         check(_norm_gradients, types, {**has, "has_beside": True, **fixed}, num_warps=warps)
 
 
-@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu", "silu", "relu", "relu_squared"])
+@pytest.mark.parametrize("activation", ["gelu_tanh", *OTHERS])
 @pytest.mark.parametrize("pointer", POINTERS)
 def test_gradients_of_activations_compile(pointer, activation):
     from hornbook.ops.triton.activation_gradient import _TILE, _activation_gradient
@@ -76,35 +78,22 @@ def test_gradients_of_activations_compile(pointer, activation):
     check(_activation_gradient, types, {"activation": activation, **_TILE})
 
 
-@pytest.mark.parametrize(
-    ("pointer", "activation"),
-    [
-        ("*bf16", "gelu_tanh"),
-        *(
-            pytest.param(pointer, name, marks=pytest.mark.slow)
-            for pointer, name in (
-                ("*fp16", "gelu_tanh"),
-                *(("*bf16", name) for name in ("gelu", "silu", "relu_squared")),
-            )
-        ),
-    ],
-)
+@pytest.mark.parametrize("activation", ["gelu_tanh", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+@pytest.mark.parametrize("pointer", POINTERS[::2])
 def test_products_with_activations_compile(pointer, activation):
     from triton_kernels import ARCHITECTURES
 
     from hornbook.ops.triton.activated_product import _activated_gradient, _activated_linear, tile
 
-    types = {
-        **dict.fromkeys(("x", "weight", "before", "result", "gradient"), pointer),
-        "bias": "*fp32",
-        "sums": "*fp32",
-    }
-    for architecture in ARCHITECTURES:
-        fixed = tile(architecture)
+    types = dict.fromkeys(("x", "weight", "before", "result", "gradient"), pointer)
+    types |= dict.fromkeys(("bias", "sums"), "*fp32")
+    for architecture, (kernel, has) in product(
+        ARCHITECTURES, ((_activated_linear, {"has_bias": True}), (_activated_gradient, {}))
+    ):
+        fixed = tile(architecture, is_gradient=not has)
         options = {name: fixed.pop(name) for name in ("num_warps", "num_stages")}
-        constants = {"num_columns": 3072, "depth": 768, "activation": activation, "widens": False, **fixed}
-        check(_activated_linear, types, {**constants, "has_bias": True}, (architecture,), **options)
-        check(_activated_gradient, types, constants, (architecture,), **options)
+        constants = {"num_columns": 3072, "depth": 768, "activation": activation, "widens": False, **has, **fixed}
+        check(kernel, types, constants, (architecture,), **options)
 
 
 def test_a_run_on_a_gpu_takes_them_and_says_so(monkeypatch):

@@ -195,6 +195,22 @@ def test_attention_by_tritons_kernel_keeps_a_bit_for_each_weight():
     assert memory_of(wide, compute=triton) == memory_of(wide, compute=torch_alone)
 
 
+@pytest.mark.parametrize("recompute", ["attention", "all"])
+def test_recomputed_attention_hashes_its_bits_again(recompute):
+    recipe = RECIPES["gpt2-small"]
+    model = replace(recipe.model, vocab_size=64)  # a head that needs less than a block
+    recipe = replace(recipe, model=model, memory=replace(recipe.memory, recompute=recompute))
+    triton = Compute(device="cuda", dtype="bf16", takes_spans=True)
+    plain, dropped = (
+        memory_of(replace(recipe, model=replace(model, attention_dropout=share)), compute=triton)
+        for share in (0.0, 0.1)
+    )
+    assert dropped.activations == plain.activations
+    bits = 4 * (recipe.sequence_length // 32 + 1) * recipe.training.micro_batch_size * model.num_heads * 1024
+    print(dropped.peak - plain.peak, bits, recipe.sequence_length)
+    assert dropped.peak - plain.peak == bits  # of the layer whose gradients are being computed
+
+
 def test_a_budget_measures_a_layer_of_each_new_shape():
     recipe = RECIPES["bert-mini"]
     memory = replace(recipe.memory, recompute="all", recompute_budget=1)

@@ -63,12 +63,12 @@ _FLOPS_OF_AN_INSTRUCTION: Final = 13.75
 """Of attention, in the time of one more instruction: 128 per clock of a multiprocessor, 1.7 GHz, 132 of an H100."""
 _OF_FLASH_ATTENTION: Final = 8.0
 """Instructions for a weight that attention's share of the peak allows for: as long as its exponential takes."""
-_INSTRUCTIONS: Final = {"forward": (11.7, 15.2), "of_queries": (10.1, 12.7), "of_keys": (11.7, 15.3)}
+_INSTRUCTIONS: Final = {"forward": (10.9, 14.6), "of_queries": (9.0, 11.7), "of_keys": (10.7, 14.0)}
 """Of the main loops for a weight, without and with dropout: sm_90, 16 bits, heads of 64, tiles without hidden pairs."""
-_OF_A_MASK: Final = 7.8
+_OF_A_MASK: Final = 8.3
 """Further instructions for a weight in tiles that have hidden pairs."""
-_OF_A_HASH: Final = 18.2
-"""As many instructions take as long as the hash of a weight: 11.6, of which 9.1 integer ones are half as fast."""
+_HASHED: Final = (11.6, 9.1)
+"""Instructions of the hash of a weight, and of them integer ones, of which a multiprocessor issues half as many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +243,7 @@ def _attention_launch(name: str, args: Any, made: list[Tensor], moved: float, at
         pairs = min(pairs, spans.shape[1] * (window * (1 if is_causal else 2) + TILE))
     loops = ("of_queries", "of_keys") if is_backward else ("forward",)
     instructions = sum(_INSTRUCTIONS[loop][drops] - _OF_FLASH_ATTENTION for loop in loops)
-    instructions += _OF_A_HASH * (drops and not is_backward)
+    instructions += max(_HASHED[0], 2 * _HASHED[1]) * (drops and not is_backward)
     hidden = min(masked, pairs) * _OF_A_MASK * len(loops)
     flops = pairs * ((14 if is_backward else 4) * size + instructions * _FLOPS_OF_AN_INSTRUCTION)
     flops = num_heads * (flops + hidden * _FLOPS_OF_AN_INSTRUCTION)

@@ -117,10 +117,10 @@ def _activated_gradient(
     tl.store(sums + row_tile * num_columns + first + columns, tl.sum(of_u, 0))
 
 
-def tile(architecture: int) -> dict[str, int]:
+def tile(architecture: int, *, is_gradient: bool) -> dict[str, int]:
     """Return the tile of a program, and the options of its compilation; 80 is an A100, 90 an H100."""
-    if architecture >= 90:
-        return {**PRODUCT, "num_warps": 8, "num_stages": 4}
+    if architecture >= 90:  # with 8 warps, the gradient, which reads u at its end, would spill registers
+        return {**PRODUCT, "num_warps": 16 if is_gradient else 8, "num_stages": 4}
     return {"height": 128, "width": 128, "step": 32, "num_warps": 8, "num_stages": 3}
 
 
@@ -129,7 +129,7 @@ def activated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation:
     x, weight, num_rows = x.contiguous(), weight.contiguous(), x.shape[:-1].numel()
     before, result = (x.new_empty(*x.shape[:-1], len(weight)) for _ in range(2))
     if num_rows:
-        fixed = _constants(x, *weight.shape)
+        fixed = _constants(x, *weight.shape, is_gradient=False)
         programs = triton.cdiv(num_rows, fixed["height"]) * (len(weight) // fixed["width"])
         given = (x, weight, x if bias is None else bias, before, result, num_rows)
         _activated_linear[(programs,)](*given, has_bias=bias is not None, activation=activation, **fixed)
@@ -140,7 +140,7 @@ def activated_gradient(gradient: Tensor, weight: Tensor, before: Tensor, activat
     """Return the gradient of u and its sums; see `hornbook.ops.triton.linear_operators.triton_activated_gradient`."""
     gradient, weight, before = gradient.contiguous(), weight.contiguous(), before.contiguous()
     num_rows, (depth, num_columns), result = before.shape[:-1].numel(), weight.shape, torch.empty_like(before)
-    fixed = _constants(gradient, num_columns, depth)
+    fixed = _constants(gradient, num_columns, depth, is_gradient=True)
     num_tiles = triton.cdiv(num_rows, fixed["height"])
     sums = torch.empty(num_tiles, num_columns, dtype=torch.float32, device=before.device)
     if num_rows:
@@ -150,8 +150,8 @@ def activated_gradient(gradient: Tensor, weight: Tensor, before: Tensor, activat
     return result, sums.sum(0)
 
 
-def _constants(x: Tensor, num_columns: int, depth: int) -> dict[str, int]:
+def _constants(x: Tensor, num_columns: int, depth: int, *, is_gradient: bool) -> dict[str, int]:
     """Return the constants and options of a kernel for activations like ``x``."""
     major, minor = torch.cuda.get_device_capability(x.device) if x.is_cuda else (9, 0)
-    widens = is_interpreted() and x.dtype == torch.bfloat16
-    return {"num_columns": num_columns, "depth": depth, "widens": widens, **tile(10 * major + minor)}
+    fixed = {"num_columns": num_columns, "depth": depth, "widens": is_interpreted() and x.dtype == torch.bfloat16}
+    return {**fixed, **tile(10 * major + minor, is_gradient=is_gradient)}
