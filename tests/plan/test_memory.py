@@ -195,6 +195,25 @@ def test_attention_by_tritons_kernel_keeps_a_bit_for_each_weight():
     assert memory_of(wide, compute=triton) == memory_of(wide, compute=torch_alone)
 
 
+@pytest.mark.parametrize(
+    ("recompute", "kept"), [("none", (1, 1, 1, 1)), ("attention", (0,) * 4), ("all", (0, 0, 0, 1))]
+)
+def test_recomputed_attention_hashes_its_bits_again(recompute, kept):
+    """Only the last block, whose backward pass is next, is not recomputed by "all"."""
+    recipe = RECIPES["bert-mini"]
+    memory, triton = replace(recipe.memory, recompute=recompute), Compute(device="cuda", dtype="bf16", takes_spans=True)
+    plain, dropped = (
+        memory_of(replace(recipe, memory=memory, model=replace(recipe.model, attention_dropout=share)), compute=triton)
+        for share in (0.0, 0.1)
+    )
+    bits = 4 * (recipe.sequence_length // 32 + 1) * full_tokens(recipe).num * recipe.model.num_heads
+    blocks = [f"blocks.{number}" for number in range(4)]
+    assert [dropped.activations[name] - plain.activations[name] for name in blocks] == [
+        bits * number for number in kept
+    ]
+    assert dropped.peak - plain.peak <= bits * max(1, sum(kept))
+
+
 def test_a_budget_measures_a_layer_of_each_new_shape():
     recipe = RECIPES["bert-mini"]
     memory = replace(recipe.memory, recompute="all", recompute_budget=1)

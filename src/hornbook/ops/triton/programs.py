@@ -9,6 +9,9 @@ TILE = 64
 SPARSE_TILES = {16: 128, 32: 256, 64: 256, 128: 128}
 """By block size, most tokens of a program that multiplies blocks of 16 bits, or columns of blocks that one joins."""
 
+PRODUCT = {"height": 128, "width": 256, "step": 64}
+"""Rows and columns of a program that multiplies and applies an activation, on an H100, and the depth of its steps."""
+
 
 def num_words(longest: int, window: int | None, *, is_causal: bool) -> int:
     """Return how many words of 32 keys, a bit each, cover all keys of any query of attention.
