@@ -137,7 +137,7 @@ class Parts:
         dtype: DTypeLike,
         after_batch: Callable[[dict[str, SplitCounts]], None],
     ) -> None:
-        """Write batches, up to the slice's last one, into further parts; call ``after_batch`` with the counts of each."""
+        """Write batches, up to the slice's last one, into further parts; ``after_batch`` gets the counts of each."""
         for path in self._folder.glob("*.json"):  # records of parts after a damaged one
             if path.stem.isdigit() and int(path.stem) >= len(self.finished):
                 remove_file(path)

@@ -1,6 +1,6 @@
 """Building slices of the inputs: a function of the plan and the slices' numbers, which any process can call.
 
-    workshop.build_slices([3])    reads, filters and tokenizes slice 3 into .mine.building/slices/000003, or resumes that
+    workshop.build_slices([3])      reads, filters and tokenizes slice 3 into .mine.building/slices/000003, or resumes
 
 One process calls it with all slices; N processes, the jobs of a Slurm array and the tasks of a Ray cluster call it for
 the slices of a plan on a common file system (`hornbook.corpora.building.engines`). Nothing else is different, so the
