@@ -18,6 +18,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from hornbook.storage import remove_tree
 
@@ -68,16 +69,14 @@ def measure(words: list[str]) -> Usage:
     """Run a build and return what it used. Raises SystemExit if it failed."""
     usage, start = Usage(), time.monotonic()
     command = [sys.executable, "-m", "hornbook", "corpus", "build", *words, "--json"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as build:
-        assert build.stderr is not None
-        os.set_blocking(build.stderr.fileno(), False)
-        errors = ""
-        while build.poll() is None:
-            usage.look_at(build.pid)
-            errors = (build.stderr.read() or "")[-1000:] or errors
-            time.sleep(_POLL_SECONDS)
-    if build.returncode:
-        raise SystemExit(f"the build failed: {errors.strip()}")
+    with TemporaryFile() as errors:
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors) as build:
+            while build.poll() is None:
+                usage.look_at(build.pid)
+                time.sleep(_POLL_SECONDS)
+        if build.returncode:
+            errors.seek(0)
+            raise SystemExit(f"the build failed: {errors.read().decode().strip()}")
     usage.wall = time.monotonic() - start
     return usage
 
