@@ -25,7 +25,6 @@ from hornbook.config import Recipe
 from hornbook.config.description import description_of
 from hornbook.parallel.device import dtype_name, synchronize
 from hornbook.parallel.world import World
-from hornbook.plan.devices import card
 from hornbook.run.peaks import fastest
 from hornbook.samples.batches import Samples
 from hornbook.track.environment import cpu_model
@@ -37,8 +36,8 @@ _FLOPS_OF_A_TIMING = 4e8
 """FLOPs of a timed product on a CPU: a few milliseconds."""
 _MOST_REPEATS = 100
 """Calls per timing on a CPU; tiny products are dominated by call overhead, and 100 calls are enough to time it."""
-_MOST_FLOPS = 2e9
-"""Rows of a product on a CPU; larger ones are cut, which hardly changes their rate."""
+_MOST_FLOPS = 4e8
+"""Of a product on a CPU, which determines its rows; more hardly change its rate."""
 _FEWEST_ROWS = 64
 _LONGEST_SIDE = 8192
 """Elements of a weight matrix on a CPU, so that models larger than memory can be timed."""
@@ -183,6 +182,8 @@ def peak_of(name: str, dtype: torch.dtype) -> float | None:
 
     See `hornbook.plan.devices.card`.
     """
+    from hornbook.plan.devices import card
+
     known = card(name) if dtype in (torch.bfloat16, torch.float16) else None
     return None if known is None else known.flops["bf16" if dtype == torch.bfloat16 else "fp16"]
 
