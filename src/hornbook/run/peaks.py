@@ -12,6 +12,11 @@ _MOST_GAIN = 5.0
 as only processor time counts."""
 
 
+def is_known(product: str) -> bool:
+    """Return whether a rate of a product is kept."""
+    return isinstance(kept("peaks", product), float)
+
+
 def fastest(product: str, rate: float) -> float:
     """Return the fastest rate of a product that was measured on this machine, and keep it.
 
