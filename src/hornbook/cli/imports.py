@@ -31,7 +31,7 @@ def collector_paused() -> Iterator[None]:
         return search(item, *filename)
 
     gc.disable()
-    inspect.getmodule = module_of
+    inspect.getmodule = module_of  # type: ignore[assignment]
     try:
         yield
     finally:
