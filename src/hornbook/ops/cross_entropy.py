@@ -91,10 +91,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 chunk.gradient.mul_(weights.unsqueeze(1))
             if native is None:
                 torch.mm(chunk.gradient, weight, out=x_gradient[rows])
-                if writes:
-                    write_product(weight_gradient, chunk.gradient.t(), x, adds=rows.start > 0)
-                else:
-                    weight_gradient += chunk.gradient.t() @ x
+                _add_product(weight_gradient, chunk.gradient, x, writes=writes and not rows.start)
             else:
                 native.input_gradient(chunk.gradient, x_gradient[rows])
                 native.add_weight_gradient(chunk.gradient, x, weight_gradient)
@@ -288,6 +285,14 @@ def _like(x_ND: Tensor, weight_VD: Tensor) -> Tensor:
     """Return the table in the dtype of ``x``, on a GPU the copy of the step."""
     is_kept = x_ND.is_cuda and is_mixed(x_ND, weight_VD)
     return copy_of(weight_VD, x_ND.dtype) if is_kept else weight_VD.to(x_ND.dtype)
+
+
+def _add_product(total_VD: Tensor, gradient_CV: Tensor, x_CD: Tensor, *, writes: bool) -> None:
+    """Add ``gᵀ x`` to the table's fp32 gradient, or write it; on a GPU without rounding it to the dtype of ``x``."""
+    if x_CD.is_cuda and is_mixed(x_CD, total_VD):
+        write_product(total_VD, gradient_CV.t(), x_CD, adds=not writes)
+    else:
+        total_VD += gradient_CV.t() @ x_CD
 
 
 def _native_products(x_ND: Tensor, weight_VD: Tensor) -> Products | None:
