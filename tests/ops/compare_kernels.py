@@ -18,8 +18,9 @@ from hornbook.ops.dropout import keep_mask
 from hornbook.ops.mixed_linear import mixed_feed_forward, mixed_linear, mixed_stack
 from hornbook.ops.native import kernels
 from hornbook.ops.native.kernels import FORMS, copy_of, weights_unchanged
-from hornbook.ops.triton.norm_operators import Drop, add_norm, norm_beside
+from hornbook.ops.triton.norm_operators import add_norm, norm_beside
 from hornbook.ops.triton.operators import KERNELS, TRITON, triton_cross_entropy, triton_dropout
+from hornbook.ops.triton.programs import Drop
 
 RANDOM = torch.Generator().manual_seed(0)
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}

@@ -92,10 +92,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 chunk.gradient.mul_(weights.unsqueeze(1))
             if form is None:
                 torch.mm(chunk.gradient, weight, out=x_gradient[rows])
-                if writes:
-                    write_product(weight_gradient, chunk.gradient.t(), x, adds=rows.start > 0)
-                else:
-                    weight_gradient += chunk.gradient.t() @ x
+                _add_product(weight_gradient, chunk.gradient, x, writes=writes and not rows.start)
             else:
                 product(form, chunk.gradient, panels[1], weight_VD, out=x_gradient[rows], for_gradient=True)
                 add_weight_gradient(form, chunk.gradient, x, weight_gradient, None, accumulate=True)
@@ -286,3 +283,9 @@ def _chunks_of(x_ND: Tensor) -> Iterator[slice]:
         yield slice(start, start + size)
 
 
+def _add_product(total_VD: Tensor, gradient_CV: Tensor, x_CD: Tensor, *, writes: bool) -> None:
+    """Add ``gᵀ x`` to the table's fp32 gradient, or write it; on a GPU without rounding it to the dtype of ``x``."""
+    if x_CD.is_cuda and is_mixed(x_CD, total_VD):
+        write_product(total_VD, gradient_CV.t(), x_CD, adds=not writes)
+    else:
+        total_VD += gradient_CV.t() @ x_CD

@@ -19,8 +19,9 @@ from hornbook.ops.native.library import Form
 from hornbook.ops.native.linear import linear as native_linear
 from hornbook.ops.native.linear import linear_activation
 from hornbook.ops.tensor_parallel import cut_linear
-from hornbook.ops.triton.norm_operators import MOST_COLUMNS, Drop, add_norm, norm_beside
+from hornbook.ops.triton.norm_operators import MOST_COLUMNS, add_norm, norm_beside
 from hornbook.ops.triton.operators import chosen, triton_dropout
+from hornbook.ops.triton.programs import Drop
 from hornbook.parallel.ranks import is_cut, local
 
 

@@ -167,10 +167,8 @@ def _of_keys(
         shared_low = tl.maximum(shared_low, own + tile - window)
         shared_high = tl.minimum(shared_high, own + window)
     of_keys = _rows(k, own, inside, k_stride, group, size, width)
-    values = _rows(v, own, inside, v_stride, group, size, width)
-    unit = _unit(scale, cap, has_cap)
-    key_sums = tl.zeros((tile, width), tl.float32)
-    value_sums = tl.zeros((tile, width), tl.float32)
+    values, unit = _rows(v, own, inside, v_stride, group, size, width), _unit(scale, cap, has_cap)
+    key_sums, value_sums = tl.zeros((tile, width), tl.float32), tl.zeros((tile, width), tl.float32)
     for member in range(per_group):
         head = group * per_group + member
         for start in range(low, high, step):

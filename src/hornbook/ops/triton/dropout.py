@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hornbook.ops.triton.norm_operators import Drop
+from hornbook.ops.triton.programs import Drop
 
 _ELEMENTS = 4096
 """Of a program."""

@@ -1,23 +1,16 @@
 """The operators of Triton's norms, for PyTorch's dispatcher, alone or behind a dropout and a residual addition."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hornbook.ops.native.kernels import note_sums
 from hornbook.ops.operators import operator, shapes_of
+from hornbook.ops.triton.programs import Drop
 
 MOST_COLUMNS = 16384
 """Of a norm: a program holds a row in registers."""
-
-
-class Drop(NamedTuple):
-    """A dropout; see `hornbook.ops.dropout.dropout`."""
-
-    keys: Tensor
-    site: int
-    probability: float
 
 
 @operator(device="any")

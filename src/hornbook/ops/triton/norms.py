@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hornbook.ops.triton.dropout import _keeps, dropout_numbers
-from hornbook.ops.triton.norm_operators import Drop
+from hornbook.ops.triton.programs import Drop
 
 _PROGRAMS = 264
 """Of the gradients: two for each multiprocessor of an H100."""
