@@ -235,9 +235,8 @@ class SelfAttention(nn.Module, ABC):
 
     def _with_heads(self, packed_NE: Tensor, *others_NE: Tensor) -> list[Tensor | None]:
         """Return ``[N, 3, H, K]`` and twice None, or queries, keys and values, of which the last may be together."""
-        num_heads, size = self.num_heads, self.head_size
-        shape = (num_heads, size) if others_NE else (3, num_heads, size)
-        shape_of_others = (self.num_kv_heads, size) if len(others_NE) == 2 else (2, self.num_kv_heads, size)
+        shape = (*([] if others_NE else [3]), self.num_heads, self.head_size)
+        shape_of_others = (*([] if len(others_NE) == 2 else [2]), self.num_kv_heads, self.head_size)
         others = [torch.unflatten(other, 1, shape_of_others) for other in others_NE]
         return [torch.unflatten(packed_NE, 1, shape), *others, *[None] * (2 - len(others_NE))]
 
@@ -298,10 +297,8 @@ class CausalSelfAttention(SelfAttention):
     is_incremental = True
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
-        """Return the output ``[B, T, D]`` for hidden states ``[B, T, D]``; see ``mix`` for ``context``."""
         is_own = type(self).mix is CausalSelfAttention.mix and type(self).split is SelfAttention.split
-        takes_packed = not is_own or self._is_tritons(context) or "cache" in context
-        if takes_packed or not (x_BTD.is_cuda and is_unmodified(self.qkv, QueryKeyValue)):
+        if self._is_tritons(context) or not (x_BTD.is_cuda and is_own and is_unmodified(self.qkv, QueryKeyValue)):
             return super().forward(x_BTD, context)
         packed_BTE, *others_BTE = stacked_linear(x_BTD, self.qkv.weight, self.qkv.bias)
         y_BTD: Tensor = self.out(self.mix(packed_BTE, context, *others_BTE))
