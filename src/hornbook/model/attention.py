@@ -362,9 +362,9 @@ class EncoderSelfAttention(SelfAttention):
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
         """Return the attention within each sequence; ``context`` has the entries of ``SequenceGroups``."""
         packed_NE, angles_NR = packed_BTE.flatten(0, 1), self.angles(context)
+        window = None if self.reach is None else self.reach + 1
         if (form := self.native_form(packed_NE, context)) is not None:
             sequences = (context["firsts"], context["lengths"], context["keys"].flatten())
-            window = None if self.reach is None else self.reach + 1
             heads: dict[str, Any] = dict(zip(("cosines_NR", "sines_NR"), angles_NR, strict=False))
             y_NC = self.attend_sequences(form, packed_NE, *sequences, is_causal=False, window=window, **heads)
             return y_NC.view(*packed_BTE.shape[:2], -1)
@@ -372,7 +372,6 @@ class EncoderSelfAttention(SelfAttention):
             q_k_NHK, v_NHK = torch.unflatten(packed_NE, -1, (-1, self.head_size)).tensor_split((2 * self.num_heads,), 1)
             packed_NE = torch.cat((rotate(q_k_NHK, *angles_NR), v_NHK), 1).flatten(1)
         if "spans" in context:
-            window = None if self.reach is None else self.reach + 1
             y_NC = self.attend_spans(packed_NE, context, is_causal=False, window=window)
         elif "gather_index" in context:
             gather_index, scatter_index = context["gather_index"], context["scatter_index"]
