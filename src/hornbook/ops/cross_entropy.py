@@ -56,16 +56,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         total, weighted, num_correct, squares = (x_ND.new_zeros((), dtype=torch.float32) for _ in range(4))
         x_gradient = torch.empty_like(x_ND)
-        writes = chunks == 1 and len(x_ND) > 0 and x_ND.is_cuda and is_mixed(x_ND, weight_VD)  # the first product does
-        weight_gradient = (torch.empty_like if writes else torch.zeros_like)(weight_VD, dtype=torch.float32)
+        is_copied = chunks == 1 and x_ND.is_cuda and is_mixed(x_ND, weight_VD)  # once a step
+        empty = torch.empty_like if is_copied and len(x_ND) else torch.zeros_like  # the first product writes it
+        weight_gradient = empty(weight_VD, dtype=torch.float32)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         form = form_of("linear", x_ND) if chunks == 1 and weight_VD.dtype == torch.float32 else None
         weight, panels = weight_VD, list[Tensor]()
         if form is not None:  # packed once for all chunks of tokens
             panels = [panels_of(form, weight_VD, x_ND.dtype, for_gradient=back) for back in (False, True)]
         elif chunks == 1:
-            is_kept = x_ND.is_cuda and is_mixed(x_ND, weight_VD)  # the step's copy
-            weight = copy_of(weight_VD, x_ND.dtype) if is_kept else weight_VD.to(x_ND.dtype)
+            weight = copy_of(weight_VD, x_ND.dtype) if is_copied else weight_VD.to(x_ND.dtype)
         for rows in _chunks_of(x_ND):
             x, targets, weights = x_ND[rows], targets_N[rows], None if weights_N is None else weights_N[rows]
             if chunks > 1:
@@ -92,7 +92,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 chunk.gradient.mul_(weights.unsqueeze(1))
             if form is None:
                 torch.mm(chunk.gradient, weight, out=x_gradient[rows])
-                _add_product(weight_gradient, chunk.gradient, x, writes=writes and not rows.start)
+                _add_product(weight_gradient, chunk.gradient, x, writes=is_copied and not rows.start)
             else:
                 product(form, chunk.gradient, panels[1], weight_VD, out=x_gradient[rows], for_gradient=True)
                 add_weight_gradient(form, chunk.gradient, x, weight_gradient, None, accumulate=True)
