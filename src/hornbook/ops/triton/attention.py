@@ -305,9 +305,9 @@ def backward(
         _of_queries[(num_tiles, q_NHK.shape[1])](*given, *results, *strides, *of_strides, *numbers, **fixed)
         numbers, fixed = _arguments(heads, dropped_HWN, settings, "of_keys")
         given = (*heads, spans_4N, dropped_HWN, gradient_NHK, log_sums_HN, deltas_HN)
-        results = (*of_heads[1:], *of_sums[1:])
-        of_strides = tuple(result.stride(0) for result in results)
-        _of_keys[(num_tiles, k_NGK.shape[1])](*given, *results, *strides, *of_strides, *numbers, **fixed)
+        of_keys = (*of_heads[1:], *of_sums[1:])
+        of_key_strides = (of.stride(0) for of in of_keys)
+        _of_keys[(num_tiles, k_NGK.shape[1])](*given, *of_keys, *strides, *of_key_strides, *numbers, **fixed)
     return of_packed, [each.sum(0) for each in sums]
 
 
