@@ -2,7 +2,7 @@
 # make test       all tests but the slow ones (make test-slow) and those for a GPU (make test-gpu)
 # make test-slow  these, for an hour, then tests of properties with ten times as many examples
 # make test-portable   tests of numbers and operators as on other processors: older instructions, no operators, one core
-# make reliability   kills, power failures and damage, thousands of them, with a table: three hours; run it again to go on
+# make reliability   kills, power failures and damage, thousands of them, with a table: hours; run it again to go on
 # make check      lint, format and types, then the tests
 # make format     mend what lint and format can mend by themselves
 # make venv       set up .venv and nothing more; TORCH=cuda takes PyTorch's build for NVIDIA GPUs, from TORCH_CUDA_INDEX
@@ -59,7 +59,7 @@ test-portable: .venv/ready-dev
 	$(BIN)/python tools/portable_tests.py
 
 reliability: .venv/ready-dev
-	OMP_NUM_THREADS=1 $(BIN)/python tools/reliability
+	OMP_NUM_THREADS=1 $(BIN)/python tools/reliability --jobs 2
 
 check: lint test
 

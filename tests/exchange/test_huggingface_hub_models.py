@@ -165,7 +165,8 @@ def test_a_hub_that_is_down_is_worth_a_retry(tmp_path):
     assert known["exit_code"] == 1
 
 
-def test_without_the_extra_its_name_is_reported(monkeypatch):
+def test_without_the_extra_its_name_is_reported(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     lead = "^no run or checkpoint at runz/mien; the Hugging Face hub needs huggingface_hub: "
     with pytest.raises(UserError, match=lead + r".*pip install 'hornbook\[hub\]'"):

@@ -96,10 +96,22 @@ def test_block_sparse_layers_take_triton(steps):
     assert "block_sparse_product" in steps["gpt sparse"]["names"]
 
 
+def test_products_of_a_feed_forward_apply_the_activation(steps):
+    for title in ("gpt bf16", "gpt fp16", "gpt dropout", "bert padded", "roberta"):
+        assert {"triton_activated_linear", "triton_activated_gradient"} <= set(steps[title]["names"]), title
+    assert "triton_activated_linear" not in steps["gpt fp32"]["names"]
+
+
+def test_gradients_of_query_key_and_value_are_not_stacked(steps):
+    assert "addmm_" in steps["gpt bf16"]["names"]
+    assert "addmm_" not in steps["gpt dropout"]["names"]  # Triton's attention stores them side by side
+
+
 def test_weights_are_cast_once_a_step_and_their_gradients_never(steps):
     few, many = (steps[title]["casts"] for title in ("gpt bf16", "gpt bf16, 4 micro-batches"))
-    # of each of two layers, four weights with a bias; the head's table; the embedding of each micro-batch
-    assert few["bfloat16"] == 2 * 4 * 2 + 1 + 2
+    # of each of two layers, four weights, and three biases, as the product before the activation takes fp32; the head's
+    # table; the embedding of each micro-batch
+    assert few["bfloat16"] == 2 * (4 + 3) + 1 + 2
     assert many["bfloat16"] == few["bfloat16"] + 2
     assert few["float32"] == 2 and many["float32"] == 4  # the embedding's gradient
     assert steps["gpt without Triton"]["casts"]["float32"] > 2 * 2 * 4 * 2

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hornbook.ops.attention import head_keys
 from hornbook.ops.dropout import keep_mask
+from hornbook.ops.native.kernels import sums_of
 from hornbook.ops.spans import Spans, spans_of_sequences, spans_of_windows
 from hornbook.ops.triton.attention import num_words
 from hornbook.ops.triton.operators import triton_attention
@@ -72,8 +73,13 @@ def pairs_of(case: Case, random: torch.Generator) -> tuple[Spans, torch.Tensor]:
     return spans, sees
 
 
-def check(case: Case) -> None:
+def close(mine: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> None:
     global COMPARED
+    torch.testing.assert_close(mine.double(), right, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+    COMPARED += 1
+
+
+def check(case: Case) -> None:
     random = torch.Generator().manual_seed(0)
     (spans, longest), sees = pairs_of(case, random)
     num_tokens, (num_heads, num_groups), scale = len(sees), case.heads, case.size**-0.5
@@ -101,15 +107,14 @@ def check(case: Case) -> None:
     dropout = (longest, keys if case.probability else None, FIRST_HEAD, SITE)
     found, _, dropped = triton_attention(*ours, *[None] * (3 - len(ours)), spans, *limits, *dropout)
     found.backward(upstream)
+    close(sums_of(ours[0].grad.flatten(1)), exact[0].grad.flatten(1).sum(0), case.dtype)
     words = num_words(longest, case.window, is_causal=case.causal) if case.probability else 0
     assert dropped.shape == (num_heads, words, num_tokens)
     if case.probability:
         check_bits(case, dropped, kept, spans[0], sees)
     assert found.dtype == case.dtype and not found[sees.any(1).logical_not()].any()
     for mine, right in zip((found, *(x.grad for x in ours)), (y, *(x.grad for x in exact)), strict=True):
-        tolerance = TOLERANCES[case.dtype]
-        torch.testing.assert_close(mine.double(), right, rtol=tolerance, atol=tolerance)
-        COMPARED += 1
+        close(mine, right, case.dtype)
 
 
 def check_bits(case: Case, dropped: torch.Tensor, kept: torch.Tensor, first: torch.Tensor, sees: torch.Tensor) -> None:

@@ -15,9 +15,12 @@ from hornbook.model import build_model, initialize
 from hornbook.objective import CausalLM
 from hornbook.ops import layers
 from hornbook.ops.dropout import keep_mask
-from hornbook.ops.mixed_linear import mixed_linear
+from hornbook.ops.mixed_linear import mixed_feed_forward, mixed_linear, mixed_stack
+from hornbook.ops.native import kernels
 from hornbook.ops.native.kernels import FORMS, copy_of, weights_unchanged
-from hornbook.ops.triton.operators import KERNELS, TRITON, norm_beside, triton_cross_entropy, triton_dropout
+from hornbook.ops.triton.norm_operators import add_norm, norm_beside
+from hornbook.ops.triton.operators import KERNELS, TRITON, triton_cross_entropy, triton_dropout
+from hornbook.ops.triton.programs import Drop
 
 RANDOM = torch.Generator().manual_seed(0)
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -63,6 +66,9 @@ def check_dropout(dtype: torch.dtype, shape: tuple[int, ...], *, adds: bool) -> 
     close(y, x.double() * mask / 0.7 + (residual.double() if adds else 0.0), dtype)
     close(x.grad, upstream.double() * mask / 0.7, dtype)
     assert torch.equal(x.grad != 0, mask & (upstream != 0))
+    (noted, _), sums = kernels._summed
+    assert torch.equal(noted, x.grad)
+    close(sums, (upstream.double() * mask / 0.7).flatten(0, -2).sum(0), torch.float32)
     assert torch.equal(residual.grad, upstream) if adds else residual.grad is None
 
 
@@ -82,6 +88,77 @@ def check_norm(dtype: torch.dtype, shape: tuple[int, ...], *, centered: bool, ha
     for ours, leaf in zip((x, *affine), exact, strict=True):
         if ours is not None:
             close(ours.grad, leaf.grad, dtype if ours is x else torch.float32)
+
+
+def check_add_norm(dtype: torch.dtype, *, centered: bool, drops: bool, has_beside: bool) -> None:
+    shape = (2, 3, 37)
+    x, residual = (normal(*shape, dtype=dtype).requires_grad_() for _ in range(2))
+    gain, bias = (normal(shape[-1]).requires_grad_() if has else None for has in (True, centered))
+    keys = torch.randint(1 << 32, shape[:-1], generator=RANDOM)
+    upstream, beside = (normal(*shape, dtype=dtype) for _ in range(2))
+    added, y = add_norm(x, residual, Drop(keys, 5, 0.3) if drops else None, gain, bias, 1e-5, centered=centered)
+    torch.autograd.backward((added, y) if has_beside else (y,), (beside, upstream) if has_beside else (upstream,))
+    (noted, _), sums = kernels._summed
+    close(sums, noted.double().flatten(0, -2).sum(0), dtype)
+    assert torch.equal(noted, x.grad)
+    leaves = [leaf for leaf in (x, residual, gain, bias) if leaf is not None]
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    mask = keep_mask(keys, 5, shape[-1], 0.3) / 0.7 if drops else 1.0
+    total = exact[0] * mask + exact[1]
+    close(added.detach(), total.detach(), dtype)
+    # the statistics are those of the rounded sum, which continues
+    rounded = total + (added.detach().double() - total.detach())
+    mean = rounded.mean(-1, keepdim=True) if centered else 0.0
+    rate = ((rounded - mean).square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    right = (rounded - mean) * rate * exact[2] + (exact[3] if centered else 0.0)
+    torch.autograd.backward((rounded * 1.0, right), (beside.double() * has_beside, upstream.double()))
+    close(y.detach(), right.detach(), dtype)
+    for ours, leaf in zip(leaves, exact, strict=True):
+        close(ours.grad, leaf.grad, torch.float32 if ours.dim() == 1 else dtype)
+
+
+def check_feed_forward(dtype: torch.dtype, num_rows: int, activation: str, *, has_bias: bool) -> None:
+    """Two micro-batches; f and its slope are inside of the products."""
+    sizes = ((256, 64), (64, 256))
+    weights = [torch.nn.Parameter(normal(*size) * size[1] ** -0.5) for size in sizes]
+    biases = [torch.nn.Parameter(normal(size[0])) if has_bias else None for size in sizes]
+    exact = [leaf.detach().to(dtype).double().requires_grad_() for leaf in weights]
+    exact += [None if leaf is None else leaf.detach().double().requires_grad_() for leaf in biases]
+    function, operators = layers.ACTIVATIONS[activation], Operators()
+    with weights_unchanged(keeps_copies=True), operators:
+        for _ in range(2):
+            x, upstream = (
+                normal(2, num_rows, 64, dtype=dtype).requires_grad_(),
+                normal(2, num_rows, 64, dtype=dtype) / 8,
+            )
+            pairs = zip(weights, biases, strict=True)
+            y = mixed_feed_forward(x, *pairs, (activation, function))
+            y.backward(upstream)
+            right = x.detach().double().requires_grad_()
+            hidden = function(functional.linear(right, exact[0], exact[2]))
+            functional.linear(hidden, exact[1], exact[3]).backward(upstream.double())
+            close(x.grad, right.grad, dtype)
+    assert {"triton_activated_linear", "triton_activated_gradient"} <= operators.names
+    for ours, leaf in zip(weights + biases, exact, strict=True):
+        if ours is not None:
+            scale = leaf.grad.abs().max()
+            close(ours.grad / scale, leaf.grad / scale, dtype)
+
+
+def check_stack(dtype: torch.dtype) -> None:
+    """The layers of a stack get their gradients one by one."""
+    weight, bias = torch.nn.Parameter(normal(3, 4, 8) / 3), torch.nn.Parameter(normal(3, 4))
+    exact = [leaf.detach().to(dtype).double().requires_grad_() for leaf in (weight, bias)]
+    x, upstream = normal(2, 5, 8, dtype=dtype).requires_grad_(), normal(3, 2, 5, 4, dtype=dtype)
+    parts = mixed_stack(x, weight, bias)
+    torch.autograd.backward(parts, upstream.unbind())
+    right = x.detach().double().requires_grad_()
+    outputs = functional.linear(right, exact[0].flatten(0, 1), exact[1].flatten()).chunk(3, -1)
+    torch.autograd.backward(outputs, upstream.double().unbind())
+    for ours, leaf in zip((*parts, x.grad), (*outputs, right.grad), strict=True):
+        close(ours.detach(), leaf.detach(), dtype)
+    for ours, leaf in zip((weight, bias), exact, strict=True):
+        close(ours.grad, leaf.grad, torch.float32)
 
 
 def check_linear(dtype: torch.dtype, shape: tuple[int, ...], activation: str | None, *, has_bias: bool) -> None:
@@ -149,7 +226,15 @@ def main() -> None:
             check_dropout(dtype, shape, adds=adds)
         for options in product((False, True), repeat=3):
             check_norm(dtype, (2, 3, 37), **dict(zip(("centered", "has_gain", "has_bias"), options, strict=True)))
-    for dtype, activation in product((torch.bfloat16, torch.float16), (None, *layers.ACTIVATIONS)):
+        check_add_norm(dtype, centered=True, drops=True, has_beside=True)
+    for activation in layers.ACTIVATIONS:
+        check_feed_forward(torch.bfloat16, 5, activation, has_bias=True)
+    check_feed_forward(torch.float16, 70, "gelu_tanh", has_bias=False)  # more rows than a tile
+    check_stack(torch.bfloat16)
+    for options in product((False, True), repeat=3):
+        check_add_norm(torch.float32, **dict(zip(("centered", "drops", "has_beside"), options, strict=True)))
+    of_half = ((torch.float16, name) for name in (None, "gelu_tanh"))
+    for dtype, activation in (*product((torch.bfloat16,), (None, *layers.ACTIVATIONS)), *of_half):
         check_linear(dtype, (2, 5, 8), activation, has_bias=True)
     check_linear(torch.bfloat16, (2200, 8), "gelu", has_bias=False)  # more rows than a step of all programs
     check_linear(torch.bfloat16, (0, 8), "gelu", has_bias=True)

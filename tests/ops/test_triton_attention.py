@@ -12,6 +12,7 @@ FOLDER = Path(__file__).parent
 BYTES = {"*bf16": 2, "*fp16": 2, "*fp32": 4}
 NUMBERS = (
     *("num_tokens", "q_stride", "k_stride", "v_stride", "of_stride", "of_k_stride", "of_v_stride"),
+    *("sums_stride", "k_sums_stride", "v_sums_stride"),
     *("per_group", "window", "num_words", "first_head", "site", "threshold"),
 )
 RECIPES = {"bert": (False, False, False, True), "gpt": (True, False, False, True), "windows": (True, True, True, False)}
@@ -32,7 +33,8 @@ def test_models_with_spans_are_those_without():
 
 
 TYPES = {
-    **dict.fromkeys(NUMBERS, "i32"), **dict.fromkeys(("log_sums", "deltas"), "*fp32"), "keys": "*i64",
+    **dict.fromkeys(NUMBERS, "i32"), **dict.fromkeys(("log_sums", "deltas", "sums", "k_sums", "v_sums"), "*fp32"),
+    "keys": "*i64",
     **dict.fromkeys(("spans", "dropped"), "*i32"), **dict.fromkeys(("scale", "cap", "factor"), "fp32"),
 }  # fmt: skip
 
@@ -46,19 +48,49 @@ def check(kernel, types, constants, architecture, **options):
     assert local_bytes(binary) == 0, (kernel, architecture)
 
 
+def arguments(kernel, pointer, size, recipe, architecture):
+    """Return the types and constants of one of the three kernels, and the options of its compilation."""
+    from hornbook.ops.triton import attention
+
+    types = TYPES | dict.fromkeys(("q", "k", "v", "y", "gradient", "of_q", "of_k", "of_v"), pointer)
+    has = dict(zip(("causal", "has_window", "has_cap", "drops"), recipe, strict=True))
+    tiles = attention.tiles(kernel, size, BYTES[pointer], architecture)
+    options = {name: tiles.pop(name) for name in ("num_stages", "num_warps")}
+    return types, {**has, "size": size, "width": 1 << (size - 1).bit_length(), "widens": False, **tiles}, options
+
+
 def compile_and_check(pointer, size, recipe):
     """Compile the three kernels for all architectures."""
     from triton_kernels import ARCHITECTURES
 
     from hornbook.ops.triton import attention
 
-    types = TYPES | dict.fromkeys(("q", "k", "v", "y", "gradient", "of_q", "of_k", "of_v"), pointer)
-    has = dict(zip(("causal", "has_window", "has_cap", "drops"), RECIPES[recipe], strict=True))
     for architecture, kernel in product(ARCHITECTURES, ("forward", "of_queries", "of_keys")):
-        tiles = attention.tiles(kernel, size, BYTES[pointer], architecture)
-        options = {name: tiles.pop(name) for name in ("num_stages", "num_warps")}
-        constants = {**has, "size": size, "width": 1 << (size - 1).bit_length(), "widens": False, **tiles}
+        types, constants, options = arguments(kernel, pointer, size, RECIPES[recipe], architecture)
         check(getattr(attention, f"_{kernel}"), types, constants, architecture, **options)
+
+
+@pytest.mark.slow
+def test_the_roofline_counts_the_instructions_of_compiled_kernels():
+    """Of the main loops on an H100, bf16, heads of 64, causal; those that look at hidden pairs on their own."""
+    from triton_kernels import compiled, loop_instructions
+
+    from hornbook.measure.kernel_trace import _HASHED, _INSTRUCTIONS, _OF_A_MASK
+    from hornbook.ops.triton import attention
+
+    masks = []
+    for (kernel, counted), drops in product(_INSTRUCTIONS.items(), (False, True)):
+        types, constants, options = arguments(kernel, "*bf16", 64, (True, False, False, drops), 90)
+        binary = compiled(getattr(attention, f"_{kernel}"), types, constants, 90, **options)
+        weights = constants["tile"] * constants["step"] / (32 * options["num_warps"])  # of a thread
+        whole, mask, _ = loop_instructions(binary)
+        assert whole / weights == pytest.approx(counted[drops], abs=0.1), (kernel, drops)
+        masks.append(mask / weights)
+    assert sum(masks) / len(masks) == pytest.approx(_OF_A_MASK, abs=0.1)
+    constants = {"causal": True, "has_window": False, "tile": attention.HASHED["tile"]}
+    binary = compiled(attention._hash_dropped, TYPES, constants, 90, num_warps=attention.HASHED["num_warps"])
+    hashed, _, integer = (number / 32 for number in loop_instructions(binary))
+    assert (hashed, integer) == pytest.approx(_HASHED, abs=0.1)
 
 
 @pytest.mark.parametrize(("causal", "has_window"), [(False, False), (True, True)])
@@ -66,7 +98,7 @@ def test_the_hash_of_dropout_compiles(causal, has_window):
     from triton_kernels import ARCHITECTURES
 
     from hornbook.ops.triton.attention import HASHED
-    from hornbook.ops.triton.attention_tiles import _hash_dropped
+    from hornbook.ops.triton.attention_bits import _hash_dropped
 
     constants = {"causal": causal, "has_window": has_window, "tile": HASHED["tile"]}
     for architecture in ARCHITECTURES:

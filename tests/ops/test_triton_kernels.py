@@ -1,6 +1,7 @@
 """Triton's kernels: cross-entropy, dropout and norms, with its interpreter and compiled for GPUs, which needs none."""
 
 import importlib.util
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hornbook.ops.triton import operators, programs
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 POINTERS = ("*bf16", *(pytest.param(pointer, marks=pytest.mark.slow) for pointer in ("*fp32", "*fp16")))
+OTHERS = ("gelu", "silu", "relu", "relu_squared")
 COUNTS = dict.fromkeys(("num_rows", "num_columns", "num_real", "stride", "site", "threshold"), "i32")
 
 
@@ -22,11 +24,11 @@ def test_results_and_gradients_are_those_of_float64():
     assert int(done.stdout) > 150
 
 
-def check(kernel, types, constants, **options):
+def check(kernel, types, constants, architectures=None, **options):
     """Compile a kernel for all architectures; it must not need more registers than there are."""
     from triton_kernels import ARCHITECTURES, MOST_SHARED, compiled, local_bytes
 
-    for architecture in ARCHITECTURES:
+    for architecture in architectures or ARCHITECTURES:
         binary = compiled(kernel, {**COUNTS, **types}, constants, architecture, **options)
         assert binary.metadata.shared <= MOST_SHARED[architecture]
         assert local_bytes(binary) == 0
@@ -43,11 +45,12 @@ def test_cross_entropy_compiles(pointer):
 
 @pytest.mark.parametrize("pointer", POINTERS)
 def test_dropout_compiles(pointer):
-    from hornbook.ops.triton.dropout import _dropout, tile
+    from hornbook.ops.triton.dropout import _dropout, _dropout_gradient, tile
 
-    types = {**dict.fromkeys(("x", "residual", "result"), pointer), "keys": "*i64", "factor": "fp32"}
+    types = {**dict.fromkeys(("x", "residual", "result", "gradient"), pointer), "keys": "*i64", "factor": "fp32"}
     for width in (128, 768):
         check(_dropout, types, {"adds": width == 768, **tile(width)})
+    check(_dropout_gradient, {**types, "sums": "*fp32"}, tile(768))
 
 
 @pytest.mark.parametrize("width", [768, pytest.param(4096, marks=pytest.mark.slow)])
@@ -57,21 +60,40 @@ def test_norms_compile(pointer, width):
 
     fixed = size(width)
     warps = fixed.pop("num_warps")
-    for centered in (False, True):
-        types = {**dict.fromkeys(("x", "result", "gradient", "beside", "of_x"), pointer), "epsilon": "fp32"}
-        types |= dict.fromkeys(("gain", "bias", "means", "rates", "of_gain", "of_bias"), "*fp32")
-        has = {"centered": centered, "has_gain": True}
-        check(_norm, types, {**has, "has_bias": centered, **fixed}, num_warps=warps)
-        check(_norm_gradients, types, {**has, "adds": True, **fixed}, num_warps=warps)
+    pointers = ("x", "residual", "added", "result", "gradient", "beside", "of_x", "of_dropped")
+    types = {**dict.fromkeys(pointers, pointer), "keys": "*i64", **dict.fromkeys(("epsilon", "factor"), "fp32")}
+    types |= dict.fromkeys(("gain", "bias", "means", "rates", "of_gain", "of_bias", "row_sums"), "*fp32")
+    for joins in (False, True):  # a layer norm behind a dropout and an addition
+        has = {"centered": joins, "has_gain": True, "drops": joins}
+        check(_norm, types, {**has, "has_bias": joins, "adds": joins, **fixed}, num_warps=warps)
+        check(_norm_gradients, types, {**has, "has_beside": True, **fixed}, num_warps=warps)
 
 
-@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu", "silu", "relu", "relu_squared"])
+@pytest.mark.parametrize("activation", ["gelu_tanh", *OTHERS])
 @pytest.mark.parametrize("pointer", POINTERS)
 def test_gradients_of_activations_compile(pointer, activation):
     from hornbook.ops.triton.activation_gradient import _TILE, _activation_gradient
 
     types = {**dict.fromkeys(("gradient", "before", "result"), pointer), "sums": "*fp32"}
     check(_activation_gradient, types, {"activation": activation, **_TILE})
+
+
+@pytest.mark.parametrize("activation", ["gelu_tanh", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+@pytest.mark.parametrize("pointer", POINTERS[::2])
+def test_products_with_activations_compile(pointer, activation):
+    from triton_kernels import ARCHITECTURES
+
+    from hornbook.ops.triton.activated_product import _activated_gradient, _activated_linear, tile
+
+    types = dict.fromkeys(("x", "weight", "before", "result", "gradient"), pointer)
+    types |= dict.fromkeys(("bias", "sums"), "*fp32")
+    for architecture, (kernel, has) in product(
+        ARCHITECTURES, ((_activated_linear, {"has_bias": True}), (_activated_gradient, {}))
+    ):
+        fixed = tile(architecture, is_gradient=not has)
+        options = {name: fixed.pop(name) for name in ("num_warps", "num_stages")}
+        constants = {"num_columns": 3072, "depth": 768, "activation": activation, "widens": False, **has, **fixed}
+        check(kernel, types, constants, (architecture,), **options)
 
 
 def test_a_run_on_a_gpu_takes_them_and_says_so(monkeypatch):

@@ -18,6 +18,7 @@ from hornbook.parallel.device import (
     memory_in_use,
     physical_cores,
     prepare,
+    return_freed_memory,
     synchronize,
 )
 from hornbook.storage.system import cpu_flags
@@ -119,6 +120,18 @@ def test_prepared_threads_and_denormals():
     finally:
         torch.set_flush_denormal(False)
     synchronize(torch.device("cpu"))
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators are left as they are")
+def test_freed_memory_is_returned():
+    prepare(torch.device("cpu"), 1)
+    freed, kept = torch.ones(16 << 20), torch.ones(16)  # what stays behind it keeps its memory in the heap
+    del freed
+    before = memory_in_use(torch.device("cpu"))
+    return_freed_memory()
+    torch.set_flush_denormal(False)
+    assert memory_in_use(torch.device("cpu")) < before - (48 << 20)
+    assert kept.sum() == 16
 
 
 TOUCH = """

@@ -195,6 +195,20 @@ def test_attention_by_tritons_kernel_keeps_a_bit_for_each_weight():
     assert memory_of(wide, compute=triton) == memory_of(wide, compute=torch_alone)
 
 
+@pytest.mark.parametrize(("recompute", "kept"), [("none", [1] * 4), ("attention", [0] * 4), ("all", [0, 0, 0, 1])])
+def test_recomputed_attention_hashes_its_bits_again(recompute, kept):
+    """Only the last block, whose backward pass is next, is not recomputed by "all"."""
+    recipe = RECIPES["bert-mini"]
+    model, memory = replace(recipe.model, vocab_size=64), replace(recipe.memory, recompute=recompute)
+    recipe, triton = replace(recipe, memory=memory), Compute(device="cuda", dtype="bf16", takes_spans=True)
+    models = (replace(model, attention_dropout=share) for share in (0.0, 0.1))
+    plain, dropped = (memory_of(replace(recipe, model=each), compute=triton) for each in models)
+    bits = 4 * (recipe.sequence_length // 32 + 1) * full_tokens(recipe).num * model.num_heads
+    more = (dropped.activations[f"blocks.{index}"] - plain.activations[f"blocks.{index}"] for index in range(4))
+    assert [size / bits for size in more] == kept
+    assert dropped.peak - plain.peak <= bits * max(1, sum(kept))
+
+
 def test_a_budget_measures_a_layer_of_each_new_shape():
     recipe = RECIPES["bert-mini"]
     memory = replace(recipe.memory, recompute="all", recompute_budget=1)

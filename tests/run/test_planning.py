@@ -15,7 +15,7 @@ def test_native_operators_multiply_bf16_at_the_faster_rate(monkeypatch, kernels,
     monkeypatch.setattr(planning, "measure_rates", lambda products, device: [3e9, 1e9])
     words = ["--precision.compute=bf16", f"--precision.kernels={kernels}", "--model.vocab-size=300"]
     recipe = load_recipe("demo", words, require_data=False).recipe
-    plan = planning.plan_here(recipe, 1, torch.device("cpu"))
+    plan = planning.plan_here(recipe, 1, torch.device("cpu"), timed=True)
     assert plan.machine.device.flops["bf16"] == rate
     assert plan.speed.products == pytest.approx(plan.speed.flops / (0.7 * rate))
 

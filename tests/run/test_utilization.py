@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from hornbook.__main__ import main
 from hornbook.config import load_recipe
 from hornbook.engine.build_training import build_samples
 from hornbook.parallel.world import World
-from hornbook.run import peaks, utilization
+from hornbook.run import utilization
 from hornbook.run.utilization import (
     Peak,
     Product,
@@ -98,7 +98,7 @@ def test_measuring_gives_a_rate_and_draws_no_random_number() -> None:
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Keep the rates of this file's tests, some of which are made up, out of the user's cache."""
-    monkeypatch.setattr(peaks, "folder", lambda: tmp_path / "peaks")
+    monkeypatch.setattr("hornbook.storage.kept.cache_home", lambda: tmp_path)
 
 
 @pytest.mark.parametrize("faster", [torch.float32, torch.bfloat16])
@@ -108,7 +108,7 @@ def test_the_faster_product_of_a_cpu_is_the_peak(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(
         utilization,
         "measure_rates",
-        lambda products, device: [2e9 if product.left.dtype == faster else 1e9 for product in products],
+        lambda products, device, rounds: [2e9 if product.left.dtype == faster else 1e9 for product in products],
     )
     found = measure_utilization(recipe, samples, World(), torch.bfloat16)
     assert found is not None and found.peak.rate == 2e9
@@ -119,7 +119,7 @@ def utilization_at(monkeypatch: pytest.MonkeyPatch, rate: float, earlier: Iterab
     """The utilization of a run whose products are found to have this rate."""
     recipe = load_recipe("demo", ["--data.synthetic", "--model.vocab-size=64"]).recipe
     samples = build_samples(recipe, open_sources(recipe), on_cpu=True)
-    monkeypatch.setattr(utilization, "measure_rates", lambda products, device: [rate for _ in products])
+    monkeypatch.setattr(utilization, "measure_rates", lambda products, device, rounds: [rate for _ in products])
     found = measure_utilization(recipe, samples, World(), torch.float32, earlier)
     assert found is not None
     return found
@@ -129,6 +129,21 @@ def test_the_fastest_rate_of_a_machine_is_its_peak(monkeypatch: pytest.MonkeyPat
     """A run that starts while the machine is busy has the same peak as the others."""
     rates = [utilization_at(monkeypatch, rate).peak.rate for rate in (2e9, 1e9, 3e9, 2e9)]
     assert rates == [2e9, 2e9, 3e9, 3e9]
+
+
+def test_a_known_rate_is_confirmed_in_fewer_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+
+    def count(products: Sequence[Product], device: torch.device, rounds: int) -> list[float]:
+        used.append(rounds)
+        return [1e9 for _ in products]
+
+    monkeypatch.setattr(utilization, "measure_rates", count)
+    recipe = load_recipe("demo", ["--data.synthetic", "--model.vocab-size=64"]).recipe
+    samples = build_samples(recipe, open_sources(recipe), on_cpu=True)
+    for dtype in (torch.float32, torch.float32, torch.bfloat16):
+        measure_utilization(recipe, samples, World(), dtype)
+    assert used == [6, 2, 6]
 
 
 def test_a_resumed_run_keeps_its_peak_on_the_same_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +163,7 @@ def test_a_run_in_its_folder_keeps_its_peak_and_says_when_it_changes(
     options = ["--checkpoint.every-steps=2", "--schedule.name=constant"]
     tiny_runs.run_tiny(tmp_path, *options, "--training.steps=2")
     (first,) = {round(peak, 9) for peak in peaks_of_rows()}
-    monkeypatch.setattr(utilization, "measure_rates", lambda products, device: [1e15 for _ in products])
+    monkeypatch.setattr(utilization, "measure_rates", lambda products, device, rounds: [1e15 for _ in products])
     tiny_runs.run_tiny(tmp_path, *options, "--training.steps=4")
     assert peaks_of_rows() == pytest.approx([first] * 4)
     assert "peak rate" not in capfd.readouterr().err

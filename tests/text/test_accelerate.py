@@ -19,6 +19,11 @@ WORDS = st.sampled_from(("the", " cat", "  ", "\n", "'ll", "don't", "12", "é", 
 ANY_TEXT = st.one_of(st.text(), st.lists(WORDS).map("".join), st.text(alphabet=" \n\t\r a1.'"))
 
 
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
 @pytest.fixture(scope="module")
 def same_classes():
     """The comparison of all characters, made once."""
@@ -106,6 +111,18 @@ def test_a_difference_in_classes_is_seen(monkeypatch, of_class, other):
     assert changed != accelerate._PATTERN
     monkeypatch.setattr(accelerate, "_PATTERN", changed)
     assert not compare()
+
+
+def test_the_libraries_are_compared_once_for_their_files(trained, monkeypatch):
+    compared, installed = [], accelerate.find_spec
+    monkeypatch.setattr(accelerate, "_same_classes", lambda: compared.append("classes") or True)
+    monkeypatch.setattr(accelerate, "_merges_by_rank", lambda tokenizer: compared.append(tokenizer.vocab_size) or False)
+    other = Tokenizer.train([*TEXTS, "more words"], 400)
+    assert [accelerated(tokenizer, 1) for tokenizer in (trained, trained, other)] == [None] * 3
+    assert compared == ["classes", trained.vocab_size, other.vocab_size]
+    monkeypatch.setattr(accelerate, "find_spec", lambda name: installed(name.partition(".")[0]))  # other files
+    assert accelerated(trained, 1) is None
+    assert compared[3:] == ["classes", trained.vocab_size]
 
 
 def test_one_stretch_in_128_is_compared(trained, monkeypatch):

@@ -1,5 +1,6 @@
 import gzip
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -44,6 +45,23 @@ def test_small_files_share_a_slice_and_large_ones_are_cut_at_lines(tmp_path, mon
     ]
     assert cut_sources(["hf:a/b@1/c.jsonl", str(paths[0])], [None, 60], ReadOptions()) == [Slice(0, 1), Slice(1, 2)]
     assert cut_sources([], [], ReadOptions()) == []
+
+
+def test_the_last_slices_are_small_so_that_processes_end_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SLICE_BYTES", 100)
+    monkeypatch.setattr(module, "_LEAST_BYTES", 20)
+    paths = [tmp_path / f"{number}.jsonl" for number in range(40)]
+    for number, path in enumerate(paths):
+        path.write_text('{"text": "a"}\n' * (600 if number < 3 else 3))
+    found = cut(paths)
+    starts = [
+        sum(path.stat().st_size for path in paths[:first]) + (span.start if span else 0) for first, _, span in found
+    ]
+    total = sum(path.stat().st_size for path in paths)
+    sizes = [end - start for start, end in pairwise([*starts, total])]
+    most = [min(100, max(20, (total - start) // 64)) for start in starts]
+    assert all(size <= bytes_ + 14 for size, bytes_ in zip(sizes, most, strict=True))
+    assert max(sizes) > 100 and max(sizes[-64:]) <= 34
 
 
 @given(

@@ -5,7 +5,6 @@ from tiny_text import one_line
 
 from hornbook.errors import StorageError, UserError
 from hornbook.text.documents import ReadOptions, find_sources, list_sources, read_documents
-from hornbook.text.reading import content_suffix
 
 
 @pytest.fixture
@@ -131,11 +130,6 @@ def test_a_folder_that_may_not_be_read(folder):
     with pytest.raises(UserError, match="cannot read the folder in/c"):
         find_sources(["in"])
     (folder / "in" / "c").chmod(0o755)
-
-
-def test_content_suffix():
-    names = ["c4.JSON.gz", "a.jsonl", "b.txt.xz", "no", "x.zst", "dir.jsonl/plain"]
-    assert [content_suffix(name) for name in names] == [".json", ".jsonl", ".txt", "", "", ""]
 
 
 @pytest.mark.parametrize(

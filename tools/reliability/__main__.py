@@ -2,7 +2,7 @@
 
 ::
 
-    python tools/reliability                          the whole suite, an hour or more; run it again to go on
+    python tools/reliability --jobs 2                 the whole suite on two cores, some hours; run it again to go on
     python tools/reliability --short                  some minutes
     python tools/reliability deaths --trials 40 --seed 7
     python tools/reliability --table                  only the table of the results so far
@@ -15,52 +15,19 @@ code is 1 if a promise was broken; the folder of such a trial is kept in ``build
 import argparse
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "helpers"))
 
-import torch.distributed.fsdp
-import torch.distributed.pipelining
-import torch.distributed.tensor  # noqa: F401 - here, so that no forked trial has to import them
-from bombs import BOMBS
-from crash_points import CRASH_POINTS
-from damage import DAMAGE
-from deaths import DEATHS
-from elastic import ELASTIC, WORLD_SIZES
-from inputs import INPUTS
-from layouts import LAYOUTS_PART
-from names import NAMES
-from pickles import PICKLES
+from parts import PARTS, run_named
 from planted import read_faults, try_faults
-from power_loss import POWER_LOSS
-from rank_deaths import RANKS
-from resources import RESOURCES
-from resumes import RESUMES
 from table import write_table
-from together import SOAK, TOGETHER
-from trials import Choice, Part, failures, read_outcomes, run_part
-from web import WEB
+from trials import Choice, failures, read_outcomes
 
 _ROOT = Path(__file__).resolve().parents[2]
-PARTS: tuple[Part, ...] = (
-    DEATHS,
-    CRASH_POINTS,
-    POWER_LOSS,
-    DAMAGE,
-    INPUTS,
-    BOMBS,
-    PICKLES,
-    NAMES,
-    RESUMES,
-    RANKS,
-    LAYOUTS_PART,
-    WORLD_SIZES,
-    ELASTIC,
-    RESOURCES,
-    TOGETHER,
-    SOAK,
-    WEB,
-)
 
 
 def main() -> int:
@@ -71,6 +38,7 @@ def main() -> int:
     )
     parser.add_argument("--trials", type=int, help="trials of each part (default: those of the suite)")
     parser.add_argument("--seed", type=int, default=1, help="(default: 1)")
+    parser.add_argument("--jobs", type=int, default=1, help="parts that run at the same time (default: 1)")
     parser.add_argument("--short", action="store_true", help="fewer trials: minutes instead of hours")
     parser.add_argument("--table", action="store_true", help="run nothing, only write the table")
     parser.add_argument("--planted", action="store_true", help="plant known faults, one at a time")
@@ -82,6 +50,8 @@ def main() -> int:
         parser.error(f"no part {sorted(unknown)[0]}; expected {', '.join(part.name for part in PARTS)}")
     if given.trials is not None and given.trials < 1:
         parser.error("--trials must be at least 1")
+    if given.jobs < 1:
+        parser.error("--jobs must be at least 1")
     parts = [part for part in PARTS if not given.parts or part.name in given.parts]
     described = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     commit = subprocess.run(described, cwd=_ROOT, capture_output=True, text=True).stdout.strip() or "no commit"
@@ -90,7 +60,7 @@ def main() -> int:
     if given.planted:
         chosen = [fault for fault in read_faults() if not given.parts or fault.part in given.parts]
         missed = try_faults(chosen, results, commit)
-    if given.table or given.planted:
+    if given.planted or given.table:
         found = {part: read_outcomes(results / f"{part.name}.jsonl") for part in parts}
     else:
         choice = Choice(
@@ -100,7 +70,10 @@ def main() -> int:
             is_short=given.short,
             stops_at_failure=given.first_failure,
         )
-        found = {part: run_part(part, results, choice) for part in parts}
+        run = partial(run_named, results=results, choice=choice)
+        # Each part has a process of its own, without threads, since trials fork.
+        with ProcessPoolExecutor(given.jobs, get_context("spawn"), max_tasks_per_child=1) as pool:
+            found = dict(zip(parts, pool.map(run, [part.name for part in parts]), strict=True))
     print(write_table(found, results))
     return 1 if missed or any(failures(outcomes) for outcomes in found.values()) else 0
 

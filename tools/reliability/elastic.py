@@ -257,7 +257,7 @@ WORLD_SIZES = Part(
     "run that nobody stopped",
     run=_run_pair,
     prepare=_prepare_pairs,
-    trials=2 * len(PAIRS),
+    trials=len(PAIRS),
     short=0,
 )
 
@@ -332,6 +332,6 @@ ELASTIC = Part(
     "losses and progress of one process that nobody disturbed",
     run=_run_elastic,
     prepare=_prepare_elastic,
-    trials=24,
+    trials=12,
     short=0,
 )

@@ -1,4 +1,7 @@
-"""Faults planted by hand, one at a time, in a copy of the tree: the suite must notice each."""
+"""Faults planted by hand, one at a time, in a copy of the tree: the suite must notice each.
+
+As a control, as many trials of each part also run in a copy without a fault, and must pass.
+"""
 
 import json
 import os
@@ -8,7 +11,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from trials import failures, read_outcomes
 
 ROOT = Path(__file__).resolve().parents[2]
 _VERDICTS = "planted.jsonl"
+KEPT = "kept"
+"""The verdict of a control whose trials all pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +47,11 @@ def read_faults() -> list[Fault]:
 
 
 def try_faults(faults: list[Fault], results: Path, commit: str) -> int:
-    """Try those without a row in the results at this commit, print all verdicts, and return how many were missed."""
+    """Try those without a row in the results at this commit, print all verdicts, and return how many are wrong."""
     known = {row["name"]: row for row in read_verdicts(results) if row["commit"] == commit}
-    for fault in faults:
+    most = {fault.part: fault for fault in sorted(faults, key=lambda fault: fault.trials)}
+    controls = [replace(fault, name=f"nothing, {part}", new=fault.old) for part, fault in most.items()]
+    for fault in (*faults, *controls):
         if fault.name not in known:
             start = time.monotonic()
             row = {"name": fault.name, "part": fault.part, "verdict": _verdict(fault), "commit": commit}
@@ -52,7 +59,7 @@ def try_faults(faults: list[Fault], results: Path, commit: str) -> int:
             with (results / _VERDICTS).open("a", encoding="utf-8") as log:
                 log.write(json.dumps(known[fault.name]) + "\n")
         print(f"{known[fault.name]['verdict']:<8} {fault.part:<13} {fault.name}", flush=True)
-    return sum(known[fault.name]["verdict"] != "caught" for fault in faults)
+    return sum(known[fault.name]["verdict"] not in ("caught", KEPT) for fault in (*faults, *controls))
 
 
 def read_verdicts(results: Path) -> list[dict[str, Any]]:
@@ -70,15 +77,7 @@ def _verdict(fault: Fault) -> str:
             shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
         file = Path(folder, "src/hornbook", fault.file)
         file.write_text(file.read_text(encoding="utf-8").replace(fault.old, fault.new), encoding="utf-8")
-        words = [
-            "tools/reliability",
-            fault.part,
-            "--trials",
-            str(fault.trials),
-            "--output",
-            "results",
-            "--first-failure",
-        ]
+        words = f"tools/reliability {fault.part} --trials {fault.trials} --output results --first-failure".split()
         environment = {**os.environ, "PYTHONPATH": str(Path(folder, "src"))}
         done = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
         is_caught = "could not be prepared" in done.stderr or failures(
@@ -86,4 +85,6 @@ def _verdict(fault: Fault) -> str:
         )
     if done.returncode not in (0, 1) or bool(is_caught) != bool(done.returncode):
         return f"exit {done.returncode}"  # not even a trial ran
+    if fault.new == fault.old:
+        return "failed" if is_caught else KEPT
     return "caught" if is_caught else "missed"

@@ -7,8 +7,9 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from hornbook.checkpoint.tensors import Contents
 from hornbook.config import recipe_to_dict
+from hornbook.exchange.documents import UNTRAINED
 from hornbook.exchange.formats import ExportFormat, export
-from hornbook.exchange.huggingface import UNTRAINED, write_folder
+from hornbook.exchange.huggingface import write_folder
 from hornbook.exchange.restore import LoadedModel, read_source
 from hornbook.extras import require
 from hornbook.storage.json_files import read_json

@@ -22,8 +22,8 @@ from hornbook.api.passes import EmbedOptions, One, Several, read_inputs, refuse_
 from hornbook.api.writing import GenerateOptions, write
 from hornbook.config import GenerationConfig, Recipe
 from hornbook.config.sections import Compute
+from hornbook.engine.validation import validate
 from hornbook.errors import UserError
-from hornbook.evaluate.validation import validate
 from hornbook.exchange.restore import LoadedModel, load_model
 from hornbook.generate.answers import FoundAnswer
 from hornbook.generate.classes import Classified

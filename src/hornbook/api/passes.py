@@ -3,7 +3,7 @@
 encode(loaded, "The cat")  ->  [50256, 464, 3797]
 ids_of(loaded, given)      ->  [int64[T], ...]                 checked
 apply(loaded, given, logits, batch_size=8)  ->  [fp32 [T, V], ...]
-held_out_of(loaded, ids, labels)            ->  input of `hornbook.evaluate.validation.validate`
+held_out_of(loaded, ids, labels)            ->  input of `hornbook.engine.validation.validate`
 """
 
 import logging

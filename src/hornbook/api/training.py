@@ -21,7 +21,7 @@ from hornbook.config.recipe_files import Tree
 from hornbook.config.sections import Compute
 from hornbook.errors import UserError
 from hornbook.measure.dial import NAME, auto_recipe
-from hornbook.parallel.device import choose_device, prepare
+from hornbook.parallel.device import choose_device, prepare, return_freed_memory
 from hornbook.plan.dial import Dial
 from hornbook.run.callbacks import Callback
 from hornbook.run.initial_weights import InitFrom
@@ -109,6 +109,7 @@ def train(
         allow_rate_change=allow_learning_rate_change,
         callbacks=callbacks,
     )
+    return_freed_memory()
     return Run(path=Path(summary["run"]), recipe=resolved.recipe, summary=summary)
 
 

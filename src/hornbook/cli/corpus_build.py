@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from hornbook.cli.arguments import TOKENIZER_HELP, add_declared, declared_values, positive_integer
+from hornbook.cli.imports import collector_paused
 from hornbook.cli.inputs import add_held_out_arguments, add_input_arguments, note, read_options, report_faults
 from hornbook.cli.table import say, token_progress
 from hornbook.errors import UserError
@@ -108,9 +109,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Build a corpus, or a part of one; return its counts. Raises UserError if an option does not apply."""
-    from hornbook.corpora.building.builder import BuildOptions, build_corpus
-    from hornbook.corpora.building.separate import build_part
-    from hornbook.text.tokenizer import Tokenizer
+    with collector_paused():
+        from hornbook.corpora.building.builder import BuildOptions, build_corpus
+        from hornbook.corpora.building.separate import build_part
+        from hornbook.text.tokenizer import Tokenizer
 
     if arguments.threads:
         os.environ["RAYON_NUM_THREADS"] = str(arguments.threads)  # read when the library first tokenizes
@@ -138,7 +140,8 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         quality=quality_options(arguments),
         tolerance=Tolerance(**tolerance),
     )
-    tokenizer = Tokenizer.load(arguments.tokenizer)
+    with collector_paused():  # it has 100,000 objects
+        tokenizer = Tokenizer.load(arguments.tokenizer)
     started = time.monotonic()
     with leave_cleanly("during the build"), token_progress() as show:
 

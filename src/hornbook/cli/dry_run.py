@@ -36,7 +36,7 @@ def dry_run(recipe: "Recipe", arguments: argparse.Namespace) -> dict[str, object
     num_ranks = arguments.processes or launched.num_ranks()
     refuse_unplannable(recipe, num_ranks)
     shapes = {name: shard.shape for name, shard in outline(recipe).home.tensors()["model"].items()}
-    plan = plan_here(recipe, num_ranks, choose_device(arguments.device))
+    plan = plan_here(recipe, num_ranks, choose_device(arguments.device), timed=True)
     if launched.rank() == 0:
         print_columns([*_rows(shapes)], right=(2, 3))
         print()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -33,9 +33,10 @@ from hornbook.corpora.store_manifest import MANIFEST, Manifest, read_rows
 from hornbook.errors import DataError, UserError
 from hornbook.storage import sha256_file
 from hornbook.storage.system import open_regular, storage_errors
-from hornbook.text.documents import offset_unit, recorded_format
-from hornbook.text.readers.web_archives import Page, PageFinder
 from hornbook.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # readers of documents are imported where they are used: a training needs none
+    from hornbook.text.readers.web_archives import Page, PageFinder
 
 _SAMPLED_DOCUMENTS: Final = 1000
 _HASHED_BYTES: Final = 1 << 20
@@ -218,22 +219,28 @@ class TokenStore:
 
     def offset_unit(self, document: int) -> Literal["byte", "row"]:
         """Return the unit of a document's offset: rows of a table, or bytes of the uncompressed file."""
+        from hornbook.text.documents import offset_unit
+
         source = self.source(document)
         return "byte" if source is None else offset_unit(source[0], self._format)
 
-    def page(self, document: int) -> Page | None:
+    def page(self, document: int) -> "Page | None":
         """Return URL and languages of a document from a web archive, read from its source.
 
         None if it is from another source, or the source is gone or has no record there. Compressed sources are read up
         to the record, once for documents in ascending order.
         """
+        from hornbook.text.documents import recorded_format
+
         source = self.source(document)
         if source is None or recorded_format(source[0], self._format) != "warc":
             return None
         return self._pages.find(*source)
 
     @cached_property
-    def _pages(self) -> PageFinder:
+    def _pages(self) -> "PageFinder":
+        from hornbook.text.readers.web_archives import PageFinder
+
         return PageFinder()
 
     @property

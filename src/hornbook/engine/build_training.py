@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from hornbook.config import MaskingConfig, MemoryConfig, MuonConfig, PrecisionConfig, Recipe
+from hornbook.config import LabelledConfig, MaskingConfig, MemoryConfig, MuonConfig, PrecisionConfig, Recipe
 from hornbook.config.optimizers import read_steps
 from hornbook.engine.home import Home, InMemory
 from hornbook.engine.loss_scale import FIRST_SCALE, DynamicScale, HistogramScale, LossScale, StaticScale
@@ -45,8 +45,6 @@ from hornbook.optim.updates import UPDATES, Update, build_update, in_groups, wit
 from hornbook.parallel.device import DTYPES, add_up_in, compute_dtype, return_large_buffers
 from hornbook.parallel.world import World
 from hornbook.samples.batches import Loader, Samples
-from hornbook.samples.encoder_samples import encoder_samples
-from hornbook.samples.labelled_samples import LabelledSources, labelled_samples
 from hornbook.samples.sources import Sources, network_facts, window_samples
 from hornbook.storage.scratch import ScratchFile
 
@@ -65,9 +63,14 @@ def build_samples(recipe: Recipe, sources: Sources, *, on_cpu: bool) -> Samples:
     Raises:
         UserError, DataError: the stores do not suit the objective.
     """
-    if isinstance(sources, LabelledSources):
+    if isinstance(recipe.objective, LabelledConfig):
+        from hornbook.samples.labelled_samples import LabelledSources, labelled_samples
+
+        assert isinstance(sources, LabelledSources)
         return labelled_samples(recipe, sources, on_cpu=on_cpu)
     if isinstance(recipe.objective, MaskingConfig):
+        from hornbook.samples.encoder_samples import encoder_samples
+
         samples = encoder_samples(recipe.objective, recipe, sources, on_cpu=on_cpu)
     else:
         samples = window_samples(recipe, sources)

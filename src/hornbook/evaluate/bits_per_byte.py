@@ -5,10 +5,10 @@ import lzma
 
 from hornbook.corpora.joined import JoinedStores, join
 from hornbook.corpora.store import TokenStore
+from hornbook.engine.validation import perplexity, validate
 from hornbook.errors import DataError
 from hornbook.evaluate.task_files import held_out_stores
 from hornbook.evaluate.tasks import Row, TaskInput
-from hornbook.evaluate.validation import perplexity, validate
 from hornbook.objective import CausalLM
 from hornbook.samples.batches import HeldOutWindows
 from hornbook.samples.windows import EvaluationWindows

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hornbook.engine.validation import perplexity
 from hornbook.errors import DataError
 from hornbook.evaluate.spans import Score, Span, score
 from hornbook.evaluate.task_files import read_passages
 from hornbook.evaluate.tasks import Row, TaskInput
-from hornbook.evaluate.validation import perplexity
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.wording import counted
 

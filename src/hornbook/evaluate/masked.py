@@ -15,10 +15,10 @@ from typing import Final
 
 from hornbook.config import MaskedLMConfig, MaskingConfig
 from hornbook.corpora.store import TokenStore
+from hornbook.engine.validation import perplexity, validate
 from hornbook.errors import DataError, UserError
 from hornbook.evaluate.task_files import held_out_stores
 from hornbook.evaluate.tasks import Row, TaskInput
-from hornbook.evaluate.validation import perplexity, validate
 from hornbook.objective import MaskedLM, build_objective
 from hornbook.samples.batches import spread_evenly
 from hornbook.samples.encoder_sources import HELD_OUT_SEED, instance_batches, sequence_source, store_batches

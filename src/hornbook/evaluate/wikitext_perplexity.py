@@ -22,11 +22,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from hornbook.engine.validation import perplexity, validate
 from hornbook.errors import DataError
 from hornbook.evaluate.spans import Span, score
 from hornbook.evaluate.task_files import read_text
 from hornbook.evaluate.tasks import Row, TaskInput
-from hornbook.evaluate.validation import perplexity, validate
 from hornbook.objective import CausalLM
 from hornbook.samples.batches import HeldOutWindows
 from hornbook.samples.windows import EvaluationWindows

@@ -27,6 +27,8 @@ from hornbook.text.tokenizer import Tokenizer
 
 START: Final = "start_token"
 """Name of the document of an imported model: whether its prompts start with the end-of-text token."""
+UNTRAINED: Final = "untrained"
+"""Name of the document of an imported model: the weights that were drawn at random, since its source lacks them."""
 
 
 def stored_recipe(document: object, path: str) -> Recipe:

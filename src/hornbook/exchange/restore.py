@@ -20,8 +20,7 @@ from hornbook.checkpoint.tensors import Contents
 from hornbook.config import Recipe, UnknownPart
 from hornbook.config.options import show
 from hornbook.errors import CheckpointError
-from hornbook.exchange import huggingface
-from hornbook.exchange.documents import has_start_token, recipe_of, refuse_unknown_parts, tokenizer_of
+from hornbook.exchange.documents import UNTRAINED, has_start_token, recipe_of, refuse_unknown_parts, tokenizer_of
 from hornbook.exchange.fit import build_described
 from hornbook.model import LanguageModel
 from hornbook.model.initialize import fill_unsaved_buffers
@@ -77,6 +76,8 @@ def read_source(
         RecipeError: it uses an unregistered part.
         HornbookError: the hub cannot be reached, or has no such model.
     """
+    from hornbook.exchange import huggingface  # 18 modules, which most training runs do not need
+
     require_source(source)
     path = Path(source)
     if not path.exists() and is_model_name(source):
@@ -122,5 +123,5 @@ def load_model(path: Path | str, device: torch.device, *, compute: str = "auto")
         step=contents.step,
         path=chosen,
         has_start_token=has_start_token(contents),
-        untrained=tuple(contents.documents.get(huggingface.UNTRAINED, ())),
+        untrained=tuple(contents.documents.get(UNTRAINED, ())),
     )

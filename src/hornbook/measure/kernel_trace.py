@@ -29,7 +29,7 @@ from hornbook.model import LanguageModel, encoder, language_model
 from hornbook.ops.sequence_groups import group_sequences, space_sequences
 from hornbook.ops.spans import Spans, spans_of_sequences, spans_of_windows
 from hornbook.ops.triton import programs
-from hornbook.ops.triton.programs import SPARSE_TILES, TILE
+from hornbook.ops.triton.programs import PRODUCT, SPARSE_TILES, TILE
 from hornbook.parallel.world import World
 from hornbook.samples.sources import complete, open_sources
 
@@ -63,12 +63,12 @@ _FLOPS_OF_AN_INSTRUCTION: Final = 13.75
 """Of attention, in the time of one more instruction: 128 per clock of a multiprocessor, 1.7 GHz, 132 of an H100."""
 _OF_FLASH_ATTENTION: Final = 8.0
 """Instructions for a weight that attention's share of the peak allows for: as long as its exponential takes."""
-_INSTRUCTIONS: Final = {"forward": (11.7, 15.2), "of_queries": (10.1, 12.7), "of_keys": (11.7, 15.3)}
+_INSTRUCTIONS: Final = {"forward": (10.9, 14.6), "of_queries": (9.0, 11.7), "of_keys": (10.7, 14.0)}
 """Of the main loops for a weight, without and with dropout: sm_90, 16 bits, heads of 64, tiles without hidden pairs."""
-_OF_A_MASK: Final = 7.8
+_OF_A_MASK: Final = 8.3
 """Further instructions for a weight in tiles that have hidden pairs."""
-_OF_A_HASH: Final = 18.2
-"""As many instructions take as long as the hash of a weight: 11.6, of which 9.1 integer ones are half as fast."""
+_HASHED: Final = (11.6, 9.1)
+"""Instructions of the hash of a weight, and of them integer ones, of which a multiprocessor issues half as many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class Launch:
     """Of matrix products; of attention, also those that take as long as its hashes."""
     dtype: str
     cached: float = 0.0
-    """Bytes that block-sparse products and the cross-entropy read from the second-level cache."""
+    """Bytes that Triton's products and the cross-entropy read from the second-level cache."""
     width: int = 64
     """Columns of a tensor core's product, if it has fewer than 64."""
 
@@ -171,13 +171,25 @@ def _launch(
     kernels = max(1, -(-int(sum(map(_bytes, given))) // _BYTES_OF_A_MULTI_KERNEL)) if is_list else 1
     if "triton_attention" in name:
         return _attention_launch(name, args, made, moved, *pairs)
-    if name in ("triton_norm_gradients", "triton_activation_gradient"):
+    if name.startswith("triton") and "gradient" in name:
         kernels = 2  # the second adds up the sums of the first one's programs, in the second-level cache
+    if name.startswith("triton_activated"):
+        return _activated_launch(name, given, made, moved, kernels)
     if name.startswith("block_sparse"):
         return _block_sparse_launch(name, args, made[0], moved)
     flops = _flops(name, args, given, made)
     typical = given[-1] if name.endswith("mm") else (made or given)[0]  # a product has the rate of its factors
     return Launch(name=name, kernels=kernels, bytes=moved, flops=flops, dtype=_name(typical), cached=cached)
+
+
+def _activated_launch(name: str, given: list[Tensor], made: list[Tensor], moved: float, kernels: int) -> Launch:
+    """Return a product with an activation; each tile reads its rows and its columns from the second-level cache."""
+    x, weight = given[:2]
+    num_rows, elements = x.shape[:-1].numel(), weight.numel()
+    tiles = -(-num_rows // PRODUCT["height"]), elements // x.shape[-1] // PRODUCT["width"]
+    read = (tiles[0] * elements + tiles[1] * x.numel()) * x.element_size()
+    flops = 2.0 * num_rows * elements
+    return Launch(name=name, kernels=kernels, bytes=moved, flops=flops, dtype=_name(made[0]), cached=float(read))
 
 
 def _block_sparse_launch(name: str, args: Any, made: Tensor, moved: float) -> Launch:
@@ -209,7 +221,7 @@ def _bytes(tensor: Tensor) -> float:
 
 def _flops(name: str, args: Any, given: list[Tensor], made: list[Tensor]) -> float:
     """Return the FLOPs of a matrix product or an attention; 0 for other operators."""
-    if name in ("mm", "addmm", "bmm", "baddbmm"):
+    if name in ("mm", "addmm", "addmm_", "bmm", "baddbmm"):
         return 2.0 * made[0].numel() * given[-2].shape[-1]
     if "attention" in name:
         first = "backward" in name
@@ -231,7 +243,7 @@ def _attention_launch(name: str, args: Any, made: list[Tensor], moved: float, at
         pairs = min(pairs, spans.shape[1] * (window * (1 if is_causal else 2) + TILE))
     loops = ("of_queries", "of_keys") if is_backward else ("forward",)
     instructions = sum(_INSTRUCTIONS[loop][drops] - _OF_FLASH_ATTENTION for loop in loops)
-    instructions += _OF_A_HASH * (drops and not is_backward)
+    instructions += max(_HASHED[0], 2 * _HASHED[1]) * (drops and not is_backward)
     hidden = min(masked, pairs) * _OF_A_MASK * len(loops)
     flops = pairs * ((14 if is_backward else 4) * size + instructions * _FLOPS_OF_AN_INSTRUCTION)
     flops = num_heads * (flops + hidden * _FLOPS_OF_AN_INSTRUCTION)

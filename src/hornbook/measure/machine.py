@@ -174,7 +174,7 @@ def _products(device: torch.device) -> dict[str, Any]:
     """Return the rate of a product in fp32 and bf16, and the dtype that ``precision.compute = "auto"`` selects."""
     shape = _SHAPE_ON_CPU if device.type == "cpu" else _SHAPE_ON_GPU
     dtypes = torch.float32, torch.bfloat16
-    rates = measure_rates([Product.of_shape(*shape, dtype, device) for dtype in dtypes], device, _SECONDS)
+    rates = measure_rates([Product.of_shape(*shape, dtype, device) for dtype in dtypes], device, seconds=_SECONDS)
     return {
         "device": str(device),
         "threads": torch.get_num_threads(),

@@ -98,7 +98,7 @@ def check_steps(recipe: Recipe, world: World) -> Check:
     predicted = max(found, key=lambda memory: memory.peak)
     rates = [_time(partial(train_step, state, next(loader), config), world) for _ in range(_TIMED_STEPS)]
     num_tokens, seconds = min(rates, key=lambda each: each[1] / each[0])
-    speed = plan_here(recipe, world.size, world.device).speed
+    speed = plan_here(recipe, world.size, world.device, timed=True).speed
     return Check(
         predicted=predicted,
         measured=measured,

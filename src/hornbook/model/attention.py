@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.model.initialize import Draw
-from hornbook.model.layers import Dropout, Linear, MakeLinear, StackedLinear
+from hornbook.model.layers import Dropout, Linear, MakeLinear, StackedLinear, is_unmodified
 from hornbook.ops.attention import (
     Limits,
     WeightDropout,
@@ -27,6 +27,7 @@ from hornbook.ops.attention import (
     head_keys,
     rotate,
 )
+from hornbook.ops.layers import stacked_linear
 from hornbook.ops.native.attention import attention as native_attention
 from hornbook.ops.native.kernels import form_of
 from hornbook.ops.native.library import Form
@@ -296,16 +297,30 @@ class CausalSelfAttention(SelfAttention):
 
     is_incremental = True
 
-    def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        """Return the output ``[B, T, D]`` for hidden states ``[B, T, D]``; see ``mix`` for ``context``."""
+        is_own = type(self).mix is CausalSelfAttention.mix and type(self).split is SelfAttention.split
+        takes_packed = not is_own or self._is_tritons(context) or "cache" in context
+        if takes_packed or not (x_BTD.is_cuda and is_unmodified(self.qkv, QueryKeyValue)):
+            return super().forward(x_BTD, context)
+        packed_BTE, *others_BTE = stacked_linear(x_BTD, self.qkv.weight, self.qkv.bias)
+        y_BTD: Tensor = self.out(self.mix(packed_BTE, context, *others_BTE))
+        return y_BTD
+
+    def mix(self, packed_BTE: Tensor, context: Context, *others_BTE: Tensor) -> Tensor:
+        """Return the attention ``[B, T, H·K]``; key and value may be ``others_BTE`` instead of beside the query."""
         if (form := self.native_form(packed_BTE, context)) is not None:
             return self.attend_windows(form, packed_BTE, context)
-        # without dropout and documents, PyTorch's fused attention is faster
-        is_own = type(self).split is SelfAttention.split and (self.dropout.drops or "documents" in context)
-        if is_own and self.attends_by_spans(context):
+        if type(self).split is SelfAttention.split and self._is_tritons(context):
             return self.attend_spans(packed_BTE.flatten(0, 1), context, is_causal=True).view(*packed_BTE.shape[:2], -1)
         dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None
-        y_BHTK = attend(self, *self.split(packed_BTE), context, dropout=dropout)
+        heads = (torch.unflatten(part, -1, (self.num_heads, -1)).transpose(1, 2) for part in (packed_BTE, *others_BTE))
+        y_BHTK = attend(self, *(heads if others_BTE else self.split(packed_BTE)), context, dropout=dropout)
         return y_BHTK.transpose(1, 2).flatten(2)
+
+    def _is_tritons(self, context: Context) -> bool:
+        """Return whether Triton computes attention; without dropout and documents, PyTorch's is faster."""
+        return (self.dropout.drops or "documents" in context) and self.attends_by_spans(context)
 
 
 class BlockedCausalSelfAttention(CausalSelfAttention):

@@ -20,6 +20,7 @@ from hornbook.model.layers import (
     RMSNorm,
     StackedLinear,
     activated,
+    add_norm,
     is_unmodified,
 )
 from hornbook.ops.layers import feed_forward, gated
@@ -155,8 +156,7 @@ class PreNormBlock(_Block):
         keys_BT = context["keys"]
         x_BTD, normed_BTD = self.attention_norm.beside(x_BTD)
         changed_BTD = self.attention_output_norm(self.attention(normed_BTD, context))
-        x_BTD = self.attention_dropout(changed_BTD, keys_BT, x_BTD)
-        x_BTD, normed_BTD = self.feed_forward_norm.beside(x_BTD)
+        x_BTD, normed_BTD = add_norm(self.attention_dropout, self.feed_forward_norm, changed_BTD, keys_BT, x_BTD)
         keys = (keys_BT,) if self._drops_activations else ()
         changed_BTD = self.feed_forward_output_norm(self.feed_forward(normed_BTD, *keys))
         result: Tensor = self.feed_forward_dropout(changed_BTD, keys_BT, x_BTD)
@@ -189,7 +189,7 @@ class PostNormBlock(_Block):
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``."""
         keys_BT = context["keys"]
-        x_BTD = self.attention_norm(self.attention_dropout(self.attention(x_BTD, context), keys_BT, x_BTD))
-        changed_BTD = self.feed_forward_dropout(self.feed_forward(x_BTD), keys_BT, x_BTD)
-        result: Tensor = self.feed_forward_norm(changed_BTD)
-        return result
+        attended_BTD = self.attention(x_BTD, context)
+        _, x_BTD = add_norm(self.attention_dropout, self.attention_norm, attended_BTD, keys_BT, x_BTD)
+        _, x_BTD = add_norm(self.feed_forward_dropout, self.feed_forward_norm, self.feed_forward(x_BTD), keys_BT, x_BTD)
+        return x_BTD

@@ -50,7 +50,9 @@ class Draw:
         if parameter.is_meta:  # another pipeline rank holds it
             return
         rows = parameter.shape[0] if num_rows is None else num_rows
-        values = torch.empty((rows, *parameter.shape[1:]))
+        own = local(parameter).detach()
+        is_plain = own.shape == parameter.shape and own.dtype == torch.float32 and own.is_contiguous() and own.is_cpu
+        values = own[:rows] if is_plain else torch.empty((rows, *parameter.shape[1:]))  # no copy of a large table
         random = generator(self.seed, f"{self.prefix}.{name}")
         if is_uniform:
             values.uniform_(-math.sqrt(3) * std, math.sqrt(3) * std, generator=random)
@@ -60,11 +62,12 @@ class Draw:
             edge = math.erf(self.cut / math.sqrt(2))
             values.uniform_(-edge, edge, generator=random).erfinv_().mul_(math.sqrt(2) * std)
             values.clamp_(-self.cut * std, self.cut * std)
+        if is_plain:
+            own[rows:].zero_()
+            return
         begin, shape = box_of(parameter)
         values = values[tuple(slice(first, first + size) for first, size in zip(begin, shape, strict=True))]
-        with torch.no_grad():
-            own = local(parameter).zero_()
-            own[: len(values)].copy_(values)
+        own.zero_()[: len(values)].copy_(values)
 
     def constant(self, parameter: Tensor | None, value: float) -> None:
         """Set every element of ``parameter``, if it is not None, to ``value``."""

@@ -21,6 +21,7 @@ from hornbook.model.initialize import Draw
 from hornbook.ops.layers import (
     ACTIVATIONS,
     activated_linear,
+    add_norm_of,
     affine_dtype,
     dropout_add,
     layer_norm,
@@ -257,6 +258,22 @@ class Dropout(nn.Module):
     def for_generation(self, dtype: torch.dtype) -> nn.Module:
         """Return a layer that only adds the residual."""
         return NoDropout()
+
+
+def add_norm(dropout: nn.Module, norm: nn.Module, x: Tensor, keys: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``dropout(x, keys, residual)`` and its norm, in one pass where both are unmodified layers on a GPU.
+
+    Tensors are ``[..., D]``, but for the dropout keys, ``[...]`` int64.
+    """
+    fused: tuple[Tensor, Tensor] | None = None
+    if x.is_cuda and is_unmodified(dropout, Dropout):
+        drop = (keys, dropout.site, dropout.probability) if dropout.drops else None
+        if is_unmodified(norm, LayerNorm):
+            fused = add_norm_of(x, residual, drop, norm.weight, norm.bias, norm.epsilon, centered=True)
+        elif is_unmodified(norm, RMSNorm):
+            fused = add_norm_of(x, residual, drop, norm.weight, None, norm.epsilon, centered=False)
+    beside: tuple[Tensor, Tensor] = fused or norm.beside(dropout(x, keys, residual))
+    return beside
 
 
 class NoDropout(nn.Module):

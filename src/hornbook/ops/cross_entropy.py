@@ -56,7 +56,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         total, weighted, num_correct, squares = (x_ND.new_zeros((), dtype=torch.float32) for _ in range(4))
         x_gradient = torch.empty_like(x_ND)
-        weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
+        writes = chunks == 1 and len(x_ND) > 0 and x_ND.is_cuda and is_mixed(x_ND, weight_VD)  # the first product does
+        weight_gradient = (torch.empty_like if writes else torch.zeros_like)(weight_VD, dtype=torch.float32)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         form = form_of("linear", x_ND) if chunks == 1 and weight_VD.dtype == torch.float32 else None
         weight, panels = weight_VD, list[Tensor]()
@@ -91,7 +92,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 chunk.gradient.mul_(weights.unsqueeze(1))
             if form is None:
                 torch.mm(chunk.gradient, weight, out=x_gradient[rows])
-                _add_product(weight_gradient, chunk.gradient, x)
+                _add_product(weight_gradient, chunk.gradient, x, writes=writes and not rows.start)
             else:
                 product(form, chunk.gradient, panels[1], weight_VD, out=x_gradient[rows], for_gradient=True)
                 add_weight_gradient(form, chunk.gradient, x, weight_gradient, None, accumulate=True)
@@ -282,9 +283,9 @@ def _chunks_of(x_ND: Tensor) -> Iterator[slice]:
         yield slice(start, start + size)
 
 
-def _add_product(total_VD: Tensor, gradient_CV: Tensor, x_CD: Tensor) -> None:
-    """Add ``gᵀ x`` to the fp32 gradient of the table, on a GPU without rounding it to the dtype of ``x``."""
+def _add_product(total_VD: Tensor, gradient_CV: Tensor, x_CD: Tensor, *, writes: bool) -> None:
+    """Add ``gᵀ x`` to the table's fp32 gradient, or write it; on a GPU without rounding it to the dtype of ``x``."""
     if x_CD.is_cuda and is_mixed(x_CD, total_VD):
-        write_product(total_VD, gradient_CV.t(), x_CD, adds=True)
+        write_product(total_VD, gradient_CV.t(), x_CD, adds=not writes)
     else:
         total_VD += gradient_CV.t() @ x_CD

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from hornbook.ops.dropout import dropout as hashed_dropout
 from hornbook.ops.mixed_layer_norm import mixed_layer_norm
-from hornbook.ops.mixed_linear import is_mixed, mixed_linear
+from hornbook.ops.mixed_linear import Parameters, is_mixed, mixed_feed_forward, mixed_linear, mixed_stack
 from hornbook.ops.native import dropout as native_dropout
 from hornbook.ops.native import layer_norm as native_norm
 from hornbook.ops.native.kernels import form_of
@@ -19,7 +19,9 @@ from hornbook.ops.native.library import Form
 from hornbook.ops.native.linear import linear as native_linear
 from hornbook.ops.native.linear import linear_activation
 from hornbook.ops.tensor_parallel import cut_linear
-from hornbook.ops.triton.operators import MOST_COLUMNS, chosen, norm_beside, triton_dropout
+from hornbook.ops.triton.norm_operators import MOST_COLUMNS, add_norm, norm_beside
+from hornbook.ops.triton.operators import chosen, triton_dropout
+from hornbook.ops.triton.programs import Drop
 from hornbook.parallel.ranks import is_cut, local
 
 
@@ -35,10 +37,6 @@ ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "relu_squared": relu_squared,
     "silu": functional.silu,
 }
-
-
-Parameters = tuple[Tensor, Tensor | None]
-"""Weight and bias of a linear layer."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -60,6 +58,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if weight.dim() > 2:
         weight, bias = weight.flatten(0, 1), None if bias is None else bias.flatten()
     return functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+
+
+def stacked_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+    """Return the outputs of each of a stack of layers, or all side by side where that is faster; see ``linear``."""
+    if x.is_cuda and not is_cut(weight) and is_mixed(x, weight):
+        return mixed_stack(x, weight, bias)
+    return (linear(x, weight, bias),)
 
 
 def activated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
@@ -106,7 +111,7 @@ def gated(u: Tensor, activation: str) -> Tensor:
 
 
 def feed_forward(x: Tensor, up: Parameters, down: Parameters, activation: str, *, is_gated: bool = False) -> Tensor:
-    """Return ``f(x W₁ᵀ + b₁) W₂ᵀ + b₂`` with f from ``ACTIVATIONS``; native products apply f and its derivative.
+    """Return ``f(x W₁ᵀ + b₁) W₂ᵀ + b₂`` with f from ``ACTIVATIONS``; native or Triton's products apply f and its slope.
 
     Args:
         x: of any floating dtype.
@@ -116,6 +121,9 @@ def feed_forward(x: Tensor, up: Parameters, down: Parameters, activation: str, *
         is_gated: whether the first layer computes gate and up, and the second maps ``f(gate) · up``, see ``gated``.
     """
     if (form := _native_form(x, up[0], down[0])) is None:
+        is_plain = x.is_cuda and not is_gated and not is_cut(up[0]) and not is_cut(down[0])
+        if is_plain and is_mixed(x, up[0], down[0]):
+            return mixed_feed_forward(x, up, down, (activation, ACTIVATIONS[activation]))
         h = gated(linear(x, *up), activation) if is_gated else activated_linear(x, *up, activation)
         return linear(h, *down)
     h, u = linear_activation(x, *up, activation, form.isa, is_gated)
@@ -140,6 +148,32 @@ def dropout_add(x: Tensor, keys: Tensor, site: int, probability: float, residual
         return fused
     x = hashed_dropout(x, keys, site, probability)
     return x if residual is None else residual + x
+
+
+def add_norm_of(
+    x: Tensor,
+    residual: Tensor,
+    dropout: tuple[Tensor, int, float] | None,
+    weight_D: Tensor | None,
+    bias_D: Tensor | None,
+    epsilon: float,
+    *,
+    centered: bool,
+) -> tuple[Tensor, Tensor] | None:
+    """Return ``residual + drop(x)`` and its norm, in one pass of Triton's; None if other kernels compute them.
+
+    Args:
+        x: ``[..., D]``, fp32, bf16 or fp16.
+        residual: of the same shape and dtype.
+        dropout: keys, site and probability, see `hornbook.ops.dropout.dropout`; None for none.
+        weight_D: gain, or None.
+        bias_D: of the norm, or None.
+        epsilon: see ``layer_norm``.
+        centered: layer norm rather than RMS norm.
+    """
+    if not (x.is_cuda and _is_tritons(x) and chosen("triton_dropout", x)):
+        return None
+    return add_norm(x, residual, Drop(*dropout) if dropout else None, weight_D, bias_D, epsilon, centered=centered)
 
 
 def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

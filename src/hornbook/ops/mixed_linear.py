@@ -1,10 +1,10 @@
-"""Linear layers of 16-bit activations and fp32 weights on a GPU, with an activation behind them.
+"""Linear layers of 16-bit activations and fp32 weights on a GPU, with activations between them.
 
 ::
 
     C = W in 16 bits                      once a step, whatever the number of micro-batches
-    u = x Cᵀ + b,   h = f(u)
-    du, db = dh · f'(u), Σ du             one kernel of Triton
+    u = x Cᵀ + b,   h = f(u)              one kernel of Triton, if sizes fit
+    du, db = (g C₂) · f'(u), Σ du         one kernel of Triton: the gradient of h is not stored
     dx = du C
     dW += duᵀ x                           the product writes the fp32 gradient, or adds to it
 
@@ -22,10 +22,18 @@ from torch.nn import functional
 from hornbook.ops.native import kernels
 from hornbook.ops.native.library import rows
 from hornbook.ops.native.linear import has_plain_gradient
-from hornbook.ops.triton.operators import chosen, triton_activation_gradient
+from hornbook.ops.triton.linear_operators import (
+    can_activate,
+    triton_activated_gradient,
+    triton_activated_linear,
+    triton_activation_gradient,
+)
+from hornbook.ops.triton.operators import chosen
 
 Activation = tuple[str, Callable[[Tensor], Tensor]]
 """Name and function."""
+Parameters = tuple[Tensor, Tensor | None]
+"""Weight and bias."""
 
 
 def is_mixed(x: Tensor, *weights: Tensor) -> bool:
@@ -47,6 +55,38 @@ def mixed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Act
     return y
 
 
+def mixed_stack(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+    """Return ``x Wᵀ + b`` for each of a stack of weights, whose gradients need not be stacked.
+
+    Args:
+        x: ``[..., num_in]``, bf16 or fp16.
+        weight: ``[P, num_out, num_in]`` fp32.
+        bias: ``[P, num_out]`` fp32, or None.
+
+    Returns:
+        P tensors ``[..., num_out]``, parts of one. The gradient of ``x`` is rounded after each of its P summands.
+    """
+    parts: tuple[Tensor, ...] = _MixedLinear.apply(x, weight, bias, None, len(weight))  # type: ignore[no-untyped-call]
+    return parts
+
+
+def mixed_feed_forward(x: Tensor, up: Parameters, down: Parameters, activation: Activation) -> Tensor:
+    """Return ``f(x W₁ᵀ + b₁) W₂ᵀ + b₂``, with f and its derivative inside of products if the sizes fit.
+
+    Args:
+        x: bf16 or fp16.
+        up: ``W₁`` and ``b₁``, fp32.
+        down: ``W₂`` and ``b₂``, fp32.
+        activation: f.
+    """
+    name, sizes = activation[0], up[0].shape
+    if not (can_activate(*sizes) and down[0].shape == sizes[::-1]):
+        return mixed_linear(mixed_linear(x, *up, activation), *down)
+    h, u = _MixedUp.apply(x, *up, name)  # type: ignore[no-untyped-call]
+    y: Tensor = _MixedLinear.apply(h, *down, None, 1, u, name)  # type: ignore[no-untyped-call]
+    return y
+
+
 def write_product(total: Tensor, a: Tensor, b: Tensor, *, adds: bool) -> None:
     """Write ``a b`` of 16-bit matrices to an fp32 one, or add it, without rounding to 16 bits in between."""
     if not a.is_cuda:  # PyTorch has such products on GPUs only
@@ -57,40 +97,87 @@ def write_product(total: Tensor, a: Tensor, b: Tensor, *, adds: bool) -> None:
         torch.mm(a, b, out_dtype=torch.float32, out=total)
 
 
+def _keep(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Keep the copy of the weight as an attribute: recomputation and offloading replace saved tensors."""
+    ctx.copy = rows(kernels.copy_of(weight, x.dtype))
+    ctx.weight, ctx.bias_shape = weight, None if bias is None else bias.shape
+    ctx.adds = kernels.unchanged.adds_gradients
+
+
+def _of_parameters(ctx: Any, gradients: tuple[Tensor, ...], x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of weight and bias, or add the weight's and return None for it."""
+    of_weight: Tensor | None = None
+    of_bias: Tensor | None = None
+    if ctx.bias_shape is not None:
+        sums = [kernels.sums_of(gradient) for gradient in gradients]
+        of_bias = (sums[0] if len(sums) == 1 else torch.cat(sums)).view(ctx.bias_shape)
+    if ctx.needs_input_grad[1]:
+        is_first = not (ctx.adds and has_plain_gradient(ctx.weight))
+        total = torch.empty_like(ctx.weight) if is_first else ctx.weight.grad
+        for part, gradient in zip(total.view(ctx.copy.shape).chunk(len(gradients)), gradients, strict=True):
+            write_product(part, rows(gradient).t(), rows(x), adds=not is_first)
+        of_weight = total if is_first else None
+    return of_weight, of_bias
+
+
 class _MixedLinear(torch.autograd.Function):
-    """Keeps the copy of the weight as an attribute: recomputation and offloading replace saved tensors."""
+    """One layer: with an activation behind it, in parts, or before it, whose derivative is in its backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation | None) -> Tensor:
-        ctx.copy = rows(kernels.copy_of(weight, x.dtype))
-        ctx.bias_shape = None if bias is None else bias.shape
-        ctx.weight, ctx.activation, ctx.adds = weight, activation, kernels.unchanged.adds_gradients
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: Activation | None,
+        num_parts: int = 1,
+        before: Tensor | None = None,
+        name: str = "",
+    ) -> Tensor | tuple[Tensor, ...]:
+        _keep(ctx, x, weight, bias)
+        ctx.activation, ctx.name = activation, name
         u = functional.linear(x, ctx.copy, None if bias is None else kernels.copy_of(bias, x.dtype).flatten())
-        if activation is None:
-            ctx.save_for_backward(x)
-            return u
-        ctx.save_for_backward(x, u)
-        return activation[1](u)
+        ctx.save_for_backward(x, *(each for each in (before, None if activation is None else u) if each is not None))
+        if activation is not None:
+            return activation[1](u)
+        return u if num_parts == 1 else u.chunk(num_parts, -1)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, *before = ctx.saved_tensors
         of_x: Tensor | None = None
-        of_weight: Tensor | None = None
-        of_bias: Tensor | None = None
-        if before:
-            gradient, of_bias = triton_activation_gradient(gradient, *before, ctx.activation[0])
-        elif ctx.bias_shape is not None:
-            of_bias = gradient.flatten(0, -2).sum(0, dtype=torch.float32)
-        of_u = rows(gradient)
-        if ctx.needs_input_grad[0]:
-            of_x = (of_u @ ctx.copy).view(x.shape)
-        if ctx.needs_input_grad[1]:
-            is_first = not (ctx.adds and has_plain_gradient(ctx.weight))
-            total = torch.empty_like(ctx.weight) if is_first else ctx.weight.grad
-            write_product(total.view(ctx.copy.shape), of_u.t(), rows(x), adds=not is_first)
-            of_weight = total if is_first else None
-        if of_bias is not None:
-            of_bias = None if ctx.bias_shape is None else of_bias.view(ctx.bias_shape)
-        return of_x, of_weight, of_bias, None
+        of_before: Tensor | None = None
+        if ctx.activation is not None:
+            gradients = (kernels.note_sums(*triton_activation_gradient(*gradients, *before, ctx.activation[0])),)
+        of_parameters = _of_parameters(ctx, gradients, x)
+        if ctx.name:
+            of_before = kernels.note_sums(*triton_activated_gradient(*gradients, ctx.copy, *before, ctx.name))
+        elif ctx.needs_input_grad[0]:
+            first, *others = zip(map(rows, gradients), ctx.copy.chunk(len(gradients)), strict=True)
+            of_rows = first[0] @ first[1]
+            for gradient, copy in others:
+                of_rows.addmm_(gradient, copy)
+            of_x = of_rows.view(x.shape)
+        return of_x, *of_parameters, None, None, of_before, None
+
+
+class _MixedUp(torch.autograd.Function):
+    """The layer before an activation; the layer behind it computes the gradient before the activation."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, name: str) -> tuple[Tensor, Tensor]:
+        _keep(ctx, x, weight, bias)
+        ctx.save_for_backward(x)
+        u, h = triton_activated_linear(x, ctx.copy, None if bias is None else bias.flatten(), name)
+        ctx.mark_non_differentiable(h)
+        ctx.set_materialize_grads(False)
+        return h, u
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, _: None, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        of_parameters = _of_parameters(ctx, (gradient,), x)
+        of_x = (rows(gradient) @ ctx.copy).view(x.shape) if ctx.needs_input_grad[0] else None
+        return of_x, *of_parameters, None

@@ -1,4 +1,7 @@
-"""Start or resume a run: everything that happens once, before and after the loop."""
+"""Start or resume a run: everything that happens once, before and after the loop.
+
+What few runs need, and what only their end needs, is imported there: a tenth of a second before the first step.
+"""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -32,17 +35,13 @@ from hornbook.run.preflight import (
 )
 from hornbook.run.resume import find_tokenizer, restore
 from hornbook.run.run_folder import RunFolder
-from hornbook.run.scheduled_tasks import check_tasks_of
 from hornbook.run.training_run import TrainingRun
 from hornbook.run.utilization import measure_utilization
-from hornbook.samples.labelled_samples import open_labelled
 from hornbook.samples.sources import Sources, complete, open_sources
 from hornbook.storage import lock_folder, make_directory
 from hornbook.track.console import Console
 from hornbook.track.environment import record_end, record_session
 from hornbook.track.metrics import MetricsLog, cut_back
-from hornbook.track.report import write_report
-from hornbook.track.runs import summarize
 from hornbook.track.trackers.delivery import Trackers
 from hornbook.track.trackers.tracker import TrackedRun
 from hornbook.track.units import flop_rate
@@ -163,9 +162,7 @@ def open_run(
             require_folder=require_folder,
         )
         if not run.is_finished:
-            _measure(run)
-            if recipe.evaluation.tasks:
-                check_tasks_of(run)
+            _measure_and_check(run)
         accepted.pop_all()
         if first:
             _open_logs(run, stack)
@@ -173,8 +170,8 @@ def open_run(
         yield run
 
 
-def _measure(run: TrainingRun) -> None:
-    """Measure the device's peak rate, or take that of the run's earlier sessions on it; say if it changes."""
+def _measure_and_check(run: TrainingRun) -> None:
+    """Measure the device's peak rate, or take that of earlier sessions, say if it changes, and check the tasks."""
     earlier = run.folder.peaks if run.world.is_first else []
     dtype = run.state.model.compute_dtype
     run.utilization = measure_utilization(run.recipe, run.samples, run.world, dtype, earlier)
@@ -183,6 +180,10 @@ def _measure(run: TrainingRun) -> None:
             f"the peak rate, of which MFU is a share, is {flop_rate(now.rate)} ({now.device}) for each rank, and was "
             f"{flop_rate(last.rate)} ({last.device}): compare MFU from here on with earlier steps by tflops"
         )
+    if run.recipe.evaluation.tasks:
+        from hornbook.run.scheduled_tasks import check_tasks_of
+
+        check_tasks_of(run)
 
 
 def _open_logs(run: TrainingRun, stack: ExitStack) -> None:
@@ -262,6 +263,8 @@ def open_data(recipe: Recipe, folder: RunFolder, init_from: InitFrom | None) -> 
     """Open the recipe's data, and complete the recipe from it; see `open_sources` for the errors."""
     sources: Sources
     if isinstance(recipe.objective, LabelledConfig):
+        from hornbook.samples.labelled_samples import open_labelled
+
         recipe, sources = open_labelled(recipe, find_tokenizer(recipe, folder, init_from))
     else:
         sources = open_sources(recipe)
@@ -303,6 +306,9 @@ def _finish(run: TrainingRun) -> dict[str, Any]:
     if run.why_stopped:
         run.console.note(run.why_stopped)
     if run.world.is_first:
+        from hornbook.track.report import write_report
+        from hornbook.track.runs import summarize
+
         try:
             found = summarize(run.folder.path)
             summary |= {

@@ -21,7 +21,6 @@ from hornbook.parallel.device import memory_in_use
 from hornbook.parallel.launched import Received, listen
 from hornbook.run.fit_length import Deadline
 from hornbook.run.histograms import send_histograms_if_due
-from hornbook.run.scheduled_tasks import measure_tasks
 from hornbook.run.training_run import TrainingRun
 from hornbook.wording import counted
 
@@ -106,6 +105,8 @@ def _measure(run: TrainingRun) -> None:
     if saving.best_by != "validation":
         task_intervals.append(saving.every_steps)
     if evaluation.tasks and progress.evaluated_step < progress.step and run.is_due(*task_intervals):
+        from hornbook.run.scheduled_tasks import measure_tasks
+
         measure_tasks(run)
     if progress.sampled_step < progress.step and run.is_due(run.recipe.tracking.sample_every_steps):
         run.sample()

@@ -63,7 +63,9 @@ def compute_on(recipe: Recipe, device: torch.device) -> Compute:
     )
 
 
-def plan_here(recipe: Recipe, num_ranks: int, device: torch.device, memory: float | None = None) -> Plan:
+def plan_here(
+    recipe: Recipe, num_ranks: int, device: torch.device, memory: float | None = None, *, timed: bool = False
+) -> Plan:
     """Return the plan of a run on this machine's devices.
 
     Args:
@@ -71,12 +73,21 @@ def plan_here(recipe: Recipe, num_ranks: int, device: torch.device, memory: floa
         num_ranks: number of ranks.
         device: a rank's device.
         memory: bytes available to a rank; None for all of its device's memory, or its share of the host's.
+        timed: measure the rates of a CPU, for the plan's times, which otherwise are those of the table's CPU. Memory
+            does not depend on them.
 
     Raises:
         UserError: see `hornbook.plan.planner.make_plan`.
     """
     compute = compute_on(recipe, device)
-    known = _device(recipe, device, compute)
+    known = _device(device)
+    if timed and device.type != "cuda":  # by products of the feed-forward's shape, as for a run's MFU
+        tokens = recipe.training.micro_batch_size * recipe.sequence_length
+        products = [Product.of(recipe, tokens, DTYPES[dtype], device) for dtype in ("fp32", "bf16")]
+        fp32, bf16 = measure_rates(products, device)
+        if compute.is_native("linear"):  # native operators multiply bf16 in fp32 where that is faster
+            bf16 = max(fp32, bf16)
+        known = replace(known, flops={**known.flops, "fp32": fp32, "bf16": bf16})
     if memory is None and device.type == "cuda":
         memory = float(torch.cuda.get_device_properties(device).total_memory)
     elif memory is None:
@@ -85,19 +96,10 @@ def plan_here(recipe: Recipe, num_ranks: int, device: torch.device, memory: floa
     return make_plan(recipe, machine)
 
 
-def _device(recipe: Recipe, device: torch.device, compute: Compute) -> Device:
-    """Return the entry of the table that is nearest to this device, under its own name.
-
-    On a CPU, products of the feed-forward's shape are timed, the same that a run's MFU is based on.
-    """
+def _device(device: torch.device) -> Device:
+    """Return the entry of the table that is nearest to this device, under its own name."""
     if device.type != "cuda":
-        tokens = recipe.training.micro_batch_size * recipe.sequence_length
-        products = [Product.of(recipe, tokens, DTYPES[dtype], device) for dtype in ("fp32", "bf16")]
-        fp32, bf16 = measure_rates(products, device)
-        if compute.is_native("linear"):  # native operators multiply bf16 in fp32 where that is faster
-            bf16 = max(fp32, bf16)
-        flops: dict[Dtype, float] = {**DEVICES["cpu"].flops, "fp32": fp32, "bf16": bf16}
-        return replace(DEVICES["cpu"], label=cpu_model() or "CPU", flops=flops)
+        return replace(DEVICES["cpu"], label=cpu_model() or "CPU")
     label = torch.cuda.get_device_name(device)
     if (known := card(label)) is not None:
         return known

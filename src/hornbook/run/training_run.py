@@ -20,9 +20,8 @@ from hornbook.engine.build_training import build_loader
 from hornbook.engine.pipeline import Pipeline
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, StepResult, losses
+from hornbook.engine.validation import Validation, validate
 from hornbook.errors import DivergedError, HornbookError, NotFiniteError, StorageError
-from hornbook.evaluate.validation import Validation, validate
-from hornbook.generate import generate
 from hornbook.parallel.world import World
 from hornbook.run.callbacks import Callback, Event, call
 from hornbook.run.early_stopping import note_measurement, why_stopped
@@ -225,6 +224,8 @@ class TrainingRun:
         self.state.progress.sampled_step = step
         if tokenizer is None:
             return
+        from hornbook.generate import generate
+
         with self.paused():
             try:
                 ids = generate(

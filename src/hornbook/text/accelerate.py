@@ -12,14 +12,19 @@ A corpus must not depend on the installed libraries, so tiktoken must give the s
   sample of the others.
 - One stretch in 128 is encoded by both libraries, and a difference stops the build, in case a library has a bug.
 
+What the first two comparisons found is kept in the user's cache, for the installed files of the libraries: it takes
+longer than encoding 5 MB.
+
 A call encodes many texts, joined by a special token, so that threads rarely wait for Python's lock. Long stretches
 without a boundary are encoded by the tokenizers library, one at a time, since it needs much memory for them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
+from importlib.util import find_spec
 from itertools import islice
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +33,7 @@ from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
 from hornbook.errors import HornbookError
+from hornbook.storage.kept import keep, kept
 from hornbook.text.cuts import CUT_CHARACTERS
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.tokenizer_json import byte_symbols
@@ -60,9 +66,24 @@ _LATER_BYTES: Final = range(0x80, 0xC0)
 
 def accelerated(tokenizer: Tokenizer, threads: int) -> Encode | None:
     """Return a faster equivalent of ``tokenizer.encode_batch`` with a number of threads, or None."""
-    if tokenizer.form != "byte-bpe" or not _is_installed() or not _merges_by_rank(tokenizer) or not _same_classes():
+    if tokenizer.form != "byte-bpe" or not _is_installed():
         return None
-    return _Accelerated(tokenizer, threads)
+    is_same = _known("classes", _same_classes) and _known(tokenizer.digest, partial(_merges_by_rank, tokenizer))
+    return _Accelerated(tokenizer, threads) if is_same else None
+
+
+def _known(what: str, find: Callable[[], bool]) -> bool:
+    """Return what ``find`` found when these files of the two libraries were first compared on this machine."""
+    specs = map(find_spec, ("tiktoken._tiktoken", "tokenizers.tokenizers", __name__))
+    files = [Path(spec.origin) for spec in specs if spec and spec.origin]
+    stamps = [f"{path}: {path.stat().st_size} bytes of {path.stat().st_mtime_ns}" for path in files]
+    of = f"{what} by {', '.join(stamps)}"
+    if len(files) < 3:  # a library has another structure
+        return find()
+    if not isinstance(known := kept("tiktoken", of), bool):
+        known = find()
+        keep("tiktoken", of, known)
+    return known
 
 
 class _Accelerated:

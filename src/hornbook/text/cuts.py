@@ -24,15 +24,15 @@ Stretches: TypeAlias = Callable[[str, int], Iterator[str]]
 
 _LETTERS: Final = "A-Za-zぁ-ゖァ-ヺー一-龥가-힣"
 _MARKS: Final = r"!-/:-@\[-`{-~、。，．；：！？「」『』（）《》…"
-GPT2_CUT: Final = re.compile(rf"\S(?=[ \n])|[{_LETTERS}](?=[0-9{_MARKS}])|[0-9](?=[{_LETTERS}{_MARKS}])")
-"""Characters that end a piece of GPT-2's pattern in any context.
+GPT2_CUT: Final = rf"\S(?=[ \n])|[{_LETTERS}](?=[0-9{_MARKS}])|[0-9](?=[{_LETTERS}{_MARKS}])"
+"""Characters that end a piece of GPT-2's pattern in any context; compiled when they are first searched for.
 
 White space can only begin a piece, except that a piece may begin with one blank. Letters, numbers and marks are never
 in the same piece, except for contractions such as 's, so no cut follows a mark. The listed letters and marks are ones
 in every version of Unicode that a library may have.
 """
-BERT_CUT: Final = re.compile(r"[ \n\t!-/:-@\[-`{-~、。，]")
-CHINESE_CUT: Final = re.compile(BERT_CUT.pattern.replace("]", "\u4e00-\u9fff]"))
+BERT_CUT: Final = r"[ \n\t!-/:-@\[-`{-~、。，]"
+CHINESE_CUT: Final = BERT_CUT[:-1] + "\u4e00-\u9fff]"
 """Characters that BERT's rules remove or make a separate word in any context."""
 
 _TIKTOKEN_LIKE: Final = re.compile(
@@ -40,7 +40,7 @@ _TIKTOKEN_LIKE: Final = re.compile(
     r"\| \?\[\^\\s\\p\{L\}\\p\{N\}\]\+\[\\r\\n\]\*\|\\s\*\[\\r\\n\]\+\|\\s\+\(\?!\\S\)\|\\s\+"
 )
 """The patterns of GPT-4, Llama 3 and Qwen 2."""
-_TIKTOKEN_CUT: Final = re.compile(r"[!-~](?= )")
+_TIKTOKEN_CUT: Final = r"[!-~](?= )"
 """In those patterns, a blank after anything but white space begins a piece."""
 
 
@@ -56,13 +56,13 @@ def stretches_for(settings: Settings) -> Stretches | None:
     return None if last is None else lambda text, size: cuts(text, last, size)
 
 
-def cuts(text: str, last: re.Pattern[str], size: int = CUT_CHARACTERS) -> Iterator[str]:
+def cuts(text: str, last: str, size: int = CUT_CHARACTERS) -> Iterator[str]:
     """Split a text into stretches of ``size`` characters or a few more; an empty text is one stretch.
 
-    ``last`` matches the characters that may end a stretch, in any context.
+    The pattern ``last`` matches the characters that may end a stretch, in any context.
     """
-    start = 0
-    while len(text) - start > size and (match := last.search(text, start + size - 1)):
+    start, pattern = 0, re.compile(last)
+    while len(text) - start > size and (match := pattern.search(text, start + size - 1)):
         yield text[start : match.end()]
         start = match.end()
     if start < len(text) or not start:

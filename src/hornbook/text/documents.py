@@ -30,6 +30,7 @@ from hornbook.formats.foreign import name_foreign
 from hornbook.plugs import plugged
 from hornbook.storage.decompress import InputMeter
 from hornbook.text import hub_datasets as hub
+from hornbook.text.file_names import content_suffix, has_suffix, is_excluded
 from hornbook.text.readers.columns import read_columns, read_table
 from hornbook.text.readers.jsonl import JSONL_SUFFIXES, read_jsonl
 from hornbook.text.readers.plain import read_between_blank_lines, read_each_line, read_whole, read_wikitext
@@ -50,9 +51,6 @@ from hornbook.text.reading import (
     StreamReader,
     Tally,
     after,
-    content_suffix,
-    has_suffix,
-    is_excluded,
     open_stream,
     with_plain_line_ends,
 )

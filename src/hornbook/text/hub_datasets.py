@@ -21,9 +21,10 @@ from typing import Any, Final
 from hornbook.errors import HornbookError, UserError
 from hornbook.storage import make_directory, replace_file
 from hornbook.storage.json_files import dump_json, read_json
+from hornbook.text.file_names import has_suffix, is_excluded
 from hornbook.text.hub_client import NAME_PART, OfflineError, OutOfReachError, cache_folder, hub_errors, import_client
 from hornbook.text.readers.jsonl import JSONL_SUFFIXES
-from hornbook.text.reading import ReadOptions, has_suffix, is_excluded
+from hornbook.text.reading import ReadOptions
 
 CONVERTED: Final = "refs/convert/parquet"
 """The branch with the Parquet files that the hub creates for most data sets."""

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Final, Literal
 
 from hornbook.errors import DataError
+from hornbook.text.file_names import content_suffix
 from hornbook.text.readers.jsonl import JSONL_SUFFIXES, Remedies, line_text, read_objects, text_in, utf8_of
-from hornbook.text.reading import STANDARD_INPUT, Source, content_suffix, open_stream, read_lines
+from hornbook.text.reading import STANDARD_INPUT, Source, open_stream, read_lines
 
 _MAX_LINE_BYTES: Final = 16 << 20
 _REMEDIES: Final = Remedies(too_long="shorten the prompt", not_json="for plain lines use `prompt_format='text'`")

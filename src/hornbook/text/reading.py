@@ -11,17 +11,16 @@ ends the source. A line that is too long is yielded without its content, which m
 import dataclasses
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from io import BufferedReader
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import BinaryIO, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from hornbook.config.options import option
 from hornbook.errors import DataError
 from hornbook.storage import Limits, open_text_source
-from hornbook.storage.decompress import COMPRESSED_SUFFIXES, InputMeter, open_span
+from hornbook.storage.decompress import InputMeter, open_span
 from hornbook.storage.system import format_bytes
 
 Format = Literal[
@@ -302,24 +301,6 @@ def after(outcomes: Iterator[T], start: int) -> Iterator[T]:
             yield outcome
         elif not isinstance(outcome, Skipped):
             start -= 1
-
-
-def content_suffix(path: str) -> str:
-    """Return the suffix before that of a compression, in lower case: ``.json`` for ``c4.JSON.gz``."""
-    pure = PurePath(path.lower())
-    return (pure.with_suffix("") if pure.suffix in COMPRESSED_SUFFIXES else pure).suffix
-
-
-def is_excluded(path: str | PurePath, patterns: Sequence[str]) -> bool:
-    """Return whether the name of a file, or of a folder in its path, matches one of the patterns."""
-    return any(fnmatchcase(part, pattern) for part in PurePath(path).parts for pattern in patterns)
-
-
-def has_suffix(path: str, suffixes: Sequence[str]) -> bool:
-    """Return whether a path has one of the suffixes, also before that of a compression; no suffixes match any path."""
-    lower = path.lower()
-    names = [lower, *(lower.removesuffix(ending) for ending in COMPRESSED_SUFFIXES if lower.endswith(ending))]
-    return not suffixes or any(name.endswith(suffix.lower()) for name in names for suffix in suffixes)
 
 
 def open_stream(source: Source, limits: Limits | None = None) -> BinaryIO:

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 from hornbook.errors import HornbookError, UserError
 from hornbook.extras import require
 from hornbook.storage.system import storage_errors
-from hornbook.text.reading import has_suffix, is_excluded
+from hornbook.text.file_names import has_suffix, is_excluded
 
 _ATTEMPTS: Final = 4
 _FIRST_WAIT: Final = 0.5

@@ -21,6 +21,7 @@ import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -127,7 +128,8 @@ def _read_vocab_txt(path: Path) -> Settings:
 
 def _read_byte_pairs(vocabulary: Path, merges: Path, dictionary: Path | None) -> Settings:
     vocab = parse_json(read_bytes(vocabulary, "the vocabulary"), f"{vocabulary}: it")
-    if not isinstance(vocab, dict) or sorted(map(str, vocab.values())) != sorted(map(str, range(len(vocab)))):
+    is_whole = isinstance(vocab, dict) and {*map(type, vocab.values())} <= {int}
+    if not is_whole or sorted(vocab.values()) != list(range(len(vocab))):
         raise DataError(f"{vocabulary}: expected tokens and their ids 0 to n - 1, each once; restore the file")
     if lost := sum(symbol not in vocab for symbol in byte_symbols()):  # the library would drop those bytes silently
         raise DataError(f"{vocabulary}: {lost} of the 256 bytes have no token; expected one each; restore the file")
@@ -137,7 +139,7 @@ def _read_byte_pairs(vocabulary: Path, merges: Path, dictionary: Path | None) ->
         left, _, right = line.partition(" ")
         if not left or not right or " " in right:
             raise DataError(f"{merges}, line {number}: expected two tokens, found {line!r:.40}; restore the file")
-        if not vocab.keys() >= {left, right, left + right}:
+        if left not in vocab or right not in vocab or left + right not in vocab:
             raise DataError(
                 f"{merges}, line {number}: {line!r:.80} or what it merges into is not in {vocabulary.name}; use files "
                 "of the same tokenizer"
@@ -205,7 +207,7 @@ def dump(settings: Settings) -> str:
 
 def by_id(vocab: Mapping[str, int]) -> dict[str, int]:
     """Return the vocabulary sorted by id."""
-    return dict(sorted(vocab.items(), key=lambda item: item[1]))
+    return dict(sorted(vocab.items(), key=itemgetter(1)))
 
 
 def byte_symbols() -> tuple[str, ...]:

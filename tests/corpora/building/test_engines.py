@@ -13,7 +13,10 @@ from tiny_documents import some_words
 from tiny_text import TEXTS, build_tiny, one_line, tiny_tokenizer
 
 from hornbook.corpora.building import engines
+from hornbook.corpora.building.request import BuildOptions, load_job, plan_build
+from hornbook.corpora.building.slice_build import Workshop
 from hornbook.errors import DataError, HornbookError, StorageError, UserError
+from hornbook.storage import lock_folder
 from hornbook.text import slices
 from hornbook.text.documents import ReadOptions
 from hornbook.text.quality.policy import QualityOptions, Tolerance
@@ -112,8 +115,6 @@ def test_a_killed_worker_is_one_line_and_the_next_build_resumes(tmp_path, texts)
 
 def test_a_slice_that_another_process_builds_is_refused(tmp_path, texts):
     build_tiny(tmp_path / "good", **QUALITY)
-    from hornbook.storage import lock_folder
-
     work = tmp_path / ".corpus.building"
     work.mkdir()
     with lock_folder(work):
@@ -214,9 +215,30 @@ def _session(pid):
         return None
 
 
-def test_workers_get_the_slices_of_the_plan(tmp_path, texts):
-    from hornbook.corpora.building.request import BuildOptions, load_job, plan_build
+def test_one_process_reads_the_next_slice_while_one_is_written_and_skips_finished_ones(tmp_path, texts):
+    build_tiny(tmp_path / "good", **QUALITY)
+    job = plan_build(sorted(map(str, texts.iterdir())), tiny_tokenizer(), tmp_path / "corpus", BuildOptions(**QUALITY))
+    job.work.mkdir()
+    with lock_folder(job.work):
+        job.write()
+    workshop, built, started = Workshop(job, 1), [], []
+    workshop.build_slices([2, 5])
+    numbers = range(len(job.slices))
 
+    def follow():
+        for number in numbers:
+            started.append(number)
+            yield number
+
+    workshop.build_slices(follow(), lambda number, meter, counts: built.append((number, started[-1])))
+    assert [number for number, _ in built] == [number for number in numbers if number not in (2, 5)]
+    assert any(latest > number for number, latest in built)
+    workshop.build_slices(numbers, lambda *batch: pytest.fail("all are finished"))
+    build_tiny(tmp_path / "corpus", **QUALITY)
+    assert contents(tmp_path / "corpus") == contents(tmp_path / "good")
+
+
+def test_workers_get_the_slices_of_the_plan(tmp_path, texts):
     job = plan_build(sorted(map(str, texts.iterdir())), tiny_tokenizer(), tmp_path / "corpus", BuildOptions(**QUALITY))
     assert len(job.slices) > 8
     job.work.mkdir()

@@ -1,6 +1,6 @@
 """Who builds the slices of a build: this process, several of this machine, or the nodes of a Ray cluster.
 
-    run_slices(job, numbers, ...)      each calls build_slice(number) for every slice, in any order
+    run_slices(job, numbers, ...)      each calls build_slices([number]) for every slice, in any order
 
 Slices are found again in the working folder, which all processes share, so an engine returns nothing, and one that is
 lost costs the parts that its workers had not finished. An error stops the build. It is that of the first slice that
@@ -54,10 +54,7 @@ def run_slices(job: BuildJob, numbers: Sequence[int], watch: Watch, on_notice: C
     if not numbers:
         return
     if options.workers == 1 and options.ray is None:
-        workshop = Workshop(job, options.threads, on_notice)
-        for number in numbers:
-            watch.start(number)
-            workshop.build_slice(number, watch.after_batch)
+        Workshop(job, options.threads, on_notice).build_slices(numbers, watch.after_batch)
         return
     if options.sequences == "sentences":
         sentence_splitter(options.language, on_notice)  # its notice, and its errors before any worker's
@@ -161,7 +158,7 @@ def _build_slice(work: str, number: int, threads: int, encoder: Literal["auto", 
     os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
     for remaining in reversed(range(_LOCK_SECONDS)):
         try:
-            return _workshop(work, threads, encoder).build_slice(number)
+            return _workshop(work, threads, encoder).build_slices([number])
         except UserError as error:  # perhaps a worker holds the lock that lost its node, and will end soon
             if not isinstance(error.__cause__, BlockingIOError) or not remaining:
                 raise

@@ -11,7 +11,7 @@ resumes, and the sizes of the files, which reveal an incomplete one. A slice who
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from itertools import chain, count, islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -137,13 +137,12 @@ class Parts:
         dtype: DTypeLike,
         after_batch: Callable[[dict[str, SplitCounts]], None],
     ) -> None:
-        """Write batches into further parts; call ``after_batch`` with the counts of each batch."""
+        """Write batches, up to the slice's last one, into further parts; ``after_batch`` gets the counts of each."""
         for path in self._folder.glob("*.json"):  # records of parts after a damaged one
             if path.stem.isdigit() and int(path.stem) >= len(self.finished):
                 remove_file(path)
-        while (first := next(batches, None)) is not None:
-            several = chain((first,), islice(batches, BATCHES_PER_PART - 1))
-            self.finished.append(_write_part(self._prefix(len(self.finished)), several, splits, dtype, after_batch))
+        while not self.is_complete:
+            self.finished.append(_write_part(self._prefix(len(self.finished)), batches, splits, dtype, after_batch))
 
     def _prefix(self, number: int) -> Path:
         return self._folder / f"{number:06d}"
@@ -163,7 +162,7 @@ def _write_part(
     report, num_kept = Report(), 0
     with ExitStack() as stack:
         writers = {split: stack.enter_context(IndexedWriter(store, dtype)) for split, store in stores.items()}
-        for batch in batches:
+        for batch in islice(batches, BATCHES_PER_PART):
             some = dict.fromkeys(splits, SplitCounts())
             for split, writer in writers.items():
                 tokens = batch.splits[split]
@@ -176,6 +175,8 @@ def _write_part(
             candidates.append(batch.candidates)
             report += batch.report
             after_batch(some)
+            if batch.is_last:
+                break
     files: dict[str, bytes | Iterator[bytes]] = {
         f"{store.name}.npy": npy_bytes(np.concatenate(rows[split])) for split, store in stores.items()
     }

@@ -36,6 +36,7 @@ class Watch:
         self._job, self._on_progress = job, on_progress
         self._counts: dict[int, SplitCounts] = {}
         self._read: dict[int, int] = {}
+        self._before: dict[int, int] = {}  # bytes read by earlier processes
         self._complete: set[int] = set()
         self._running: set[int] = set()
         for number in range(len(job.slices)):
@@ -46,15 +47,11 @@ class Watch:
         """Return the numbers of the slices that were not finished when they were last looked at."""
         return [number for number in self._counts if number not in self._complete]
 
-    def start(self, number: int) -> None:
-        """Begin with a slice in this process; its next batches are those of ``after_batch``."""
-        self._current, self._before = number, self._read[number]
-
-    def after_batch(self, counts: dict[str, SplitCounts], meter: InputMeter) -> None:
-        """Add the counts of a batch of the current slice."""
-        number = self._current
+    def after_batch(self, number: int, meter: InputMeter, counts: dict[str, SplitCounts]) -> None:
+        """Add the counts of a batch of a slice that this process builds, and what it read of the slice so far."""
+        before = self._before.setdefault(number, self._read[number])
         self._counts[number] = sum(counts.values(), self._counts[number])
-        self._read[number] = min(self._size(number), self._before + meter.num_bytes)
+        self._read[number] = min(self._size(number), before + meter.num_bytes)
         self._report()
 
     def poll(self, running: Sequence[int]) -> None:

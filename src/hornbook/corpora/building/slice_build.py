@@ -1,17 +1,20 @@
-"""Building one slice of the inputs: a function of the plan and the slice's number, which any process can call.
+"""Building slices of the inputs: a function of the plan and the slices' numbers, which any process can call.
 
-    build_slice(job, 3)       reads, filters and tokenizes slice 3 into .mine.building/slices/000003, or resumes that
+    workshop.build_slices([3])      reads, filters and tokenizes slice 3 into .mine.building/slices/000003, or resumes
 
-One process calls it for each slice in turn; N processes, the jobs of a Slurm array and the tasks of a Ray cluster call
-it for the slices of a plan on a common file system (`hornbook.corpora.building.engines`). Nothing else is different, so
-the corpus is the same.
+One process calls it with all slices; N processes, the jobs of a Slurm array and the tasks of a Ray cluster call it for
+the slices of a plan on a common file system (`hornbook.corpora.building.engines`). Nothing else is different, so the
+corpus is the same.
 """
 
-from collections.abc import Callable
-from contextlib import closing
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from contextlib import ExitStack, closing
+from functools import partial
+from itertools import chain
 from typing import Final
 
-from hornbook.corpora.building.batches import read_batches
+from hornbook.corpora.building.batches import Batch, read_batches
 from hornbook.corpora.building.parts import Parts
 from hornbook.corpora.building.report import SplitCounts
 from hornbook.corpora.building.request import BuildJob
@@ -28,8 +31,8 @@ from hornbook.text.sentences import Splitter, sentence_splitter, split_lines
 _LARGE_INPUT: Final = 4 << 20
 """Bytes of inputs for which tiktoken gains more than its comparison with tokenizers costs."""
 
-AfterBatch = Callable[[dict[str, SplitCounts], InputMeter], None]
-"""Called after each batch with its counts, and with the bytes of the inputs read so far."""
+AfterBatch = Callable[[int, InputMeter, dict[str, SplitCounts]], None]
+"""Called after each batch with the slice's number, the bytes read of it so far, and the counts of the batch."""
 
 
 class Workshop:
@@ -64,32 +67,45 @@ class Workshop:
             split_text=split_text,
         )
 
-    def build_slice(self, number: int, after_batch: AfterBatch = lambda counts, meter: None) -> None:
-        """Build a slice, or the rest of it, into its folder.
+    def build_slices(
+        self, numbers: Iterable[int], after_batch: AfterBatch = lambda number, meter, counts: None
+    ) -> None:
+        """Build slices, or the rest of each, into their folders; the next one is read while one is written.
 
         Raises:
-            UserError: another process is building it.
+            UserError: another process is building one of them.
             DataError: a document is unreadable.
         """
-        job, plan, folder = self.job, self.plan, self.job.slice_folder(number)
-        with lock_folder(folder):
-            parts = Parts(folder)
-            if parts.is_complete:
-                return
-            tally, meter = Tally(), InputMeter()
-            documents = read_sources(
-                job.sources,
-                job.options.reading,
-                tally,
-                skip=parts.position,
-                find_fault=job.tokenizer.find_endless,
-                meter=meter,
-                within=job.slices[number],
-            )
-            batches = read_batches(documents, tally, self.filters, plan.source_numbers)
+        job, plan = self.job, self.plan
+        begun: deque[tuple[int, ExitStack, Parts, InputMeter]] = deque()
+
+        def read() -> Generator[Batch, None, None]:
+            for number in numbers:
+                lock = locks.enter_context(ExitStack())
+                lock.enter_context(lock_folder(job.slice_folder(number)))
+                parts, meter = Parts(job.slice_folder(number)), InputMeter()
+                if parts.is_complete:
+                    lock.close()
+                    continue
+                begun.append((number, lock, parts, meter))
+                tally = Tally()
+                documents = read_sources(
+                    job.sources,
+                    job.options.reading,
+                    tally,
+                    skip=parts.position,
+                    find_fault=job.tokenizer.find_endless,
+                    meter=meter,
+                    within=job.slices[number],
+                )
+                yield from read_batches(documents, tally, self.filters, plan.source_numbers)
+
+        with ExitStack() as locks:
             # no threads for streams: one that waits for input could not be stopped
-            stages = (
-                tokenize_batches(batches, plan) if job.has_streams else ahead(tokenize_batches(ahead(batches), plan))
-            )
+            stages = tokenize_batches(read(), plan) if job.has_streams else ahead(tokenize_batches(ahead(read()), plan))
             with closing(stages):
-                parts.write(stages, job.splits, plan.dtype, lambda counts: after_batch(counts, meter))
+                for first in stages:
+                    number, lock, parts, meter = begun.popleft()
+                    with lock:
+                        batches = chain((first,), stages)
+                        parts.write(batches, job.splits, plan.dtype, partial(after_batch, number, meter))

@@ -16,6 +16,6 @@ without a table are rejected.
 
 from hornbook.exchange.huggingface.export import write_folder
 from hornbook.exchange.huggingface.hub_models import fetch
-from hornbook.exchange.huggingface.model_folder import UNTRAINED, is_folder, read_folder
+from hornbook.exchange.huggingface.model_folder import is_folder, read_folder
 
-__all__ = ["UNTRAINED", "fetch", "is_folder", "read_folder", "write_folder"]
+__all__ = ["fetch", "is_folder", "read_folder", "write_folder"]

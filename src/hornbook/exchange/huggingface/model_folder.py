@@ -21,7 +21,7 @@ from hornbook.checkpoint.manifest import MANIFEST
 from hornbook.checkpoint.tensors import Contents
 from hornbook.config import Recipe, recipe_from_dict, recipe_to_dict
 from hornbook.errors import CheckpointError, DataError, RecipeError
-from hornbook.exchange.documents import START
+from hornbook.exchange.documents import START, UNTRAINED
 from hornbook.exchange.foreign import inside
 from hornbook.exchange.huggingface.common import labels_of
 from hornbook.exchange.huggingface.families import FAMILIES, objective_of
@@ -35,8 +35,6 @@ from hornbook.text.tokenizer import Tokenizer
 CONFIG: Final = "config.json"
 _OLD_CONFIG: Final = "bert_config.json"
 """Name of a BERT's config in Google's checkpoints, and in folders that were converted from them early."""
-UNTRAINED: Final = "untrained"
-"""Name of the document that lists the weights drawn at random, since the folder lacks them."""
 
 _logger = logging.getLogger("hornbook.checkpoint")
 

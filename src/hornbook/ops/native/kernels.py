@@ -61,6 +61,8 @@ class Unchanged:
 
 unchanged = Unchanged()
 _numbers = itertools.count(1)
+_summed: tuple[tuple[Tensor, int], Tensor] | None = None
+"""The last gradient that a kernel stored with its sums over the rows, with its version, and these."""
 
 
 def use(kernels: Kernels) -> Kernels:
@@ -96,12 +98,12 @@ def weights_unchanged(*, keeps_copies: bool = False) -> Iterator[None]:
     A weight's version counter is not sufficient: PyTorch's fused optimizers do not increment it, nor does FSDP when it
     gathers a weight again.
     """
-    global unchanged
+    global unchanged, _summed
     before, unchanged = unchanged, Unchanged(next(_numbers), {} if keeps_copies else None, adds_gradients=True)
     try:
         yield
     finally:
-        unchanged = before
+        unchanged, _summed = before, None
 
 
 @contextmanager
@@ -128,6 +130,28 @@ def copy_of(weight: Tensor, dtype: torch.dtype) -> Tensor:
     if key not in copies:
         copies[key] = (weight, weight.detach().to(dtype))
     return copies[key][1]
+
+
+def note_sums(gradient: Tensor, sums: Tensor) -> Tensor:
+    """Return ``gradient`` ``[..., C]`` after noting its sums over the rows ``[C]`` for the layer that gets it next."""
+    global _summed
+    _summed = ((gradient, gradient._version), sums)
+    return gradient
+
+
+def sums_of(gradient: Tensor) -> Tensor:
+    """Return the sums of ``gradient`` ``[..., C]`` over the rows, fp32 ``[C]``, which ``note_sums`` may know."""
+    global _summed
+    known, _summed = _summed, None
+    if known is not None and len(known[1]) == gradient.shape[-1] and _is_view(gradient, *known[0]):
+        return known[1]
+    return gradient.flatten(0, -2).sum(0, dtype=torch.float32)
+
+
+def _is_view(x: Tensor, whole: Tensor, version: int) -> bool:
+    """Return whether ``x`` has all of the elements of ``whole``, in the same memory, as of that version."""
+    is_whole = x.numel() == whole.numel() and x.is_contiguous() and whole.is_contiguous() and x._version == version
+    return is_whole and x.untyped_storage()._cdata == whole.untyped_storage()._cdata
 
 
 def form_of(operator: str, x: Tensor) -> Form | None:

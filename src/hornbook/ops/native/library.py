@@ -32,7 +32,7 @@ from hornbook.errors import DataError, StorageError
 from hornbook.ops.native.build import HALVES, INSTRUCTION_SETS, TILES, library, missing_forms
 from hornbook.ops.native.cache import BuildError, default_cache, make_private
 from hornbook.storage.files import replace_file
-from hornbook.storage.json_files import dump_json, read_json
+from hornbook.storage.json_files import dump_json, parse_json, read_bytes
 from hornbook.storage.system import cpu_facts, wait_for_lock
 from hornbook.track.environment import cpu_model
 
@@ -244,8 +244,8 @@ def seconds(kernel: Kernel, shape: Shape = DEFAULT_SHAPE) -> Mapping[str, float]
             if (times := _stored_seconds(kernel, name)) is None:
                 times = _measure(kernel, sizes)
                 known = _all_seconds()
-                known.setdefault(_circumstances(), {})[name] = times
-                replace_file(_times_file(), dump_json(known))
+                here = {_circumstances(): {**known.get(_circumstances(), {}), name: times}}
+                replace_file(_times_file(), dump_json({**known, **here}))
     except (BuildError, StorageError):  # a cache that cannot be written is measured again
         times = _measure(kernel, sizes) if times is None else times
     return times
@@ -288,9 +288,14 @@ def _times_file() -> Path:
 def _all_seconds() -> dict[str, dict[str, dict[str, float]]]:
     """Return the stored times by circumstances, kernel and instruction set, without those that cannot be times."""
     try:
-        content = read_json(_times_file(), "the times of native operators")
+        return _parsed(read_bytes(_times_file(), "the times of native operators"))
     except (BuildError, DataError, StorageError):
         return {}
+
+
+@functools.lru_cache(1)  # the file is read again for each kernel, and rarely changes
+def _parsed(content_bytes: bytes) -> dict[str, dict[str, dict[str, float]]]:
+    content = parse_json(content_bytes, "the file of times")
     return {
         circumstances: {kernel: times for kernel, times in kernels.items() if _are_times(times)}
         for circumstances, kernels in (content.items() if isinstance(content, dict) else ())

@@ -10,11 +10,10 @@
 Queries attend to keys whose sequence has the same first token, so padded, packed and unpadded sequences and documents
 of windows are one case; only tiles that have hidden pairs, too, look at the spans of their tokens. The passes are those
 of FlashAttention-2 (Dao 2023), with exponentials to base 2. The forward pass hashes and stores a bit for each weight
-(`hornbook.ops.triton.attention_tiles`), W·N / 8 bytes, which saves two of three hashes. No sum depends on the order of
+(`hornbook.ops.triton.attention_bits`), W·N / 8 bytes, which saves two of three hashes. No sum depends on the order of
 programs.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -22,87 +21,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hornbook.ops.triton.attention_bits import _drops, _first_word, _hash_dropped
 from hornbook.ops.triton.attention_tiles import (
     _FARTHEST,
-    _drops,
-    _first_word,
-    _hash_dropped,
+    _product,
+    _put,
+    _put_sum,
+    _rows,
+    _scores,
     _sees,
     _shared,
     _span_of_queries,
+    _uncapped,
+    _unit,
 )
 from hornbook.ops.triton.programs import TILE, is_interpreted, num_words
 
 _LOWEST: tl.constexpr = tl.constexpr(-1.0e15)
 """Score of a pair that is hidden, whose square is finite."""
-_TO_BASE_2: tl.constexpr = tl.constexpr(math.log2(math.e))
 HASHED = {"tile": 128, "num_warps": 4}
 """Queries of a program that hashes, and its warps."""
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _places(
-    x: tl.tensor, start: tl.tensor, stride: tl.tensor, head: tl.tensor, size: tl.constexpr, width: tl.constexpr,
-    number: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Return the addresses of a head's rows ``[number, width]`` from a token on; only the first is a long product."""
-    first = x + (tl.zeros((), tl.int64) + start) * stride + head * size
-    return first + (tl.arange(0, number)[:, None] * stride + tl.arange(0, width)[None, :])
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _rows(
-    x: tl.tensor, start: tl.tensor, exists: tl.tensor, stride: tl.tensor, head: tl.tensor, size: tl.constexpr,
-    width: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Load a head's rows with zeros beyond its size."""
-    mask = exists[:, None] & (tl.arange(0, width) < size)[None, :]
-    return tl.load(_places(x, start, stride, head, size, width, exists.shape[0]), mask=mask, other=0.0)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _put(
-    x: tl.tensor, values: tl.tensor, start: tl.tensor, exists: tl.tensor, stride: tl.tensor, head: tl.tensor,
-    size: tl.constexpr, width: tl.constexpr,
-) -> None:  # fmt: skip
-    """Store a head's rows."""
-    mask = exists[:, None] & (tl.arange(0, width) < size)[None, :]
-    places = _places(x, start, stride, head, size, width, exists.shape[0])
-    tl.store(places, values.to(x.dtype.element_ty), mask=mask)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _product(
-    a: tl.tensor, b: tl.tensor, widens: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Multiply tiles in the dtype of the second, with sums in fp32."""
-    a = a.to(b.dtype)
-    if widens:
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, input_precision="ieee")
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _scores(
-    products: tl.tensor, scale: tl.tensor, cap: tl.tensor, has_cap: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Turn products into scores to base 2."""
-    if has_cap:  # cap · tanh(score / cap)
-        scores = (cap * _TO_BASE_2) * (1.0 - 2.0 / (tl.exp2(products * (scale * 2.0 * _TO_BASE_2 / cap)) + 1.0))
-    else:
-        scores = products * (scale * _TO_BASE_2)
-    return scores
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _uncapped(
-    of_scores: tl.tensor, scores: tl.tensor, cap: tl.tensor, has_cap: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Turn gradients of scores into those of products, but for their scale."""
-    if has_cap:
-        share = scores / (cap * _TO_BASE_2)
-        of_scores *= 1.0 - share * share
-    return of_scores
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -121,6 +59,7 @@ def _forward(
     queries = _rows(q, own, exists, q_stride, head, size, width)
     if drops:
         first_word = _first_word(tl.load(spans + rows, mask=exists, other=0), rows, window, has_window)
+    unit = _unit(scale, cap, has_cap)
     largest = tl.full((tile,), _LOWEST / 2, tl.float32)  # whose difference to a hidden score is low, too
     total = tl.zeros((tile,), tl.float32)
     result = tl.zeros((tile, width), tl.float32)
@@ -134,8 +73,8 @@ def _forward(
             sees = _sees(first[:, None], rows[:, None], first_of_key, places[None, :], window, causal, has_window)
             scores = tl.where(sees, scores, _LOWEST)
         higher = tl.maximum(largest, tl.max(scores, 1))
-        weights = tl.exp2(scores - higher[:, None])
-        shrink = tl.exp2(largest - higher)
+        weights = tl.exp2(scores * unit - (higher * unit)[:, None])
+        shrink = tl.exp2((largest - higher) * unit)
         total = total * shrink + tl.sum(weights, 1)
         largest = higher
         if drops:
@@ -148,18 +87,19 @@ def _forward(
     is_token = total > 0.0
     result *= tl.where(is_token, factor / tl.where(is_token, total, 1.0), 0.0)[:, None]
     _put(y, result, own, exists, tl.num_programs(1) * size, head, size, width)
-    log_sum = tl.where(is_token, largest + tl.log2(tl.where(is_token, total, 1.0)), 0.0)
+    log_sum = tl.where(is_token, largest * unit + tl.log2(tl.where(is_token, total, 1.0)), 0.0)
     tl.store(log_sums + head.to(tl.int64) * num_tokens + rows, log_sum, mask=exists)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _of_queries(
     q: tl.tensor, k: tl.tensor, v: tl.tensor, spans: tl.tensor, dropped: tl.tensor, y: tl.tensor,
-    gradient: tl.tensor, log_sums: tl.tensor, deltas: tl.tensor, of_q: tl.tensor, num_tokens: tl.tensor,
-    q_stride: tl.tensor, k_stride: tl.tensor, v_stride: tl.tensor, of_stride: tl.tensor, per_group: tl.tensor,
-    scale: tl.tensor, cap: tl.tensor, window: tl.tensor, num_words: tl.tensor, factor: tl.tensor,
-    causal: tl.constexpr, has_window: tl.constexpr, has_cap: tl.constexpr, drops: tl.constexpr, size: tl.constexpr,
-    width: tl.constexpr, tile: tl.constexpr, step: tl.constexpr, widens: tl.constexpr,
+    gradient: tl.tensor, log_sums: tl.tensor, deltas: tl.tensor, of_q: tl.tensor, sums: tl.tensor,
+    num_tokens: tl.tensor, q_stride: tl.tensor, k_stride: tl.tensor, v_stride: tl.tensor, of_stride: tl.tensor,
+    sums_stride: tl.tensor, per_group: tl.tensor, scale: tl.tensor, cap: tl.tensor, window: tl.tensor,
+    num_words: tl.tensor, factor: tl.tensor, causal: tl.constexpr, has_window: tl.constexpr, has_cap: tl.constexpr,
+    drops: tl.constexpr, size: tl.constexpr, width: tl.constexpr, tile: tl.constexpr, step: tl.constexpr,
+    widens: tl.constexpr,
 ) -> None:  # fmt: skip
     head, own = tl.program_id(1), tl.program_id(0) * tile
     group = head // per_group
@@ -175,7 +115,7 @@ def _of_queries(
     tl.store(deltas + of_rows, delta, mask=exists)
     if drops:
         first_word = _first_word(tl.load(spans + rows, mask=exists, other=0), rows, window, has_window)
-    result = tl.zeros((tile, width), tl.float32)
+    result, unit = tl.zeros((tile, width), tl.float32), _unit(scale, cap, has_cap)
     for start in range(low, high, step):
         places = start + tl.arange(0, step)
         inside = places < num_tokens
@@ -185,7 +125,7 @@ def _of_queries(
             first_of_key = tl.load(spans + places, mask=inside, other=-1)[None, :]
             sees = _sees(first[:, None], rows[:, None], first_of_key, places[None, :], window, causal, has_window)
             scores = tl.where(sees, scores, _LOWEST)
-        weights = tl.exp2(scores - log_sum[:, None])
+        weights = tl.exp2(scores * unit - log_sum[:, None])
         kept = weights
         if drops:
             is_dropped = _drops(
@@ -194,18 +134,21 @@ def _of_queries(
             kept = tl.where(is_dropped, 0.0, weights)
         values = _rows(v, start, inside, v_stride, group, size, width)
         of_scores = kept * _product(upstream, tl.trans(values), widens) - weights * delta[:, None]
-        result += _product(_uncapped(of_scores, scores, cap, has_cap), of_keys, widens)
-    _put(of_q, result * (scale * factor), own, exists, of_stride, head, size, width)
+        result += _product(_uncapped(of_scores, scores, has_cap), of_keys, widens)
+    result *= scale * factor
+    _put(of_q, result, own, exists, of_stride, head, size, width)
+    _put_sum(sums, result, sums_stride, head, size, width)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _of_keys(
     q: tl.tensor, k: tl.tensor, v: tl.tensor, spans: tl.tensor, dropped: tl.tensor, gradient: tl.tensor,
-    log_sums: tl.tensor, deltas: tl.tensor, of_k: tl.tensor, of_v: tl.tensor, num_tokens: tl.tensor,
-    q_stride: tl.tensor, k_stride: tl.tensor, v_stride: tl.tensor, of_k_stride: tl.tensor, of_v_stride: tl.tensor,
-    per_group: tl.tensor, scale: tl.tensor, cap: tl.tensor, window: tl.tensor, num_words: tl.tensor,
-    factor: tl.tensor, causal: tl.constexpr, has_window: tl.constexpr, has_cap: tl.constexpr, drops: tl.constexpr,
-    size: tl.constexpr, width: tl.constexpr, tile: tl.constexpr, step: tl.constexpr, widens: tl.constexpr,
+    log_sums: tl.tensor, deltas: tl.tensor, of_k: tl.tensor, of_v: tl.tensor, k_sums: tl.tensor, v_sums: tl.tensor,
+    num_tokens: tl.tensor, q_stride: tl.tensor, k_stride: tl.tensor, v_stride: tl.tensor, of_k_stride: tl.tensor,
+    of_v_stride: tl.tensor, k_sums_stride: tl.tensor, v_sums_stride: tl.tensor, per_group: tl.tensor,
+    scale: tl.tensor, cap: tl.tensor, window: tl.tensor, num_words: tl.tensor, factor: tl.tensor,
+    causal: tl.constexpr, has_window: tl.constexpr, has_cap: tl.constexpr, drops: tl.constexpr, size: tl.constexpr,
+    width: tl.constexpr, tile: tl.constexpr, step: tl.constexpr, widens: tl.constexpr,
 ) -> None:  # fmt: skip
     group = tl.program_id(1)
     own = tl.program_id(0) * tile
@@ -224,9 +167,8 @@ def _of_keys(
         shared_low = tl.maximum(shared_low, own + tile - window)
         shared_high = tl.minimum(shared_high, own + window)
     of_keys = _rows(k, own, inside, k_stride, group, size, width)
-    values = _rows(v, own, inside, v_stride, group, size, width)
-    key_sums = tl.zeros((tile, width), tl.float32)
-    value_sums = tl.zeros((tile, width), tl.float32)
+    values, unit = _rows(v, own, inside, v_stride, group, size, width), _unit(scale, cap, has_cap)
+    key_sums, value_sums = tl.zeros((tile, width), tl.float32), tl.zeros((tile, width), tl.float32)
     for member in range(per_group):
         head = group * per_group + member
         for start in range(low, high, step):
@@ -240,7 +182,7 @@ def _of_keys(
                 sees = _sees(first, rows[None, :], first_of_key[:, None], places[:, None], window, causal, has_window)
                 scores = tl.where(sees, scores, _LOWEST)
             of_rows = head.to(tl.int64) * num_tokens + rows
-            weights = tl.exp2(scores - tl.load(log_sums + of_rows, mask=exists, other=0.0)[None, :])
+            weights = tl.exp2(scores * unit - tl.load(log_sums + of_rows, mask=exists, other=0.0)[None, :])
             upstream = _rows(gradient, start, exists, tl.num_programs(1) * per_group * size, head, size, width)
             kept = weights
             if drops:
@@ -252,9 +194,12 @@ def _of_keys(
             value_sums += _product(kept, upstream, widens)
             delta = tl.load(deltas + of_rows, mask=exists, other=0.0)[None, :]
             of_scores = kept * _product(values, tl.trans(upstream), widens) - weights * delta
-            key_sums += _product(_uncapped(of_scores, scores, cap, has_cap), queries, widens)
-    _put(of_k, key_sums * (scale * factor), own, inside, of_k_stride, group, size, width)
-    _put(of_v, value_sums * factor, own, inside, of_v_stride, group, size, width)
+            key_sums += _product(_uncapped(of_scores, scores, has_cap), queries, widens)
+    key_sums, value_sums = key_sums * (scale * factor), value_sums * factor
+    _put(of_k, key_sums, own, inside, of_k_stride, group, size, width)
+    _put(of_v, value_sums, own, inside, of_v_stride, group, size, width)
+    _put_sum(k_sums, key_sums, k_sums_stride, group, size, width)
+    _put_sum(v_sums, value_sums, v_sums_stride, group, size, width)
 
 
 class Settings(NamedTuple):
@@ -301,7 +246,7 @@ def hash_dropped(
     dropout: tuple[int, int],
     settings: Settings,
 ) -> Tensor:
-    """Return the bits of the weights to drop, int32 ``[H, W, N]``; see `hornbook.ops.triton.attention_tiles`."""
+    """Return the bits of the weights to drop, int32 ``[H, W, N]``; see `hornbook.ops.triton.attention_bits`."""
     num_tokens = len(keys_N)
     size = num_words(longest, settings.window, is_causal=settings.is_causal)
     dropped_HWN = torch.empty(num_heads, size, num_tokens, dtype=torch.int32, device=keys_N.device)
@@ -343,23 +288,27 @@ def backward(
     spans_4N: Tensor,
     dropped_HWN: Tensor,
     settings: Settings,
-) -> list[Tensor]:
-    """Return the gradients of ``packed``; arguments as for ``forward``, with its results."""
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the gradients of ``packed`` and their sums over the tokens; arguments as for ``forward``, its results."""
     of_packed = [torch.empty(part.shape, dtype=part.dtype, device=part.device) for part in packed]
     heads, of_heads = _heads(packed), _heads(tuple(of_packed))
     q_NHK, k_NGK, _ = heads
+    numbers, fixed = _arguments(heads, dropped_HWN, settings, "of_queries")
+    num_tiles = triton.cdiv(len(q_NHK), fixed["tile"])  # of queries as of keys
+    sums = [torch.empty(num_tiles, *part.shape[1:], dtype=torch.float32, device=part.device) for part in packed]
+    of_sums = _heads(tuple(sums))
     if q_NHK.numel():
         gradient_NHK, deltas_HN = gradient_NHK.contiguous(), torch.empty_like(log_sums_HN)
         strides = (len(q_NHK), *(head.stride(0) for head in heads))
-        numbers, fixed = _arguments(heads, dropped_HWN, settings, "of_queries")
-        grid = (triton.cdiv(len(q_NHK), fixed["tile"]), q_NHK.shape[1])
         given = (*heads, spans_4N, dropped_HWN, y_NHK, gradient_NHK, log_sums_HN, deltas_HN)
-        _of_queries[grid](*given, of_heads[0], *strides, of_heads[0].stride(0), *numbers, **fixed)
+        results, of_strides = (of_heads[0], of_sums[0]), (of_heads[0].stride(0), of_sums[0].stride(0))
+        _of_queries[(num_tiles, q_NHK.shape[1])](*given, *results, *strides, *of_strides, *numbers, **fixed)
         numbers, fixed = _arguments(heads, dropped_HWN, settings, "of_keys")
-        grid = (triton.cdiv(len(q_NHK), fixed["tile"]), k_NGK.shape[1])
         given = (*heads, spans_4N, dropped_HWN, gradient_NHK, log_sums_HN, deltas_HN)
-        _of_keys[grid](*given, *of_heads[1:], *strides, *(of.stride(0) for of in of_heads[1:]), *numbers, **fixed)
-    return of_packed
+        results = (*of_heads[1:], *of_sums[1:])
+        of_strides = tuple(result.stride(0) for result in results)
+        _of_keys[(num_tiles, k_NGK.shape[1])](*given, *results, *strides, *of_strides, *numbers, **fixed)
+    return of_packed, [each.sum(0) for each in sums]
 
 
 def _heads(packed: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

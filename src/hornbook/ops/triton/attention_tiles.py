@@ -1,20 +1,16 @@
-"""What attention's kernels read beside queries, keys and values: which pairs exist, and which dropout drops.
+"""What attention's kernels share: which pairs of a tile exist, rows of heads, products and scores.
 
 ::
 
     spans     first token and end of each token's sequence, its dropout column, whether no others are between
-    dropped   int32 [H, W, N], a bit for each weight:    head h, query n    word 0 1 2 ...    of 32 keys each
-
-The first word of a query has its first key, though not always as its first bit: a word has the keys from a multiple of
-32 on. Bits are those of `hornbook.ops.dropout.keep_mask`, hashed by a kernel of its own, so that the three others need
-no hash, as Ma et al. 2024 propose ("Reducing the Cost of Dropout in Flash-Attention by Hiding RNG with GEMM").
 """
+
+import math
 
 import triton
 import triton.language as tl
 
-from hornbook.ops.triton.dropout import _mix
-
+_TO_BASE_2: tl.constexpr = tl.constexpr(math.log2(math.e))
 _FARTHEST: tl.constexpr = tl.constexpr(2147483647)
 
 
@@ -71,66 +67,77 @@ def _shared(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _words(keys: tl.tensor, tokens: tl.tensor, exists: tl.tensor, head: tl.tensor, site: tl.tensor) -> tl.tensor:
-    """Return the part of the hash that belongs to a head's queries."""
-    words = tl.load(keys + tokens, mask=exists, other=0).to(tl.uint32) + head.to(tl.uint32) * 0x85EBCA6B
-    return _mix(words ^ _mix((tl.zeros_like(tokens) + site + 1).to(tl.uint32)))
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _first_word(
-    first: tl.tensor, rows: tl.tensor, window: tl.tensor, has_window: tl.constexpr,
+def _places(
+    x: tl.tensor, start: tl.tensor, stride: tl.tensor, head: tl.tensor, size: tl.constexpr, width: tl.constexpr,
+    number: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Return which 32 keys the first word of each query has, given the first tokens of their sequences."""
-    if has_window:
-        first = tl.maximum(first, rows - window + 1)
-    return first // 32
+    """Return the addresses of a head's rows ``[number, width]`` from a token on; only the first is a long product."""
+    first = x + (tl.zeros((), tl.int64) + start) * stride + head * size
+    return first + (tl.arange(0, number)[:, None] * stride + tl.arange(0, width)[None, :])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _drops(
-    dropped: tl.tensor, start: tl.tensor, first_word: tl.tensor, rows: tl.tensor, exists: tl.tensor, head: tl.tensor,
-    num_words: tl.tensor, num_tokens: tl.tensor, number: tl.constexpr, keys_first: tl.constexpr,
+def _rows(
+    x: tl.tensor, start: tl.tensor, exists: tl.tensor, stride: tl.tensor, head: tl.tensor, size: tl.constexpr,
+    width: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Return which weights are dropped, for a number of keys from one on, both multiples of 32: ``[rows, keys]``.
-
-    The tile is ``[keys, rows]`` if ``keys_first``. Words are loaded once and spread over 32 keys without copies.
-    """
-    words: tl.constexpr = number // 32
-    own = tl.expand_dims(start // 32 + tl.arange(0, words), 1 if keys_first else 0)
-    own -= tl.expand_dims(first_word, 0 if keys_first else 1)
-    rows, exists = tl.expand_dims(rows, 0 if keys_first else 1), tl.expand_dims(exists, 0 if keys_first else 1)
-    places = (head * num_words + own).to(tl.int64) * num_tokens + rows
-    found = tl.load(dropped + places, mask=exists & (own >= 0) & (own < num_words), other=0)
-    bits = 1 << (tl.arange(0, number) % 32)
-    if keys_first:
-        spread = tl.reshape(tl.broadcast_to(found[:, None, :], (words, 32, rows.shape[1])), (number, rows.shape[1]))
-        is_dropped = (spread & bits[:, None]) != 0
-    else:
-        spread = tl.reshape(tl.broadcast_to(found[:, :, None], (rows.shape[0], words, 32)), (rows.shape[0], number))
-        is_dropped = (spread & bits[None, :]) != 0
-    return is_dropped
+    """Load a head's rows with zeros beyond its size."""
+    mask = exists[:, None] & (tl.arange(0, width) < size)[None, :]
+    return tl.load(_places(x, start, stride, head, size, width, exists.shape[0]), mask=mask, other=0.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _hash_dropped(
-    spans: tl.tensor, keys: tl.tensor, dropped: tl.tensor, num_tokens: tl.tensor, num_words: tl.tensor,
-    window: tl.tensor, first_head: tl.tensor, site: tl.tensor, threshold: tl.tensor, causal: tl.constexpr,
-    has_window: tl.constexpr, tile: tl.constexpr,
+def _put(
+    x: tl.tensor, values: tl.tensor, start: tl.tensor, exists: tl.tensor, stride: tl.tensor, head: tl.tensor,
+    size: tl.constexpr, width: tl.constexpr,
 ) -> None:  # fmt: skip
-    head = tl.program_id(1)
-    rows, exists, _, low, high, _, _ = _span_of_queries(spans, num_tokens, window, causal, has_window, tile)
-    first = tl.load(spans + rows, mask=exists, other=0)
-    column = tl.load(spans + 2 * num_tokens + rows, mask=exists, other=0)
-    last = (column - rows + low + 31).to(tl.uint32) * 0x9E3779B1  # of the next 32 keys
-    last += _words(keys, rows, exists, head + first_head, site)
-    first_word = _first_word(first, rows, window, has_window)
-    for number in range(low // 32, (high + 31) // 32):
-        word = tl.zeros((tile,), tl.int32)
-        for bit in tl.static_range(32):  # the last key first, which becomes the highest bit
-            hashed = (_mix(last - bit * 0x9E3779B1 % 0x100000000) & 0x7FFFFFFF).to(tl.int32)
-            word = (word << 1) | (((hashed - threshold) >> 31) & 1)  # 1 if less than the threshold
-        last += 32 * 0x9E3779B1 % 0x100000000
-        own = number - first_word
-        places = (head * num_words + own).to(tl.int64) * num_tokens + rows
-        tl.store(dropped + places, word, mask=exists & (own >= 0) & (own < num_words))
+    """Store a head's rows."""
+    mask = exists[:, None] & (tl.arange(0, width) < size)[None, :]
+    places = _places(x, start, stride, head, size, width, exists.shape[0])
+    tl.store(places, values.to(x.dtype.element_ty), mask=mask)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _put_sum(
+    sums: tl.tensor, values: tl.tensor, stride: tl.tensor, head: tl.tensor, size: tl.constexpr, width: tl.constexpr,
+) -> None:  # fmt: skip
+    """Store the sums over a program's rows of a head, whose rows beyond the last token are zero."""
+    columns = tl.arange(0, width)
+    tl.store(sums + tl.program_id(0) * stride + head * size + columns, tl.sum(values, 0), mask=columns < size)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _product(
+    a: tl.tensor, b: tl.tensor, widens: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Multiply tiles in the dtype of the second, with sums in fp32."""
+    a = a.to(b.dtype)
+    if widens:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _scores(
+    products: tl.tensor, scale: tl.tensor, cap: tl.tensor, has_cap: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Turn products into scores, but for a factor, ``_unit``, that exponents apply in the same instruction."""
+    if has_cap:  # cap · tanh(score / cap)
+        products = 1.0 - 2.0 / (tl.exp2(products * (scale * 2.0 * _TO_BASE_2 / cap)) + 1.0)
+    return products
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _unit(scale: tl.tensor, cap: tl.tensor, has_cap: tl.constexpr) -> tl.tensor:
+    """Return the factor of ``_scores`` that makes them scores to base 2."""
+    return (cap if has_cap else scale) * _TO_BASE_2
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _uncapped(
+    of_scores: tl.tensor, scores: tl.tensor, has_cap: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Turn gradients of scores into those of products, but for their scale."""
+    if has_cap:
+        of_scores *= 1.0 - scores * scores
+    return of_scores

@@ -9,14 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hornbook.ops.native.kernels import FORMS
+from hornbook.ops.native.kernels import FORMS, note_sums
 from hornbook.ops.operators import operator, shapes_of
 
 TRITON = "triton"
 """The form of these kernels."""
 KERNELS = ("triton_cross_entropy", "triton_dropout", "triton_layer_norm", "triton_linear", "triton_attention")
-MOST_COLUMNS = 16384
-"""Of a norm: a program holds a row in registers."""
 _WIDEST_HEADS = {torch.float32: 64, torch.bfloat16: 256, torch.float16: 256}
 """Of attention, whose accumulators are in registers."""
 
@@ -72,8 +70,25 @@ def _keep_keys(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _of_dropout(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    of_x = triton_dropout(gradient, None, *ctx.saved_tensors, *ctx.settings) if ctx.needs_input_grad[0] else None
+    of_x: Tensor | None = None
+    if ctx.needs_input_grad[0]:
+        of_x, sums = triton_dropout_gradient(gradient, *ctx.saved_tensors, *ctx.settings)
+        if not torch.compiler.is_compiling():
+            note_sums(of_x, sums)
     return of_x, gradient if ctx.adds else None, None, None, None
+
+
+@operator(device="any")
+def triton_dropout_gradient(gradient: Tensor, keys: Tensor, site: int, probability: float) -> tuple[Tensor, Tensor]:
+    """Return the gradient of what was dropped, and its sums over the rows, fp32 ``[C]``."""
+    from hornbook.ops.triton.dropout import dropout_gradient
+
+    return dropout_gradient(gradient, keys, site, probability)
+
+
+@shapes_of("triton_dropout_gradient")
+def _(gradient: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    return gradient.new_empty(gradient.shape), gradient.new_empty(gradient.shape[-1], dtype=torch.float32)
 
 
 torch.library.register_autograd("hornbook::triton_dropout", _of_dropout, setup_context=_keep_keys)
@@ -158,21 +173,24 @@ def triton_attention_gradients(
     window: int | None,
     cap: float | None,
     probability: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of ``qkv``, ``key_value`` and ``value``, empty for None, given that of the attention."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of ``qkv``, ``key_value`` and ``value``, empty for None, given that of the attention.
+
+    The last result are the sums over the tokens of the gradient of ``qkv``, fp32 ``[3·H·K]`` or ``[H·K]``.
+    """
     from hornbook.ops.triton import attention
 
     settings = attention.Settings(is_causal, scale, window, cap, probability)
     packed = _packed(qkv, key_value, value)
-    found = attention.backward(gradient, y, log_sums, packed, spans_4N, dropped, settings)
+    found, sums = attention.backward(gradient, y, log_sums, packed, spans_4N, dropped, settings)
     of_qkv, of_key_value, of_value = found + [qkv.new_empty(0) for _ in range(3 - len(found))]
-    return of_qkv, of_key_value, of_value
+    return of_qkv, of_key_value, of_value, sums[0].flatten()
 
 
 @shapes_of("triton_attention_gradients")
-def _(gradient: Tensor, y: Tensor, log_sums: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(gradient: Tensor, y: Tensor, log_sums: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     of_qkv, of_key_value, of_value = (gradient.new_empty(0 if x is None else x.shape) for x in others[1:4])
-    return of_qkv, of_key_value, of_value
+    return of_qkv, of_key_value, of_value, gradient.new_empty(of_qkv.shape[1:].numel(), dtype=torch.float32)
 
 
 def _packed(*tensors: Tensor | None) -> tuple[Tensor, ...]:
@@ -185,112 +203,16 @@ def _keep_attention(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(*output, *inputs[:4])
     ctx.settings = inputs[4:9]
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # the gradients of these would be zeros
 
 
 def _of_attention(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # once: recomputation allows no more
-    found = triton_attention_gradients(gradient, *saved, *ctx.settings)
+    *found, sums = triton_attention_gradients(gradient, *saved, *ctx.settings)
+    if not torch.compiler.is_compiling():
+        note_sums(found[0], sums)
     of_packed = (None if x is None else of for x, of in zip(saved[3:6], found, strict=True))
     return *of_packed, *[None] * 10
 
 
 torch.library.register_autograd("hornbook::triton_attention", _of_attention, setup_context=_keep_attention)
-
-
-@operator(device="any")
-def triton_norm(
-    x: Tensor, gain: Tensor | None, bias: Tensor | None, epsilon: float, centered: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the norm of rows: layer norm if ``centered``, else RMS norm; see `norm_beside`.
-
-    Returns:
-        The norm, of the shape and dtype of ``x``; means and reciprocal deviations of the rows, fp32 ``[...]``.
-    """
-    from hornbook.ops.triton.norms import norm
-
-    return norm(x, gain, bias, epsilon, centered=centered)
-
-
-@shapes_of("triton_norm")
-def _(x: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    mean, rate = (x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in range(2))
-    return x.new_empty(x.shape), mean, rate
-
-
-@operator(device="any")
-def triton_norm_gradients(
-    gradient: Tensor, beside: Tensor | None, x: Tensor, gain: Tensor | None, mean: Tensor, rate: Tensor, centered: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of ``x``, plus ``beside`` if given, and of gain and bias, both fp32 ``[D]``."""
-    from hornbook.ops.triton.norms import norm_gradients
-
-    return norm_gradients(gradient, beside, x, gain, mean, rate, centered=centered)
-
-
-@shapes_of("triton_norm_gradients")
-def _(gradient: Tensor, beside: Tensor | None, x: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    gain, bias = (x.new_empty(x.shape[-1], dtype=torch.float32) for _ in range(2))
-    return x.new_empty(x.shape), gain, bias
-
-
-def norm_beside(
-    x: Tensor, gain: Tensor | None, bias: Tensor | None, epsilon: float, *, centered: bool
-) -> tuple[Tensor, Tensor]:
-    """Return ``x`` and its norm as outputs of one operator, which adds their gradients.
-
-    Args:
-        x: ``[..., D]`` with at most ``MOST_COLUMNS`` columns.
-        gain: ``[D]``, of any dtype; None for 1.
-        bias: ``[D]``; None for 0.
-        epsilon: added to the variance, or the mean square.
-        centered: layer norm (Ba et al. 2016) rather than RMS norm (Zhang and Sennrich 2019).
-    """
-    same, normed = _Norm.apply(x, gain, bias, epsilon, centered)  # type: ignore[no-untyped-call]
-    return same, normed
-
-
-class _Norm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, gain: Tensor | None, bias: Tensor | None, epsilon: float, centered: bool
-    ) -> tuple[Tensor, Tensor]:
-        y, *statistics = triton_norm(x, gain, bias, epsilon, centered)
-        ctx.save_for_backward(x, gain, *statistics)
-        ctx.centered, ctx.bias_dtype = centered, None if bias is None else bias.dtype
-        ctx.set_materialize_grads(False)
-        return x.view_as(x), y
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        beside, gradient = gradients
-        if gradient is None:
-            return beside, *[None] * 4
-        x, gain, *statistics = ctx.saved_tensors
-        of_x, of_gain, of_bias = triton_norm_gradients(gradient, beside, x, gain, *statistics, ctx.centered)
-        of_affine = (
-            None if gain is None else of_gain.to(gain.dtype),
-            None if ctx.bias_dtype is None else of_bias.to(ctx.bias_dtype),
-        )
-        return of_x, *of_affine, None, None
-
-
-@operator(device="any")
-def triton_activation_gradient(gradient: Tensor, before: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    """Return the gradient of ``u``, given that of ``f(u)``, and its sums over the rows.
-
-    Args:
-        gradient: of ``f(u)``, ``[..., C]``.
-        before: ``u``, of the same shape and dtype.
-        activation: the name of f in `hornbook.ops.layers.ACTIVATIONS`.
-
-    Returns:
-        The gradient in the dtype of ``u``; its sums before rounding, fp32 ``[C]``.
-    """
-    from hornbook.ops.triton.activation_gradient import activation_gradient
-
-    return activation_gradient(gradient, before, activation)
-
-
-@shapes_of("triton_activation_gradient")
-def _(gradient: Tensor, before: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    return before.new_empty(before.shape), before.new_empty(before.shape[-1], dtype=torch.float32)

@@ -1,6 +1,9 @@
-"""Where Triton kernels can run."""
+"""Where Triton kernels can run, and what they share with their operators."""
+
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from hornbook.config.shapes import words_of_keys
 
@@ -8,6 +11,17 @@ TILE = 64
 """Most queries, or keys, of a program of attention."""
 SPARSE_TILES = {16: 128, 32: 256, 64: 256, 128: 128}
 """By block size, most tokens of a program that multiplies blocks of 16 bits, or columns of blocks that one joins."""
+
+PRODUCT = {"height": 128, "width": 256, "step": 64}
+"""Rows and columns of a program that multiplies and applies an activation, on an H100, and the depth of its steps."""
+
+
+class Drop(NamedTuple):
+    """A dropout; see `hornbook.ops.dropout.dropout`."""
+
+    keys: Tensor
+    site: int
+    probability: float
 
 
 def num_words(longest: int, window: int | None, *, is_causal: bool) -> int:

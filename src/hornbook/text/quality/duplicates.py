@@ -108,6 +108,6 @@ def text_hash(text: str) -> tuple[int, int]:
     """Return a hash of a text, ignoring white space differences, as two 64-bit integers, the second one odd."""
     hasher = blake2b(digest_size=16)
     for block in text_blocks(text, _BLANK):
-        hasher.update("".join(f"{word} " for word in block.split()).encode())
+        hasher.update(" ".join([*block.split(), ""]).encode())
     digest = hasher.digest()
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little") | 1

@@ -7,8 +7,8 @@ import torch
 from tiny import hidden_states, randomize, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hornbook.engine.validation import validate
 from hornbook.errors import DataError
-from hornbook.evaluate.validation import validate
 from hornbook.objective import CausalLM
 from hornbook.parallel.ranks import Ranks
 from hornbook.samples.batches import HeldOutWindows, evaluation_batches
