@@ -235,9 +235,8 @@ class SelfAttention(nn.Module, ABC):
 
     def _with_heads(self, packed_NE: Tensor, *others_NE: Tensor) -> list[Tensor | None]:
         """Return ``[N, 3, H, K]`` and twice None, or queries, keys and values, of which the last may be together."""
-        num_heads, size = self.num_heads, self.head_size
-        shape = (num_heads, size) if others_NE else (3, num_heads, size)
-        shape_of_others = (self.num_kv_heads, size) if len(others_NE) == 2 else (2, self.num_kv_heads, size)
+        shape = (*([] if others_NE else [3]), self.num_heads, self.head_size)
+        shape_of_others = (*([] if len(others_NE) == 2 else [2]), self.num_kv_heads, self.head_size)
         others = [torch.unflatten(other, 1, shape_of_others) for other in others_NE]
         return [torch.unflatten(packed_NE, 1, shape), *others, *[None] * (2 - len(others_NE))]
 
@@ -298,10 +297,8 @@ class CausalSelfAttention(SelfAttention):
     is_incremental = True
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
-        """Return the output ``[B, T, D]`` for hidden states ``[B, T, D]``; see ``mix`` for ``context``."""
         is_own = type(self).mix is CausalSelfAttention.mix and type(self).split is SelfAttention.split
-        takes_packed = not is_own or self._is_tritons(context) or "cache" in context
-        if takes_packed or not (x_BTD.is_cuda and is_unmodified(self.qkv, QueryKeyValue)):
+        if self._is_tritons(context) or not (x_BTD.is_cuda and is_own and is_unmodified(self.qkv, QueryKeyValue)):
             return super().forward(x_BTD, context)
         packed_BTE, *others_BTE = stacked_linear(x_BTD, self.qkv.weight, self.qkv.bias)
         y_BTD: Tensor = self.out(self.mix(packed_BTE, context, *others_BTE))
@@ -365,9 +362,9 @@ class EncoderSelfAttention(SelfAttention):
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
         """Return the attention within each sequence; ``context`` has the entries of ``SequenceGroups``."""
         packed_NE, angles_NR = packed_BTE.flatten(0, 1), self.angles(context)
+        window = None if self.reach is None else self.reach + 1
         if (form := self.native_form(packed_NE, context)) is not None:
             sequences = (context["firsts"], context["lengths"], context["keys"].flatten())
-            window = None if self.reach is None else self.reach + 1
             heads: dict[str, Any] = dict(zip(("cosines_NR", "sines_NR"), angles_NR, strict=False))
             y_NC = self.attend_sequences(form, packed_NE, *sequences, is_causal=False, window=window, **heads)
             return y_NC.view(*packed_BTE.shape[:2], -1)
@@ -375,7 +372,6 @@ class EncoderSelfAttention(SelfAttention):
             q_k_NHK, v_NHK = torch.unflatten(packed_NE, -1, (-1, self.head_size)).tensor_split((2 * self.num_heads,), 1)
             packed_NE = torch.cat((rotate(q_k_NHK, *angles_NR), v_NHK), 1).flatten(1)
         if "spans" in context:
-            window = None if self.reach is None else self.reach + 1
             y_NC = self.attend_spans(packed_NE, context, is_causal=False, window=window)
         elif "gather_index" in context:
             gather_index, scatter_index = context["gather_index"], context["scatter_index"]
