@@ -298,7 +298,7 @@ class CausalSelfAttention(SelfAttention):
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         is_own = type(self).mix is CausalSelfAttention.mix and type(self).split is SelfAttention.split
-        if self._is_tritons(context) or not (x_BTD.is_cuda and is_own and is_unmodified(self.qkv, QueryKeyValue)):
+        if not (x_BTD.is_cuda and is_own and is_unmodified(self.qkv, QueryKeyValue)) or self._is_tritons(context):
             return super().forward(x_BTD, context)
         packed_BTE, *others_BTE = stacked_linear(x_BTD, self.qkv.weight, self.qkv.bias)
         y_BTD: Tensor = self.out(self.mix(packed_BTE, context, *others_BTE))
