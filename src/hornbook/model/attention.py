@@ -300,20 +300,21 @@ class CausalSelfAttention(SelfAttention):
         is_own = type(self).mix is CausalSelfAttention.mix and type(self).split is SelfAttention.split
         if not (x_BTD.is_cuda and is_own and is_unmodified(self.qkv, QueryKeyValue)) or self._is_tritons(context):
             return super().forward(x_BTD, context)
-        packed_BTE, *others_BTE = stacked_linear(x_BTD, self.qkv.weight, self.qkv.bias)
-        y_BTD: Tensor = self.out(self.mix(packed_BTE, context, *others_BTE))
+        parts_BTE, shape = stacked_linear(x_BTD, self.qkv.weight, self.qkv.bias), (self.num_heads, self.head_size)
+        q_BHTK, k_BHTK, v_BHTK = (torch.unflatten(part, -1, shape).transpose(1, 2) for part in parts_BTE)
+        y_BTD: Tensor = self.out(self._attend(q_BHTK, k_BHTK, v_BHTK, context))
         return y_BTD
 
-    def mix(self, packed_BTE: Tensor, context: Context, *others_BTE: Tensor) -> Tensor:
-        """Return the attention ``[B, T, H·K]``; key and value may be ``others_BTE`` instead of beside the query."""
+    def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
         if (form := self.native_form(packed_BTE, context)) is not None:
             return self.attend_windows(form, packed_BTE, context)
         if type(self).split is SelfAttention.split and self._is_tritons(context):
             return self.attend_spans(packed_BTE.flatten(0, 1), context, is_causal=True).view(*packed_BTE.shape[:2], -1)
+        return self._attend(*self.split(packed_BTE), context)
+
+    def _attend(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Context) -> Tensor:
         dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None
-        heads = (torch.unflatten(part, -1, (self.num_heads, -1)).transpose(1, 2) for part in (packed_BTE, *others_BTE))
-        y_BHTK = attend(self, *(heads if others_BTE else self.split(packed_BTE)), context, dropout=dropout)
-        return y_BHTK.transpose(1, 2).flatten(2)
+        return attend(self, q_BHTK, k_BHTK, v_BHTK, context, dropout=dropout).transpose(1, 2).flatten(2)
 
     def _is_tritons(self, context: Context) -> bool:
         """Return whether Triton computes attention; without dropout and documents, PyTorch's is faster."""

@@ -260,7 +260,7 @@ class Dropout(nn.Module):
         return NoDropout()
 
 
-def add_norm(dropout: nn.Module, norm: nn.Module, x: Tensor, keys: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+def add_norm(dropout: Any, norm: Any, x: Tensor, keys: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``dropout(x, keys, residual)`` and its norm, in one pass where both are unmodified layers on a GPU.
 
     Tensors are ``[..., D]``, but for the dropout keys, ``[...]`` int64.
@@ -272,8 +272,7 @@ def add_norm(dropout: nn.Module, norm: nn.Module, x: Tensor, keys: Tensor, resid
             fused = add_norm_of(x, residual, drop, norm.weight, norm.bias, norm.epsilon, centered=True)
         elif is_unmodified(norm, RMSNorm):
             fused = add_norm_of(x, residual, drop, norm.weight, None, norm.epsilon, centered=False)
-    beside: tuple[Tensor, Tensor] = fused or norm.beside(dropout(x, keys, residual))
-    return beside
+    return fused or norm.beside(dropout(x, keys, residual))
 
 
 class NoDropout(nn.Module):
