@@ -67,7 +67,7 @@ _INSTRUCTIONS: Final = {"forward": (10.9, 14.6), "of_queries": (9.0, 11.7), "of_
 """Of the main loops for a weight, without and with dropout: sm_90, 16 bits, heads of 64, tiles without hidden pairs."""
 _OF_A_MASK: Final = 8.3
 """Further instructions for a weight in tiles that have hidden pairs."""
-_HASHED: Final = (11.6, 9.1)
+_HASHED: Final = (11.6, 9.3)
 """Instructions of the hash of a weight, and of them integer ones, of which a multiprocessor issues half as many."""
 
 
