@@ -55,11 +55,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         z_weight: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
         total, weighted, num_correct, squares = (x_ND.new_zeros((), dtype=torch.float32) for _ in range(4))
-        x_gradient = torch.empty_like(x_ND)
         is_copied = chunks == 1 and x_ND.is_cuda and is_mixed(x_ND, weight_VD)  # once a step
         empty = torch.empty_like if is_copied and len(x_ND) else torch.zeros_like  # the first product writes it
         weight_gradient = empty(weight_VD, dtype=torch.float32)
-        bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
+        x_gradient, bias_gradient = torch.empty_like(x_ND), None if bias_V is None else torch.zeros_like(bias_V).float()
         form = form_of("linear", x_ND) if chunks == 1 and weight_VD.dtype == torch.float32 else None
         weight, panels = weight_VD, list[Tensor]()
         if form is not None:  # packed once for all chunks of tokens
