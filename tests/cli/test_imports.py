@@ -2,7 +2,6 @@
 
 import ast
 import gc
-import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,14 +29,10 @@ def test_a_later_command_keeps_no_garbage() -> None:
 
 def test_the_import_of_torch_is_not_collected_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch")
-    search = inspect.getmodule
     try:
         with collector_paused():
             assert not gc.isenabled()
-            assert inspect.getmodule(sys._getframe()) is sys.modules[__name__]
-            assert inspect.getmodule(collector_paused) is sys.modules["hornbook.cli.imports"]
-            assert inspect.getmodule is not search
-        assert gc.isenabled() and inspect.getmodule is search
+        assert gc.isenabled()
         assert gc.get_freeze_count() > 0
     finally:
         gc.unfreeze()

@@ -230,8 +230,7 @@ class SelfAttention(nn.Module, ABC):
         packed, *others = self._with_heads(packed_NE, *others_NE)
         sequences = (firsts_S, lengths_S, is_causal, keys_HN, site, probability)
         y_NHK, _ = native_attention(packed, *sequences, form.isa, columns_S, *others, **heads)
-        y_NC: Tensor = y_NHK.flatten(1)
-        return y_NC
+        return torch.flatten(y_NHK, 1)
 
     def _with_heads(self, packed_NE: Tensor, *others_NE: Tensor) -> list[Tensor | None]:
         """Return ``[N, 3, H, K]`` and twice None, or queries, keys and values, of which the last may be together."""
@@ -272,8 +271,7 @@ class SelfAttention(nn.Module, ABC):
         limits = (is_causal, scale / math.sqrt(self.head_size), window, cap, probability)
         dropout = (longest, keys_N, self.first_head, self.dropout.site if self.dropout.drops else 0)
         y_NHK, *_ = triton_attention(*heads, spans_4N, *limits, *dropout)
-        y_NC: Tensor = y_NHK.flatten(1)
-        return y_NC
+        return torch.flatten(y_NHK, 1)
 
     def attend_windows(self, form: Form, packed_BTE: Tensor, context: Context, **options: Any) -> Tensor:
         """Return the causal attention ``[B, T, H·K]`` of a decoder's windows; see ``attend_sequences``."""

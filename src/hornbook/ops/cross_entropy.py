@@ -58,7 +58,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         is_copied = chunks == 1 and x_ND.is_cuda and is_mixed(x_ND, weight_VD)  # once a step
         empty = torch.empty_like if is_copied and len(x_ND) else torch.zeros_like  # the first product writes it
         weight_gradient = empty(weight_VD, dtype=torch.float32)
-        x_gradient, bias_gradient = torch.empty_like(x_ND), None if bias_V is None else torch.zeros_like(bias_V).float()
+        x_gradient = torch.empty_like(x_ND)
+        bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         form = form_of("linear", x_ND) if chunks == 1 and weight_VD.dtype == torch.float32 else None
         weight, panels = weight_VD, list[Tensor]()
         if form is not None:  # packed once for all chunks of tokens
@@ -70,10 +71,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if chunks > 1:
                 given = (x_gradient[rows], weight_gradient, bias_gradient, weights, z_weight)
                 picked, right, square = add_by_parts(x, targets, head.parts(chunks), *given, with_count=with_count)
-                squares += square
-                total -= picked.sum()
+                total, squares, num_correct = total - picked.sum(), squares + square, num_correct + right
                 weighted -= 0.0 if weights is None else picked @ weights
-                num_correct += right
                 continue
             chunk = losses_of(  # no variable refers to the logits, so that they are freed
                 x @ weight.t() if form is None else product(form, x, panels[0], weight_VD),
