@@ -7,8 +7,7 @@ import pytest
 
 from hornbook.errors import StorageError
 from hornbook.storage import removal
-from hornbook.storage.disk import mounts_below
-from hornbook.storage.removal import has_only_files, is_own, remove_locked_folder, remove_tree
+from hornbook.storage.removal import has_only_files, is_own, mounts_below, remove_locked_folder, remove_tree
 
 
 @pytest.fixture

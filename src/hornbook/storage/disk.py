@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hornbook.storage.system import existing_parent, flush_to_disk, storage_errors
+from hornbook.storage.system import existing_parent, flush_to_disk, storage_errors, unescaped
 
 _NETWORK: Final = (
     "9p", "afs", "beegfs", "ceph", "cifs", "fuse.gcsfuse", "fuse.glusterfs", "fuse.juicefs", "fuse.rclone", "fuse.s3fs",
@@ -63,21 +63,10 @@ def file_system(folder: Path, table: Path = Path("/proc/self/mountinfo")) -> Fil
         before, _, after = line.partition(" - ")
         if len(fields := before.split(" ")) < 5 or not after:
             continue
-        mount = _unescaped(fields[4])
+        mount = unescaped(fields[4])
         if target.is_relative_to(mount) and (found is None or len(mount) >= len(found.mount)):
             found = FileSystem(kind=after.split(" ")[0], mount=mount)
     return found
-
-
-def mounts_below(folder: Path, table: Path = Path("/proc/self/mountinfo")) -> list[str]:
-    """Return the mount points at or below ``folder``; none on systems without such a table, see ``file_system``."""
-    try:
-        lines = table.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return []
-    target = folder.resolve()
-    points = (_unescaped(fields[4]) for line in lines if len(fields := line.split(" ")) > 4)
-    return [point for point in points if Path(point).is_relative_to(target)]
 
 
 def disk_speed(folder: Path) -> DiskSpeed:
@@ -103,10 +92,3 @@ def disk_speed(folder: Path) -> DiskSpeed:
         while file.read(_CHUNK):
             pass
         return DiskSpeed(write=size / written, read=size / (time.perf_counter() - start))
-
-
-def _unescaped(text: str) -> str:
-    r"""Return a path from the table with escapes, such as ``\040`` for a space, resolved."""
-    for code in ("\\040", "\\011", "\\012", "\\134"):
-        text = text.replace(code, chr(int(code[1:], 8)))
-    return text

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from hornbook.errors import StorageError
-from hornbook.storage.disk import mounts_below
-from hornbook.storage.system import perform, storage_errors
+from hornbook.storage.system import perform, storage_errors, unescaped
 
 LOCK: Final = "lock"
 """Name of the lock file of a folder."""
@@ -114,3 +113,14 @@ def _remove_entries(folder: Path, descriptor: int, keep: str | None) -> None:
 def _refuse_mounts(folder: Path, mounts: list[str]) -> None:
     if mounts:
         raise StorageError(f"{folder} is not removed: another file system is mounted at {mounts[0]}; unmount it first")
+
+
+def mounts_below(folder: Path, table: Path = Path("/proc/self/mountinfo")) -> list[str]:
+    """Return the mount points at or below ``folder``; none on systems without such a table."""
+    try:
+        lines = table.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return []
+    target = folder.resolve()
+    points = (unescaped(fields[4]) for line in lines if len(fields := line.split(" ")) > 4)
+    return [point for point in points if Path(point).is_relative_to(target)]

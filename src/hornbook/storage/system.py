@@ -247,6 +247,13 @@ def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     return frozenset((facts.get("flags") or facts.get("Features") or "").split())
 
 
+def unescaped(text: str) -> str:
+    r"""Return a path of ``/proc/self/mountinfo`` with its escapes, such as ``\040`` for a space, resolved."""
+    for code in ("\\040", "\\011", "\\012", "\\134"):
+        text = text.replace(code, chr(int(code[1:], 8)))
+    return text
+
+
 def process_is_alive(pid: int) -> bool:
     """Return whether another process of this machine has the id ``pid``; False for the id of this process.
 

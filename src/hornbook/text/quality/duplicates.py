@@ -23,6 +23,7 @@ compared by all 128 bytes. `hornbook.corpora.building.duplicates` finds them on 
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from hashlib import blake2b
 from math import ceil
 from typing import Final
@@ -36,9 +37,6 @@ from hornbook.text.quality.words import ngrams, scramble, text_blocks, word_bloc
 SHINGLE_WORDS: Final = 5
 NUM_HASHES: Final = 128
 _CHUNK: Final = 512  # shingles at a time: the values of 128 functions are 256 KiB, which fit into a core's cache
-_DRAWS: Final = (scramble(np.arange(1, 2 * NUM_HASHES + 1, dtype=np.uint64)) >> np.uint64(32)).astype(np.uint32)
-_FACTORS: Final = _DRAWS[:NUM_HASHES, None] | np.uint32(1)
-_SUMMANDS: Final = _DRAWS[NUM_HASHES:, None]
 _FINAL_MULTIPLIER: Final = np.uint32(0x9E3779B1)  # 2**32 / golden ratio, rounded to a prime
 LEAST_THRESHOLD: Final = 0.3
 _RECALL: Final = 0.99
@@ -73,16 +71,24 @@ def band_rows(threshold: float) -> int:
 
 def signature_of(text: str) -> NDArray[np.uint8] | None:
     """Return the signature of a text, uint8 [128]; None for a text without words."""
+    factors, summands = _hash_functions()
     least: NDArray[np.uint32] | None = None
     for hashes in shingles(text):
         values = (hashes >> np.uint64(32)).astype(np.uint32)
         for start in range(0, len(values), _CHUNK):
-            found = (_FACTORS * values[start : start + _CHUNK] + _SUMMANDS).min(axis=1)
+            found = (factors * values[start : start + _CHUNK] + summands).min(axis=1)
             least = found if least is None else np.minimum(least, found)
     if least is None:
         return None
     # not the low byte: that of a x + b depends only on the low byte of x, so all 128 would agree or none
     return (((least ^ (least >> np.uint32(16))) * _FINAL_MULTIPLIER) >> np.uint32(24)).astype(np.uint8)
+
+
+@cache
+def _hash_functions() -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """Return the odd factor and the summand of each function, uint32 [128, 1]."""
+    draws = (scramble(np.arange(1, 2 * NUM_HASHES + 1, dtype=np.uint64)) >> np.uint64(32)).astype(np.uint32)
+    return draws[:NUM_HASHES, None] | np.uint32(1), draws[NUM_HASHES:, None]
 
 
 def shingles(text: str) -> Iterator[NDArray[np.uint64]]:
