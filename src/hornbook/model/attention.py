@@ -299,7 +299,8 @@ class CausalSelfAttention(SelfAttention):
         if not (x_BTD.is_cuda and is_own and is_unmodified(self.qkv, QueryKeyValue)) or self._is_tritons(context):
             return super().forward(x_BTD, context)
         parts_BTE, shape = stacked_linear(x_BTD, self.qkv.weight, self.qkv.bias), (self.num_heads, self.head_size)
-        q_BHTK, k_BHTK, v_BHTK = (torch.unflatten(part, -1, shape).transpose(1, 2) for part in parts_BTE)
+        heads = tuple(torch.unflatten(part, -1, shape).transpose(1, 2) for part in parts_BTE if len(parts_BTE) > 1)
+        q_BHTK, k_BHTK, v_BHTK = heads or self.split(parts_BTE[0])
         y_BTD: Tensor = self.out(self._attend(q_BHTK, k_BHTK, v_BHTK, context))
         return y_BTD
 
