@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 # By default, an example that takes more than 200 ms on the wall clock fails; on a busy machine, any may.
-settings.register_profile("quick", deadline=None, max_examples=40)
+settings.register_profile("quick", deadline=None, max_examples=25)
 settings.register_profile("thorough", deadline=None, max_examples=400)  # of make test-slow
 settings.load_profile("quick")
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):

@@ -90,6 +90,7 @@ def test_the_order_of_operations_is_the_commit_protocol(tmp_path):
     assert operations[-3:] == [("fsync", temporary), ("rename", final), ("fsync", tmp_path)]
 
 
+@pytest.mark.slow  # .ci/run tries as much: `crash-points` of the reliability suite
 def test_a_crash_anywhere_in_a_save_leaves_the_old_state_or_the_new(fresh):
     seen = set()
     for folder, where in every_crash(lambda: fresh(5), lambda folder: save(folder, contents(10))):

@@ -69,7 +69,7 @@ def operations_of_a_build(tmp_path):
     return operations
 
 
-@pytest.mark.parametrize("stride", [2, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_crash_at_every_operation_and_another_start(tmp_path, tokenized, monkeypatch, stride):
     monkeypatch.setattr(batches, "BATCH_BYTES", 1600)
     operations = operations_of_a_build(tmp_path)
