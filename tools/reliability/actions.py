@@ -41,6 +41,18 @@ def _check_save(folder: Path) -> None:
     assert_whole(folder, [(5, 10)])
 
 
+def _first_save(folder: Path) -> None:
+    """Save into folders that are not there yet."""
+    saved(folder / "run" / "checkpoints", 5)
+
+
+def _check_first_save(folder: Path) -> None:
+    if (folder / "run" / "checkpoints").exists():
+        assert_whole(folder / "run" / "checkpoints", [(), (5,)])
+    _first_save(folder)
+    assert_whole(folder / "run" / "checkpoints", [(5,)])
+
+
 def _prune(folder: Path) -> None:
     prune(folder, keep_last=1, keep=[10])
 
@@ -108,16 +120,17 @@ def _build(folder: Path) -> None:
 
 
 def _check_build(folder: Path) -> None:
-    before = _hashes(folder / "corpus")
+    before = hashes(folder / "corpus")
     _build(folder)
-    after = _hashes(folder / "corpus")
+    after = hashes(folder / "corpus")
     assert before in ({}, after), "a corpus was there, but not whole"
     hornbook.corpus(folder / "corpus")
     left = sorted(path.name for path in folder.iterdir())
     assert left == ["corpus", "texts", "tokenizer"], f"left behind: {left}"
 
 
-def _hashes(folder: Path) -> dict[str, str]:
+def hashes(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file below a folder, by its path in there."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -126,6 +139,7 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 ACTIONS = {
+    "first save": Action(begin=lambda folder: None, act=_first_save, check=_check_first_save),
     "save": Action(begin=lambda folder: saved(folder, 5), act=lambda folder: saved(folder, 10), check=_check_save),
     "save again": Action(begin=_begin_save_again, act=_save_again, check=_check_save_again),
     "save and prune": Action(begin=lambda folder: saved(folder, 5), act=_save_and_prune, check=_check_save_and_prune),

@@ -21,7 +21,7 @@ from random import Random
 from types import ModuleType
 from typing import Any, cast
 
-from actions import ACTIONS
+from actions import ACTIONS, hashes
 from trials import Part, Trial
 
 from hornbook.storage import system
@@ -175,12 +175,19 @@ def _data_after_failure(node: Node, draws: Random) -> bytes:
 
 def _run(trial: Trial) -> str:
     name = list(ACTIONS)[trial.number % len(ACTIONS)]
-    total, _ = _act(trial.folder / "disk", name, _ENDLESS)
-    shutil.rmtree(trial.folder / "disk")
-    _, top = _act(trial.folder / "disk", name, trial.draws.randint(1, total))
-    shutil.rmtree(trial.folder / "disk")
-    write_after_failure(top, trial.folder / "disk", trial.draws)
-    ACTIONS[name].check(trial.folder / "disk")
+    disk = trial.folder / "disk"
+    total, _ = _act(disk, name, _ENDLESS)
+    finished = hashes(disk)
+    shutil.rmtree(disk)
+    operations = trial.draws.randint(1, total) if trial.number % 8 else total + 1
+    _, top = _act(disk, name, operations)
+    shutil.rmtree(disk)
+    write_after_failure(top, disk, trial.draws)
+    if operations > total:  # the action has returned
+        left = hashes(disk)
+        lost = sorted(path for path, content in finished.items() if left.get(path) != content)
+        assert not lost, f"what was finished is lost: {lost}"
+    ACTIONS[name].check(disk)
     return name
 
 
