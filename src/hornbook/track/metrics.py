@@ -224,5 +224,8 @@ def _parse(line: bytes) -> Row:
 
 def _content(path: Path) -> bytes:
     with storage_errors("read", path), suppress(FileNotFoundError), open_regular(path, follow=False) as file:
-        return file.read()
+        try:
+            return file.read()
+        except MemoryError as error:
+            raise DataError(f"{path}: the log is larger than the memory that is free; end other programs") from error
     return b""
