@@ -1,3 +1,4 @@
+import io
 import json
 import math
 from pathlib import Path
@@ -19,6 +20,16 @@ def write_rows(path: Path, *steps: int) -> None:
 
 def refuse(name: str) -> None:
     raise AssertionError(f"{name} is not strict JSON")
+
+
+def test_a_log_larger_than_the_free_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Huge(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise MemoryError
+
+    monkeypatch.setattr("hornbook.track.metrics.open_regular", lambda path, follow: Huge())
+    with pytest.raises(DataError, match=r"metrics.jsonl: the log is larger than the memory that is free"):
+        read(tmp_path / "metrics.jsonl")
 
 
 def test_rows_come_back_in_order(tmp_path: Path) -> None:

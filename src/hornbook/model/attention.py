@@ -299,11 +299,8 @@ class CausalSelfAttention(SelfAttention):
         if not (x_BTD.is_cuda and is_own and is_unmodified(self.qkv, QueryKeyValue)) or self._is_tritons(context):
             return super().forward(x_BTD, context)
         parts_BTE, shape = stacked_linear(x_BTD, self.qkv.weight, self.qkv.bias), (self.num_heads, self.head_size)
-        heads = tuple(torch.unflatten(part, -1, shape).transpose(1, 2) for part in parts_BTE if len(parts_BTE) > 1)
-        q_BHTK, k_BHTK, v_BHTK = heads or self.split(parts_BTE[0])
-        dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None
-        y_BHTK = attend(self, q_BHTK, k_BHTK, v_BHTK, context, dropout=dropout)
-        y_BTD: Tensor = self.out(y_BHTK.transpose(1, 2).flatten(2))
+        q_BHTK, k_BHTK, v_BHTK = (torch.unflatten(part, -1, shape).transpose(1, 2) for part in parts_BTE)
+        y_BTD: Tensor = self.out(self._attend(q_BHTK, k_BHTK, v_BHTK, context))
         return y_BTD
 
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
@@ -311,9 +308,11 @@ class CausalSelfAttention(SelfAttention):
             return self.attend_windows(form, packed_BTE, context)
         if type(self).split is SelfAttention.split and self._is_tritons(context):
             return self.attend_spans(packed_BTE.flatten(0, 1), context, is_causal=True).view(*packed_BTE.shape[:2], -1)
+        return self._attend(*self.split(packed_BTE), context)
+
+    def _attend(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Context) -> Tensor:
         dropout = self.weight_dropout(context["keys"]) if self.dropout.drops else None
-        y_BHTK = attend(self, *self.split(packed_BTE), context, dropout=dropout)
-        return y_BHTK.transpose(1, 2).flatten(2)
+        return attend(self, q_BHTK, k_BHTK, v_BHTK, context, dropout=dropout).transpose(1, 2).flatten(2)
 
     def _is_tritons(self, context: Context) -> bool:
         """Return whether Triton computes attention; without dropout and documents, PyTorch's is faster."""

@@ -18,6 +18,7 @@ three numbers per token: the largest logit, the sum of exponentials, and the log
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,6 +67,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             panels = [panels_of(form, weight_VD, x_ND.dtype, for_gradient=back) for back in (False, True)]
         elif chunks == 1:
             weight = copy_of(weight_VD, x_ND.dtype) if is_copied else weight_VD.to(x_ND.dtype)
+        losses = partial(losses_of, with_count=with_count, with_gradient=True, z_weight=z_weight)
         for rows in _chunks_of(x_ND):
             x, targets, weights = x_ND[rows], targets_N[rows], None if weights_N is None else weights_N[rows]
             if chunks > 1:
@@ -74,13 +76,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 total, squares, num_correct = total - picked.sum(), squares + square, num_correct + right
                 weighted -= 0.0 if weights is None else picked @ weights
                 continue
-            chunk = losses_of(  # no variable refers to the logits, so that they are freed
-                x @ weight.t() if form is None else product(form, x, panels[0], weight_VD),
-                targets,
-                head,
-                with_count=with_count,
-                with_gradient=True,
-                z_weight=z_weight,
+            chunk = losses(  # no variable refers to the logits, so that they are freed
+                x @ weight.t() if form is None else product(form, x, panels[0], weight_VD), targets, head
             )
             total += chunk.losses.sum()
             squares += chunk.squares
@@ -90,7 +87,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 chunk.gradient.mul_(weights.unsqueeze(1))
             if form is None:
                 torch.mm(chunk.gradient, weight, out=x_gradient[rows])
-                _add_product(weight_gradient, chunk.gradient, x, writes=is_copied and not rows.start)
+                if is_copied:  # in fp32
+                    write_product(weight_gradient, chunk.gradient.t(), x, adds=rows.start > 0)
+                else:
+                    weight_gradient += chunk.gradient.t() @ x
             else:
                 product(form, chunk.gradient, panels[1], weight_VD, out=x_gradient[rows], for_gradient=True)
                 add_weight_gradient(form, chunk.gradient, x, weight_gradient, None, accumulate=True)
@@ -279,11 +279,3 @@ def _chunks_of(x_ND: Tensor) -> Iterator[slice]:
     size = HEAD_TOKENS_FUSED if x_ND.is_cuda and chosen("triton_cross_entropy", x_ND) else HEAD_TOKENS
     for start in range(0, len(x_ND), size):
         yield slice(start, start + size)
-
-
-def _add_product(total_VD: Tensor, gradient_CV: Tensor, x_CD: Tensor, *, writes: bool) -> None:
-    """Add ``gᵀ x`` to the table's fp32 gradient, or write it; on a GPU without rounding it to the dtype of ``x``."""
-    if x_CD.is_cuda and is_mixed(x_CD, total_VD):
-        write_product(total_VD, gradient_CV.t(), x_CD, adds=not writes)
-    else:
-        total_VD += gradient_CV.t() @ x_CD
