@@ -49,6 +49,19 @@ def request(
     return reply.status, text
 
 
+def test_a_failure_of_the_board_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(query: Query) -> dict[str, object]:
+        raise RuntimeError("a defect")
+
+    with serving(board := Board([tmp_path])) as server:
+        monkeypatch.setattr(board, "answer", answer)
+        with pytest.raises(http.client.RemoteDisconnected):
+            request(server, "/data")
+    assert "RuntimeError: a defect" in capsys.readouterr().err
+
+
 def test_two_addresses_answer_and_no_other(tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs" / "run")
     (tmp_path / "secret").write_text("secret")

@@ -17,6 +17,7 @@ import json
 import secrets
 import socket
 import socketserver
+import sys
 from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -84,7 +85,9 @@ class BoardServer(ThreadingHTTPServer):
         return ipaddress.ip_address(str(self.server_address[0]).partition("%")[0]).is_loopback
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore closed connections, which are not errors of the server."""
+        """Report what failed, except closed connections, which are not errors of the server."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
     def allows(self, host: str) -> bool:
         """Return whether a Host header names this server, rather than another site (DNS rebinding)."""

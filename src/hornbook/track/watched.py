@@ -45,9 +45,10 @@ class Background:
         """Start an action, unless one is running."""
         with self._lock:
             if self.waiting is None:
+                thread = threading.Thread(target=action, daemon=True)
                 self._began = time.monotonic()
-                self._thread = threading.Thread(target=action, daemon=True)
-                self._thread.start()
+                thread.start()
+                self._thread = thread  # only now: others may wait for it, which a thread allows once it has started
 
     def wait(self, seconds: float) -> None:
         """Wait until the action has run, or has been running for ``seconds`` in all."""
