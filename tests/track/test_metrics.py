@@ -1,6 +1,7 @@
 import io
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from hornbook.errors import DataError, StorageError
 from hornbook.storage import faults
-from hornbook.track.metrics import MetricsLog, cut_back, encode, read
+from hornbook.track.metrics import MetricsLog, Tail, cut_back, encode, read
 
 
 def write_rows(path: Path, *steps: int) -> None:
@@ -22,14 +23,19 @@ def refuse(name: str) -> None:
     raise AssertionError(f"{name} is not strict JSON")
 
 
-def test_a_log_larger_than_the_free_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Huge(io.BytesIO):
+@pytest.mark.parametrize("reader", [read, lambda path: Tail(path).new_rows()], ids=["whole", "growing"])
+def test_a_log_larger_than_the_free_memory_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: Callable[[Path], object]
+) -> None:
+    class Huge(io.FileIO):
         def read(self, size: int | None = -1) -> bytes:
             raise MemoryError
 
-    monkeypatch.setattr("hornbook.track.metrics.open_regular", lambda path, follow: Huge())
+    path = tmp_path / "metrics.jsonl"
+    write_rows(path, 10)
+    monkeypatch.setattr("hornbook.track.metrics.open_regular", lambda path, follow: Huge(str(path)))
     with pytest.raises(DataError, match=r"metrics.jsonl: the log is larger than the memory that is free"):
-        read(tmp_path / "metrics.jsonl")
+        reader(path)
 
 
 def test_rows_come_back_in_order(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from hornbook.errors import DataError, StorageError
 from hornbook.storage.files import Appender, replace_file
@@ -161,7 +161,7 @@ class Tail:
             if status.st_ino != inode or status.st_size < offset:
                 inode, offset, num_lines = status.st_ino, 0, 0
             file.seek(offset)
-            content = file.read()
+            content = _rest(self.path, file)
         whole = content[: content.rfind(b"\n") + 1]
         rows = [row for _, row in _lines(self.path, whole, num_lines + 1, is_torn=False)]
         self._inode, self._offset, self._num_lines = inode, offset + len(whole), num_lines + whole.count(b"\n")
@@ -224,8 +224,13 @@ def _parse(line: bytes) -> Row:
 
 def _content(path: Path) -> bytes:
     with storage_errors("read", path), suppress(FileNotFoundError), open_regular(path, follow=False) as file:
-        try:
-            return file.read()
-        except MemoryError as error:
-            raise DataError(f"{path}: the log is larger than the memory that is free; end other programs") from error
+        return _rest(path, file)
     return b""
+
+
+def _rest(path: Path, file: BinaryIO) -> bytes:
+    """Return what follows the position in an open log."""
+    try:
+        return file.read()
+    except MemoryError as error:
+        raise DataError(f"{path}: the log is larger than the memory that is free; end other programs") from error
