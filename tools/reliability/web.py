@@ -192,6 +192,8 @@ def _hostile_runs(server: Server, runs: Path, draws: Random) -> None:
         lines = "\n".join(json.dumps(row) for row in rows) + "\n"
         (run / file).write_text(lines if file.endswith("l") else content)
     for part, html in _ask_for_all(server, runs).items():
+        if part.startswith("curves"):  # data, whose texts the page's script shows as such
+            continue
         at = next((html.index(tag) for tag in ("<script>alert", "<img src=x") if tag in html), None)
         assert at is None, f"a run's text became a part of {part}: {html[max(0, at - 80) : at + 40]}"
 
