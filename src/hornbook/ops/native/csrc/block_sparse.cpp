@@ -17,8 +17,7 @@
 
 namespace {
 
-constexpr i64 kGroup = 64;              // outputs that are computed, or features that are packed, at once
-constexpr i64 kPanelBytes = 400 << 10;  // of panels that are read in any order, besides blocks and rows of tokens
+constexpr i64 kGroup = 64;  // outputs that are computed, or features that are packed, at once
 
 // Whether tiles compute for blocks of b and tokens of T.
 template <i64 b, class T>
@@ -175,13 +174,14 @@ class Sorted {
   i64* places_ = nullptr;
 };
 
-// y [m][lines b] of x [m][num_in]. The panels of some slices meet each line, so that weights are read once for them.
+// y [m][lines b] of x [m][num_in]. The panels of some slices meet each line, so that weights are read once for them. They
+// are read in any order, so they take a fifth of the second-level cache, beside blocks and rows of tokens.
 template <i64 b, bool across, bool streams, class T>
 void product(const T* x, i64 stride, i64 m, i64 num_in, const Sorted<T>& blocks, T* y, i64 threads) {
   constexpr i64 width = Cut<b>::width;
   const Lines lines = blocks.lines();
   const i64 num_out = lines.count * b, slice_size = num_in * width;
-  const i64 most = larger(kPanelBytes / (slice_size * i64(sizeof(float))), 1);
+  const i64 most = larger(hb_cache_bytes / 5 / (slice_size * i64(sizeof(float))), 1);
   parallel(threads, [&](int thread, int running) {
     blocks.copy(thread, running);
     const Range own = share(m, width, thread, running);

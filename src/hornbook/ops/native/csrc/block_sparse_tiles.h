@@ -20,7 +20,9 @@ constexpr bool kHasTiles = true;
 constexpr bool kHasTiles = false;
 #endif
 
-constexpr i64 kTileBytes = 512 << 10;  // of packed tokens, and of packed blocks, that stay in the second-level cache
+// Bytes of packed tokens, and of packed blocks, that stay in the second-level cache, of which processors with AMX have at
+// least 2 MiB. For a gradient, they decide the order of sums.
+constexpr i64 kTileBytes = 512 << 10;
 
 // How a product with blocks of b is cut into tiles.
 template <i64 b>

@@ -23,12 +23,15 @@ using Bf16Product = FloatProduct;
 // Gradients of weights, which are fp32, are added up in floats.
 using Bf16GradientProduct = std::conditional_t<Bf16Product::is_scaled, FloatProduct, Bf16Product>;
 
+// How products are cut. The two chunks decide the order of sums, so they are the same on all machines. The others do not;
+// they are for a second-level cache of 2 MiB, but smaller ones are no faster where it has 512 KiB (LOG.md, 2026-11-27): what
+// does not fit is read in order, which the processor foresees, and more parts are packed more often.
+constexpr i64 depth_chunk = 1024;  // values of a contraction for which rows and panels stay in the cache
+constexpr i64 token_chunk = 256;   // tokens whose operands of a weight gradient are packed at once
 template <class P>
 constexpr i64 row_block = (48 + P::rows - 1) / P::rows * P::rows;  // rows that meet a panel while it lies in the cache
-constexpr i64 long_row_block = 192;      // the same where the contraction is cut, so that panels are read less often
-constexpr i64 depth_chunk = 1024;        // values of a contraction for which rows and panels stay in the cache
-constexpr i64 group_bytes = 768 << 10;   // of panels that stay in the second-level cache
-constexpr i64 token_chunk = 256;         // tokens whose operands of a weight gradient are packed at once
+constexpr i64 long_row_block = 192;     // the same where the contraction is cut, so that panels are read less often
+constexpr i64 group_bytes = 768 << 10;  // of panels that stay in the second-level cache
 template <class P>
 constexpr i64 gradient_width = row_block<P>;  // rows of a weight gradient that are packed side by side
 
