@@ -193,8 +193,8 @@ def instruction_sets() -> tuple[str, ...]:
 def second_level_cache(forced: int = 0) -> int | None:
     """Return the bytes of the second-level cache that blocks of kernels are cut for; None without a library.
 
-    They are those that the system reports, at least 256 KiB and at most 2 MiB, and 512 KiB if it reports none. They have
-    no effect on results. Tests replace them by ``forced``.
+    They are those that the system reports, limited to 256 KiB to 2 MiB, and 512 KiB if it reports none. Results do not
+    depend on them. Tests replace them by ``forced``.
     """
     built = load()
     if isinstance(built, BuildError):
