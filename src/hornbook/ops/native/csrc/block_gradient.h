@@ -44,8 +44,8 @@ struct Operands {
 // transposed after the last tokens (`is_last`). Each vector that is loaded serves b or `count` sums. (Inlined, g++ would not
 // keep all sums in registers.)
 template <i64 b, bool across, i64 count>
-__attribute__((noinline)) void multiply_groups(const float* along, const float* const* others, i64 num_tokens, bool is_last,
-                                               float* const* blocks) {
+__attribute__((noinline)) void multiply_groups(const float* along, const float* const* others, i64 num_tokens,
+                                               bool is_last, float* const* blocks) {
   constexpr i64 group = Operands<b>::group;
   Vec totals[count][b];
 #pragma GCC unroll 6
