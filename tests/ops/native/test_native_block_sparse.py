@@ -134,10 +134,8 @@ def test_the_number_of_threads_changes_no_bit() -> None:
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 @example(num_tokens=200, num_columns=40, size=16, dtype=torch.float32)  # from one to ten slices of tokens at a time
-@settings(max_examples=20, deadline=None)
-def test_the_size_of_the_cache_changes_no_bit(
-    num_tokens: int, num_columns: int, size: int, dtype: torch.dtype
-) -> None:
+@settings(max_examples=10, deadline=None)
+def test_the_size_of_the_cache_changes_no_bit(num_tokens: int, num_columns: int, size: int, dtype: torch.dtype) -> None:
     at = torch.arange(0, 3 * num_columns, 2)
     pattern = Pattern.of(at // num_columns, at % num_columns, 3, num_columns)
     operands = (
