@@ -31,6 +31,7 @@ ifneq ($(TORCH),$(INSTALLED))
 endif
 
 BIN := .venv/bin
+CPP := src/hornbook/ops/native/csrc/*
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Python compiles what is imported, once; pip would compile all, for half of its time. Some containers forbid the former.
 INSTALL := $(PIP) install --quiet $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile)
@@ -67,11 +68,13 @@ check: lint test
 lint: .venv/ready-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/mypy
 
 format: .venv/ready-dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(CPP)
 
 docs: .venv/ready-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

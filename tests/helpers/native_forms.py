@@ -93,6 +93,17 @@ class NativeCalls(TorchDispatchMode):
 
 
 @contextmanager
+def cut_for(second_level_cache: int) -> Iterator[None]:
+    """Cut blocks as on a machine whose second-level cache has so many bytes."""
+    before = library.second_level_cache()
+    assert before is not None and library.second_level_cache(second_level_cache) == second_level_cache
+    try:
+        yield
+    finally:
+        library.second_level_cache(before)
+
+
+@contextmanager
 def threads(count: int) -> Iterator[None]:
     """Compute with so many threads."""
     before = torch.get_num_threads()

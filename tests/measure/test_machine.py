@@ -1,6 +1,7 @@
 """The facts of the machine that the tests run on, and of one that is made up."""
 
 import json
+import os
 import tomllib
 from pathlib import Path
 
@@ -22,6 +23,9 @@ def test_the_facts_are_json_and_leave_nothing_behind(tmp_path: Path, monkeypatch
     assert facts["versions"]["torch"]["version"] == torch.__version__
     assert facts["processor"]["usable_cores"] == usable_cores()
     assert facts["memory"]["available"] <= facts["memory"]["total"]
+    cache, reported = facts["operators"]["second_level_cache"], os.sysconf_names.get("SC_LEVEL2_CACHE_SIZE", 0)
+    if cache is not None and reported and os.sysconf(reported) > 0:
+        assert cache == min(max(os.sysconf(reported), 256 << 10), 2 << 20)
     assert set(facts["products"]["flops_per_second"]) == {"fp32", "bf16"}
     assert facts["products"]["auto"] in ("fp32", "bf16")
     assert facts["disk"]["folder"] == str(tmp_path) and facts["disk"]["error"] is None

@@ -115,7 +115,8 @@ def _software(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     using = ", ".join([*operators["backends"], operators["cpu_capability"]])
     yield "operators", f"{operators['kernels']}; PyTorch's use {using}"
     if there:
-        yield "native forms", ", ".join(there)
+        cache = size(operators["second_level_cache"])
+        yield "native forms", f"{', '.join(there)}; cut for a second-level cache of {cache}"
     for isa, state in states.items():
         if state != "available":
             yield f"no {isa}", state

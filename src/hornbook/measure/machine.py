@@ -21,7 +21,7 @@ from hornbook.errors import StorageError
 from hornbook.ops.native.build import find_compiler
 from hornbook.ops.native.cache import BuildError
 from hornbook.ops.native.choice import choose
-from hornbook.ops.native.library import form_states
+from hornbook.ops.native.library import form_states, second_level_cache
 from hornbook.parallel.device import compute_dtype, dtype_name, physical_cores
 from hornbook.run.preflight import Finding
 from hornbook.run.utilization import Product, measure_rates
@@ -165,6 +165,7 @@ def _operators(device: torch.device) -> dict[str, Any]:
         "kernels": str(kernels),
         "native_forms": dict(kernels.forms),
         "form_states": form_states() if device.type == "cpu" else {},
+        "second_level_cache": second_level_cache() if device.type == "cpu" else None,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "backends": [name for name, is_there in backends.items() if is_there],
     }

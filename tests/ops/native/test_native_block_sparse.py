@@ -5,9 +5,9 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from native_forms import EMULATED, emulated_tiles
+from native_forms import EMULATED, cut_for, emulated_tiles
 from native_forms import threads as use_threads
 
 from hornbook.errors import UserError
@@ -125,6 +125,30 @@ def test_the_number_of_threads_changes_no_bit() -> None:
             with use_threads(threads):
                 found.append(products(pattern, *(operand.to(dtype) for operand in operands)))
         assert all(map(torch.equal, *found))
+
+
+@given(
+    num_tokens=st.integers(0, 200),
+    num_columns=st.integers(1, 40),
+    size=st.sampled_from(block_sparse.BLOCK_SIZES),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+@example(num_tokens=200, num_columns=40, size=16, dtype=torch.float32)  # from one to ten slices of tokens at a time
+@settings(max_examples=10, deadline=None)
+def test_the_size_of_the_cache_changes_no_bit(num_tokens: int, num_columns: int, size: int, dtype: torch.dtype) -> None:
+    at = torch.arange(0, 3 * num_columns, 2)
+    pattern = Pattern.of(at // num_columns, at % num_columns, 3, num_columns)
+    operands = (
+        numbers(num_tokens, num_columns * size, seed=1),
+        numbers(num_tokens, 3 * size, seed=2),
+        numbers(len(at), size, size, seed=0),
+    )
+    found = []
+    for kib in (256, 512, 1024, 2048):
+        with cut_for(kib << 10):
+            found.append(products(pattern, *(operand.to(dtype) for operand in operands)))
+    for others in found[1:]:
+        assert all(map(torch.equal, found[0], others))
 
 
 @pytest.mark.parametrize("isa", block_sparse.KERNEL.instruction_sets)

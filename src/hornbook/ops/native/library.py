@@ -190,6 +190,19 @@ def instruction_sets() -> tuple[str, ...]:
     return tuple(isa for isa in compiled if isa != TILES or _works(_path(), isa))
 
 
+def second_level_cache(forced: int = 0) -> int | None:
+    """Return the bytes of the second-level cache that blocks of kernels are cut for; None without a library.
+
+    They are those that the system reports, limited to 256 KiB to 2 MiB, and 512 KiB if it reports none. Results do not
+    depend on them. Tests replace them by ``forced``.
+    """
+    built = load()
+    if isinstance(built, BuildError):
+        return None
+    built.hb_second_level_cache.restype = ctypes.c_int64
+    return int(built.hb_second_level_cache(ctypes.c_int64(forced)))
+
+
 def form_states() -> dict[str, str]:
     """Return, for each instruction set, "available" or why there is no form of it here; nothing without a library."""
     built = load()

@@ -6,9 +6,9 @@ namespace {
 
 // The numbers of an update, in the order in which hornbook.ops.native.adamw gives them.
 struct Settings {
-  float clip;      // factor of the gradient
-  float keep;      // factor of the weight: 1 - rate * decay, 1 for Adam
-  float decay;     // added to the gradient times the weight; 0 for AdamW
+  float clip;   // factor of the gradient
+  float keep;   // factor of the weight: 1 - rate * decay, 1 for Adam
+  float decay;  // added to the gradient times the weight; 0 for AdamW
   float beta1, beta2;
   float fresh;     // 1 - beta2, which floats do not give
   float step;      // rate / (1 - beta1^t)
@@ -28,8 +28,8 @@ inline void update(float* weight, const float* gradient, float* mean, float* squ
 
 }  // namespace
 
-HB_EXPORT(void, adamw)(float* weight, const float* gradient, float* mean, float* square, i64 count, const float* settings,
-                       i64 threads) {
+HB_EXPORT(void, adamw)(float* weight, const float* gradient, float* mean, float* square, i64 count,
+                       const float* settings, i64 threads) {
   const Settings s{settings[0], settings[1], settings[2], settings[3], settings[4],
                    settings[5], settings[6], settings[7], settings[8]};
   parallel(smaller(threads, 1 + count / 16384), [=](int thread, int num_threads) {

@@ -140,9 +140,9 @@ template <class Kind>
 struct BackwardBuffers {
   static constexpr i64 block = kBackwardQueries, depth = Kind::depth;
   i64 width, out, row;
-  float *rows, *keys_T, *values_T, *keys;               // of the sequence
+  float *rows, *keys_T, *values_T, *keys;                       // of the sequence
   float *queries, *gradient, *scores, *of_weights, *of_scores;  // of a block of queries
-  float *slopes;  // of capped scores, or null
+  float* slopes;                                                // of capped scores, or null
   float *of_q, *of_k, *of_v, *line, *entered;
 
   BackwardBuffers(Carver& carver, i64 length, i64 size, bool enters, bool is_capped)
@@ -197,8 +197,8 @@ struct Block {
   bool is_finite;  // of_scores have no NaN where a query does not see a key
 };
 
-inline Block differentiate(FloatProduct, const Attention& a, const Query* queries, i64 count, i64 end, i64 row, float* scores,
-                           float* gradients, const float* slopes, float*) {
+inline Block differentiate(FloatProduct, const Attention& a, const Query* queries, i64 count, i64 end, i64 row,
+                           float* scores, float* gradients, const float* slopes, float*) {
   bool is_finite = true;
   for (i64 i = 0; i < count; i++) {
     float *x_row = scores + i * row, *g_row = gradients + i * row;
@@ -216,8 +216,8 @@ inline Block differentiate(FloatProduct, const Attention& a, const Query* querie
 
 #ifdef HB_PAIRS
 // Two rows of pairs take the place of two rows of floats.
-inline Block differentiate(PairProduct, const Attention& a, const Query* queries, i64 count, i64 end, i64 row, float* scores,
-                           float* gradients, const float* slopes, float* rows) {
+inline Block differentiate(PairProduct, const Attention& a, const Query* queries, i64 count, i64 end, i64 row,
+                           float* scores, float* gradients, const float* slopes, float* rows) {
   bool is_finite = true;
   for (i64 i = 0; i < count; i += 2) {
     float *x_row = scores + i * row, *g_row = gradients + i * row;
@@ -249,7 +249,7 @@ template <class T>
 struct Backward {
   const T *q, *k, *v;
   const float* log_sums;
-  const T* gradient;  // strides as of y
+  const T* gradient;      // strides as of y
   T *of_q, *of_k, *of_v;  // as of q; as of k and v
   float* of_gains;        // [sequences][groups][2][size]: the sums of each task, or null
 };
@@ -275,8 +275,9 @@ void differentiate_block(const Attention& a, const Backward<T>& t, const Backwar
   pack_right<Kind>(q.data, q.stride, count, size, b.out, b.queries);
   pack_right<Kind>(gradient, a.y_token, count, size, b.out, b.gradient);
   const i64 words = words_of(count, depth) * b.out;
-  const bool apart = !a.sees_all() && !(p.is_finite && (depth == 1 ? all_finite(b.gradient, words)
-                     : all_finite(reinterpret_cast<const bf16*>(b.gradient), words * 2)));
+  const bool apart = !a.sees_all() &&
+                     !(p.is_finite && (depth == 1 ? all_finite(b.gradient, words)
+                                                  : all_finite(reinterpret_cast<const bf16*>(b.gradient), words * 2)));
   const auto span = [&](i64 m) {
     const i64 key = block.from + m;
     return Span{larger(a.begin_of_key(key) - start, 0), larger(smaller(count, a.end_of_key(key, length) - start), 0)};
@@ -344,8 +345,8 @@ void differentiate(const Attention& a, Backward<T> t, float* of_q_gain, float* o
 Attention of(const i64* s, const float* f, const i64* keys, const i64* firsts, const i64* lengths, const i64* columns,
              const float* cosines, const float* sines, const float* q_gain, const float* k_gain) {
   const Entry entry{cosines, sines, {q_gain, k_gain}, s[15], f[3]};
-  return {s[0], s[1],  s[2],  s[3],  s[4], s[5],   s[6],    s[7],    s[8], s[9], s[10],
-          s[11], s[12], s[13], s[14], keys, firsts, lengths, columns, f[0], f[1], f[2], entry};
+  return {s[0],  s[1],  s[2],  s[3], s[4],   s[5],    s[6],    s[7], s[8], s[9], s[10], s[11],
+          s[12], s[13], s[14], keys, firsts, lengths, columns, f[0], f[1], f[2], entry};
 }
 
 // How a dtype is multiplied.
@@ -364,23 +365,23 @@ struct KindOf<bf16> {
 
 // `sizes`: the integers of Attention and of Entry in their order; `factors`: their floats. The gradients of gains are added
 // to `of_q_gain` and `of_k_gain`, which are null without gains.
-#define ATTENTION(suffix, T)                                                                                          \
-  HB_EXPORT(void, attention_forward_##suffix)                                                                         \
-  (const i64* sizes, const float* factors, const i64* keys, const i64* firsts, const i64* lengths,                    \
-   const i64* columns, const float* cosines, const float* sines, const float* q_gain, const float* k_gain,            \
-   const T* q, const T* k, const T* v, T* y, float* log_sums, i64 threads) {                                          \
-    const Attention a = of(sizes, factors, keys, firsts, lengths, columns, cosines, sines, q_gain, k_gain);           \
-    const Forward<T> t{q, k, v, y, log_sums};                                                                         \
-    for_groups(a, threads, [&](i64 i, i64 group) { attend<KindOf<T>::type>(a, t, i, group); });                       \
-  }                                                                                                                   \
-  HB_EXPORT(void, attention_backward_##suffix)                                                                        \
-  (const i64* sizes, const float* factors, const i64* keys, const i64* firsts, const i64* lengths,                    \
-   const i64* columns, const float* cosines, const float* sines, const float* q_gain, const float* k_gain,            \
-   const T* q, const T* k, const T* v, const float* log_sums, const T* gradient, T* of_q, T* of_k, T* of_v,           \
-   float* of_q_gain, float* of_k_gain, i64 threads) {                                                                 \
-    const Attention a = of(sizes, factors, keys, firsts, lengths, columns, cosines, sines, q_gain, k_gain);           \
-    const Backward<T> t{q, k, v, log_sums, gradient, of_q, of_k, of_v, nullptr};                                      \
-    differentiate<KindOf<T>::type>(a, t, of_q_gain, of_k_gain, threads);                                              \
+#define ATTENTION(suffix, T)                                                                                           \
+  HB_EXPORT(void, attention_forward_##suffix)                                                                          \
+  (const i64* sizes, const float* factors, const i64* keys, const i64* firsts, const i64* lengths, const i64* columns, \
+   const float* cosines, const float* sines, const float* q_gain, const float* k_gain, const T* q, const T* k,         \
+   const T* v, T* y, float* log_sums, i64 threads) {                                                                   \
+    const Attention a = of(sizes, factors, keys, firsts, lengths, columns, cosines, sines, q_gain, k_gain);            \
+    const Forward<T> t{q, k, v, y, log_sums};                                                                          \
+    for_groups(a, threads, [&](i64 i, i64 group) { attend<KindOf<T>::type>(a, t, i, group); });                        \
+  }                                                                                                                    \
+  HB_EXPORT(void, attention_backward_##suffix)                                                                         \
+  (const i64* sizes, const float* factors, const i64* keys, const i64* firsts, const i64* lengths, const i64* columns, \
+   const float* cosines, const float* sines, const float* q_gain, const float* k_gain, const T* q, const T* k,         \
+   const T* v, const float* log_sums, const T* gradient, T* of_q, T* of_k, T* of_v, float* of_q_gain,                  \
+   float* of_k_gain, i64 threads) {                                                                                    \
+    const Attention a = of(sizes, factors, keys, firsts, lengths, columns, cosines, sines, q_gain, k_gain);            \
+    const Backward<T> t{q, k, v, log_sums, gradient, of_q, of_k, of_v, nullptr};                                       \
+    differentiate<KindOf<T>::type>(a, t, of_q_gain, of_k_gain, threads);                                               \
   }
 ATTENTION(f32, float)
 ATTENTION(bf16, bf16)

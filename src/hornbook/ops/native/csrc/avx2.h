@@ -71,7 +71,9 @@ struct Ints {
   __m256i v;
 };
 inline Ints ints(std::uint32_t x) { return {_mm256_set1_epi32(static_cast<int>(x))}; }
-inline Ints count_from(std::uint32_t x) { return {_mm256_add_epi32(ints(x).v, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))}; }
+inline Ints count_from(std::uint32_t x) {
+  return {_mm256_add_epi32(ints(x).v, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))};
+}
 inline Ints operator+(Ints a, Ints b) { return {_mm256_add_epi32(a.v, b.v)}; }
 inline Ints operator*(Ints a, std::uint32_t b) { return {_mm256_mullo_epi32(a.v, ints(b).v)}; }
 inline Ints operator&(Ints a, Ints b) { return {_mm256_and_si256(a.v, b.v)}; }

@@ -73,7 +73,9 @@ inline Ints operator&(Ints a, Ints b) { return {_mm512_and_si512(a.v, b.v)}; }
 inline Ints operator^(Ints a, Ints b) { return {_mm512_xor_si512(a.v, b.v)}; }
 inline Ints operator>>(Ints a, unsigned bits) { return {_mm512_srli_epi32(a.v, bits)}; }
 // x where a >= b, which are below 2^31; 0 elsewhere.
-inline Vec where_at_least(Ints a, Ints b, Vec x) { return {_mm512_maskz_mov_ps(_mm512_cmpge_epi32_mask(a.v, b.v), x.v)}; }
+inline Vec where_at_least(Ints a, Ints b, Vec x) {
+  return {_mm512_maskz_mov_ps(_mm512_cmpge_epi32_mask(a.v, b.v), x.v)};
+}
 
 // Of each 128 bits of `a` and `b`: the lower floats, alternating; the upper ones; the lower pairs; the upper pairs.
 HB_INLINE Vec low(Vec a, Vec b) { return {_mm512_unpacklo_ps(a.v, b.v)}; }
@@ -148,10 +150,12 @@ struct Halves {
 };
 HB_INLINE Halves narrow_two(Vec first, Vec second) { return {(__m512i)_mm512_cvtne2ps_pbh(second.v, first.v)}; }
 HB_INLINE void store_first(bf16* p, Halves a) { _mm256_storeu_si256((__m256i*)p, _mm512_castsi512_si256(a.both)); }
-HB_INLINE void store_second(bf16* p, Halves a) { _mm256_storeu_si256((__m256i*)p, _mm512_extracti64x4_epi64(a.both, 1)); }
+HB_INLINE void store_second(bf16* p, Halves a) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_extracti64x4_epi64(a.both, 1));
+}
 HB_INLINE Vec pair_up(Halves a) {  // lane i: value i of the first, then of the second
-  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
-                                         20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
+                                         5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   return {_mm512_castsi512_ps(_mm512_permutexvar_epi16(order, a.both))};
 }
 #endif

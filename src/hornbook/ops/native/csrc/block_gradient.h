@@ -15,7 +15,8 @@ struct Operands {
   static constexpr i64 group = b < Vec::lanes ? Vec::lanes / b : 1;
   static constexpr i64 unit = larger(b, Vec::lanes);                   // features that one thread packs
   static constexpr i64 most = Vec::lanes == 16 && b == 4 ? 6 : group;  // blocks whose sums stay in registers
-  static constexpr i64 chunk = (group > 2 ? 400 : 200) << 10;          // bytes of tokens that are read in any order
+  // Bytes of tokens that are read in any order: the same on all machines, since they decide the order of sums.
+  static constexpr i64 chunk = (group > 2 ? 400 : 200) << 10;
 
   // `num_tokens` are packed, with zeros up to whole groups; blocks have room for `width`.
   template <class T>
@@ -43,8 +44,8 @@ struct Operands {
 // transposed after the last tokens (`is_last`). Each vector that is loaded serves b or `count` sums. (Inlined, g++ would not
 // keep all sums in registers.)
 template <i64 b, bool across, i64 count>
-__attribute__((noinline)) void multiply_groups(const float* along, const float* const* others, i64 num_tokens, bool is_last,
-                                               float* const* blocks) {
+__attribute__((noinline)) void multiply_groups(const float* along, const float* const* others, i64 num_tokens,
+                                               bool is_last, float* const* blocks) {
   constexpr i64 group = Operands<b>::group;
   Vec totals[count][b];
 #pragma GCC unroll 6

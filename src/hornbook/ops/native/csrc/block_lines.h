@@ -29,7 +29,8 @@ struct Lines {
 template <class T>
 bool should_stream(const T* results, i64 rows, i64 columns) {
   const i64 row_bytes = columns * i64(sizeof(T));
-  const bool is_aligned = (reinterpret_cast<std::uintptr_t>(results) | static_cast<std::uintptr_t>(row_bytes)) % kCacheLine == 0;
+  const bool is_aligned =
+      (reinterpret_cast<std::uintptr_t>(results) | static_cast<std::uintptr_t>(row_bytes)) % kCacheLine == 0;
   return is_aligned && rows * row_bytes > kStreamBytes;
 }
 

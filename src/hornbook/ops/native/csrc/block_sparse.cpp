@@ -17,8 +17,7 @@
 
 namespace {
 
-constexpr i64 kGroup = 64;              // outputs that are computed, or features that are packed, at once
-constexpr i64 kPanelBytes = 400 << 10;  // of panels that are read in any order, besides blocks and rows of tokens
+constexpr i64 kGroup = 64;  // outputs that are computed, or features that are packed, at once
 
 // Whether tiles compute for blocks of b and tokens of T.
 template <i64 b, class T>
@@ -175,13 +174,14 @@ class Sorted {
   i64* places_ = nullptr;
 };
 
-// y [m][lines b] of x [m][num_in]. The panels of some slices meet each line, so that weights are read once for them.
+// y [m][lines b] of x [m][num_in]. The panels of some slices meet each line, so that weights are read once for them. They
+// are read in any order, so they take a fifth of the second-level cache, beside blocks and rows of tokens.
 template <i64 b, bool across, bool streams, class T>
 void product(const T* x, i64 stride, i64 m, i64 num_in, const Sorted<T>& blocks, T* y, i64 threads) {
   constexpr i64 width = Cut<b>::width;
   const Lines lines = blocks.lines();
   const i64 num_out = lines.count * b, slice_size = num_in * width;
-  const i64 most = larger(kPanelBytes / (slice_size * i64(sizeof(float))), 1);
+  const i64 most = larger(hb_cache_bytes / 5 / (slice_size * i64(sizeof(float))), 1);
   parallel(threads, [&](int thread, int running) {
     blocks.copy(thread, running);
     const Range own = share(m, width, thread, running);
@@ -198,8 +198,8 @@ void product(const T* x, i64 stride, i64 m, i64 num_in, const Sorted<T>& blocks,
           for (i64 n = 0; n < outputs; n += Cut<b>::outputs) {
             constexpr i64 rows = width * Cut<b>::outputs / kGroup;
             if (!streams) fetch<true>(target + n / Cut<b>::outputs * rows * num_out, num_out, rows);
-            multiply<b, across>(panels + (at - token) * num_in, blocks.values(), lines, (first + n) / b, (first + n) % b,
-                                out + n * width);
+            multiply<b, across>(panels + (at - token) * num_in, blocks.values(), lines, (first + n) / b,
+                                (first + n) % b, out + n * width);
           }
           unpack<width, streams>(out, smaller(width, end - at), outputs, target, num_out);
         }
@@ -279,41 +279,40 @@ void with_block_size(i64 b, bool across, Function function) {
 
 // y [m][count b] = x Wᵀ, or x W with `across`, of x [m][num_in], rows `stride` apart; b is 4, 8, 16, 32 or 64. Returns 0, or 1
 // if the n blocks do not fit the matrix; y is then unchanged.
-#define HB_PRODUCT(name, T)                                                                                   \
-  HB_EXPORT(i64, name)                                                                                        \
-  (const T* x, i64 stride, i64 m, i64 num_in, const T* values, i64 n, const i64* starts, const i64* others,   \
-   const i64* order, i64 count, i64 b, i64 across, T* y, i64 threads) {                                       \
-    const Lines lines{starts, others, order, count};                                                          \
-    if (!lines.fit(n, num_in / b)) return 1;                                                                  \
-    with_block_size(b, across, [&](auto size, auto is_across) {                                               \
-      if constexpr (kByTiles<size.value, T>)                                                                  \
-        multiply_by_tiles<size.value, is_across.value>(x, stride, m, num_in, values, lines, y, threads);      \
-      else                                                                                                    \
-        product<size.value, is_across.value>(x, stride, m, num_in, values, lines, y, threads);                \
-    });                                                                                                       \
-    return 0;                                                                                                 \
+#define HB_PRODUCT(name, T)                                                                                 \
+  HB_EXPORT(i64, name)                                                                                      \
+  (const T* x, i64 stride, i64 m, i64 num_in, const T* values, i64 n, const i64* starts, const i64* others, \
+   const i64* order, i64 count, i64 b, i64 across, T* y, i64 threads) {                                     \
+    const Lines lines{starts, others, order, count};                                                        \
+    if (!lines.fit(n, num_in / b)) return 1;                                                                \
+    with_block_size(b, across, [&](auto size, auto is_across) {                                             \
+      if constexpr (kByTiles<size.value, T>)                                                                \
+        multiply_by_tiles<size.value, is_across.value>(x, stride, m, num_in, values, lines, y, threads);    \
+      else                                                                                                  \
+        product<size.value, is_across.value>(x, stride, m, num_in, values, lines, y, threads);              \
+    });                                                                                                     \
+    return 0;                                                                                               \
   }
 HB_PRODUCT(block_sparse_product_f32, float)
 HB_PRODUCT(block_sparse_product_bf16, bf16)
 
 // of_values [n][b][b] = (dyᵀ x) at the blocks: `along` is dy and `others` x, or the other way round with `across`. The
 // order of sums does not depend on the number of threads. Returns 0, or 1 if the blocks do not fit.
-#define HB_WEIGHT_GRADIENT(name, T)                                                                           \
-  HB_EXPORT(i64, name)                                                                                        \
-  (const T* along, i64 stride, const T* others, i64 others_stride, i64 m, i64 num_others, i64 n,              \
-   const i64* starts, const i64* at, const i64* order, i64 count, i64 b, i64 across, float* of_values,        \
-   i64 threads) {                                                                                             \
-    const Lines lines{starts, at, order, count};                                                              \
-    if (!lines.fit(n, num_others / b)) return 1;                                                              \
-    with_block_size(b, across, [&](auto size, auto is_across) {                                               \
-      if constexpr (kByTiles<size.value, T>)                                                                  \
-        weight_gradient_by_tiles<size.value, is_across.value>(along, stride, others, others_stride, m,        \
-                                                              num_others, lines, of_values, threads);         \
-      else                                                                                                    \
-        weight_gradient<size.value, is_across.value>(along, stride, others, others_stride, m, num_others,     \
-                                                     lines, of_values, threads);                              \
-    });                                                                                                       \
-    return 0;                                                                                                 \
+#define HB_WEIGHT_GRADIENT(name, T)                                                                                 \
+  HB_EXPORT(i64, name)                                                                                              \
+  (const T* along, i64 stride, const T* others, i64 others_stride, i64 m, i64 num_others, i64 n, const i64* starts, \
+   const i64* at, const i64* order, i64 count, i64 b, i64 across, float* of_values, i64 threads) {                  \
+    const Lines lines{starts, at, order, count};                                                                    \
+    if (!lines.fit(n, num_others / b)) return 1;                                                                    \
+    with_block_size(b, across, [&](auto size, auto is_across) {                                                     \
+      if constexpr (kByTiles<size.value, T>)                                                                        \
+        weight_gradient_by_tiles<size.value, is_across.value>(along, stride, others, others_stride, m, num_others,  \
+                                                              lines, of_values, threads);                           \
+      else                                                                                                          \
+        weight_gradient<size.value, is_across.value>(along, stride, others, others_stride, m, num_others, lines,    \
+                                                     of_values, threads);                                           \
+    });                                                                                                             \
+    return 0;                                                                                                       \
   }
 HB_WEIGHT_GRADIENT(block_sparse_weight_gradient_f32, float)
 HB_WEIGHT_GRADIENT(block_sparse_weight_gradient_bf16, bf16)

@@ -20,14 +20,16 @@ constexpr bool kHasTiles = true;
 constexpr bool kHasTiles = false;
 #endif
 
-constexpr i64 kTileBytes = 512 << 10;  // of packed tokens, and of packed blocks, that stay in the second-level cache
+// Bytes of packed tokens, and of packed blocks, that stay in the second-level cache, of which processors with AMX have at
+// least 2 MiB. For a gradient, they decide the order of sums.
+constexpr i64 kTileBytes = 512 << 10;
 
 // How a product with blocks of b is cut into tiles.
 template <i64 b>
 struct TileCut {
-  static constexpr i64 size = b < 32 ? b : 32;       // of the parts of a block: the depth and the outputs of a product
-  static constexpr i64 parts = b / size;             // of a block, along each side
-  static constexpr i64 area = size * size;           // of a part
+  static constexpr i64 size = b < 32 ? b : 32;  // of the parts of a block: the depth and the outputs of a product
+  static constexpr i64 parts = b / size;        // of a block, along each side
+  static constexpr i64 area = size * size;      // of a part
   static constexpr int column_tiles = size / 16, row_tiles = 4 / column_tiles;
   static constexpr i64 tokens = row_tiles * tile_rows;
 };
@@ -98,7 +100,8 @@ void pack_tokens(const bf16* tokens, i64 stride, i64 num_tokens, i64 num_feature
 
 // A part of the outputs of a line for a slice of packed tokens; `out` has rows of `width`.
 template <i64 b, bool across>
-void multiply_line(const bf16* tokens, const PackedBlocks<b, across>& blocks, i64 line, i64 part, float* out, i64 width) {
+void multiply_line(const bf16* tokens, const PackedBlocks<b, across>& blocks, i64 line, i64 part, float* out,
+                   i64 width) {
   using Cut = TileCut<b>;
   zero_sums<Cut::row_tiles * Cut::column_tiles>();
   const i64* starts = blocks.lines().starts;
@@ -135,7 +138,8 @@ void multiply_by_tiles(const bf16* x, i64 stride, i64 m, i64 num_in, const bf16*
   parallel(threads, [&](int thread, int running) {
     blocks.pack(thread, running);
     const Range own = share(m, Cut::tokens, thread, running);
-    auto* packed = static_cast<bf16*>(scratch(0, smaller(chunk, round_up(m, Cut::tokens)) * num_in * i64(sizeof(bf16))));
+    auto* packed =
+        static_cast<bf16*>(scratch(0, smaller(chunk, round_up(m, Cut::tokens)) * num_in * i64(sizeof(bf16))));
     const Tiles tiles(Cut::size / 2);
     alignas(64) float sums[Cut::tokens * kWidth];
     for (i64 token = own.begin; token < own.end; token += chunk) {
@@ -197,13 +201,15 @@ void add_to_blocks(const TileOperands& operands, const Lines& lines, i64 i, floa
     for (i64 along = 0; along < b; along += Cut::size) {
       const bf16* rows[row_tiles];
       for (int r = 0; r < row_tiles; ++r) {
-        const i64 feature = lines.others[lines.block(i + r * tile_rows / Cut::size)] * b + other + r * tile_rows % Cut::size;
+        const i64 feature =
+            lines.others[lines.block(i + r * tile_rows / Cut::size)] * b + other + r * tile_rows % Cut::size;
         rows[r] = operands.turned + 2 * feature * operands.steps;
       }
-      multiply_tokens<row_tiles, Cut::column_tiles>(rows, operands.line + 2 * along * operands.steps, operands.steps, sums);
+      multiply_tokens<row_tiles, Cut::column_tiles>(rows, operands.line + 2 * along * operands.steps, operands.steps,
+                                                    sums);
       for (int n = 0; n < count; ++n)
-        add_block(sums + n * Cut::area, Cut::size, of_values + lines.block(i + n) * b * b + other * b + along, b, Cut::size,
-                  Cut::size, operands.is_first);
+        add_block(sums + n * Cut::area, Cut::size, of_values + lines.block(i + n) * b * b + other * b + along, b,
+                  Cut::size, Cut::size, operands.is_first);
     }
   if (!across && operands.is_last)
     for (int n = 0; n < count; ++n) {
@@ -215,11 +221,12 @@ void add_to_blocks(const TileOperands& operands, const Lines& lines, i64 i, floa
 
 // The blocks of alongᵀ others, of tokens `along` [m][lines b] and `others` [m][num_others]; see weight_gradient.
 template <i64 b, bool across>
-void weight_gradient_by_tiles(const bf16* along, i64 stride, const bf16* others, i64 others_stride, i64 m, i64 num_others,
-                              const Lines& lines, float* of_values, i64 threads) {
+void weight_gradient_by_tiles(const bf16* along, i64 stride, const bf16* others, i64 others_stride, i64 m,
+                              i64 num_others, const Lines& lines, float* of_values, i64 threads) {
   using Cut = TileCut<b>;
   constexpr i64 unit = 2 * tile_rows;  // tokens of a tile
-  const i64 chunk = smaller(larger(kTileBytes / (num_others * i64(sizeof(bf16))) / unit, 1) * unit, round_up(larger(m, 1), unit));
+  const i64 chunk =
+      smaller(larger(kTileBytes / (num_others * i64(sizeof(bf16))) / unit, 1) * unit, round_up(larger(m, 1), unit));
   auto* turned = static_cast<bf16*>(scratch(1, chunk * num_others * i64(sizeof(bf16))));
   parallel(threads, [&](int thread, int running) {
     const Range own = share(lines.count, 1, thread, running), packs = share(num_others, Cut::size, thread, running);
@@ -233,7 +240,8 @@ void weight_gradient_by_tiles(const bf16* along, i64 stride, const bf16* others,
       for (i64 line = own.begin; line < own.end; ++line) {
         i64 i = lines.starts[line];
         const i64 end = lines.starts[line + 1];
-        if (i < end) pack_rows<TileProduct>(along + token * stride + line * b, stride, real, b, Cut::size, panel, nullptr);
+        if (i < end)
+          pack_rows<TileProduct>(along + token * stride + line * b, stride, real, b, Cut::size, panel, nullptr);
         if constexpr (b == tile_rows) {
           for (; i + 4 <= end; i += 4) add_to_blocks<b, across, 4>(operands, lines, i, of_values);
           for (; i + 2 <= end; i += 2) add_to_blocks<b, across, 2>(operands, lines, i, of_values);

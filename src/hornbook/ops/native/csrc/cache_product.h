@@ -61,7 +61,8 @@ void multiply_words(i64 rows, i64 vectors, const float* a, i64 row, i64 word, co
                     float* c, i64 stride, bool adds) {
   using Element = typename P::Element;
   tile_of<P>(rows, vectors)(reinterpret_cast<const Element*>(a), row * P::depth, word * P::depth,
-                            reinterpret_cast<const Element*>(b), b_word * P::depth, count, c, stride, adds, kNothingAhead);
+                            reinterpret_cast<const Element*>(b), b_word * P::depth, count, c, stride, adds,
+                            kNothingAhead);
 }
 
 // c[rows][...] = or += a b, where `part(first row, rows)` bounds each group of up to kRows rows. Columns are whole vectors.

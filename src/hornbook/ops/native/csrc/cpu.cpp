@@ -1,17 +1,19 @@
-// Which instruction sets this processor has and this process may use, and the OpenMP runtime; compiled for any processor
-// of its architecture.
+// Which instruction sets this processor has and this process may use, its second-level cache, and the OpenMP runtime;
+// compiled for any processor of its architecture.
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 #elif defined(__APPLE__)
 #include <sys/sysctl.h>
 #else
 #include <sys/auxv.h>
 #endif
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 
 #include "runtime.h"
 
@@ -19,6 +21,48 @@ Runtime hb_runtime;
 
 // Takes the functions of the OpenMP runtime that the process has loaded, before any other function computes.
 extern "C" __attribute__((visibility("default"))) void hb_use_runtime(const Runtime* runtime) { hb_runtime = *runtime; }
+
+namespace {
+
+// Bytes of the second-level cache of the first core; 0 if the system does not say.
+std::int64_t reported_cache_bytes() {
+  std::int64_t bytes = 0;
+#ifdef __APPLE__
+  std::size_t size = sizeof(bytes);
+  if (sysctlbyname("hw.perflevel0.l2cachesize", &bytes, &size, nullptr, 0) != 0)  // of the fast cores
+    sysctlbyname("hw.l2cachesize", &bytes, &size, nullptr, 0);
+#else
+#ifdef _SC_LEVEL2_CACHE_SIZE
+  bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+  if (bytes <= 0) {  // as glibc says on Arm
+    long long kib = 0;
+    if (std::FILE* file = std::fopen("/sys/devices/system/cpu/cpu0/cache/index2/size", "r")) {
+      if (std::fscanf(file, "%lldK", &kib) != 1) kib = 0;
+      std::fclose(file);
+    }
+    bytes = kib * 1024;
+  }
+#endif
+  return bytes;
+}
+
+// Where it is unknown, half a MiB: too small a block costs less than one that does not fit. Caches of more than 2 MiB are
+// shared by several cores, or not much faster than the next level.
+std::int64_t usable_cache_bytes() {
+  const std::int64_t reported = reported_cache_bytes();
+  return std::clamp<std::int64_t>(reported > 0 ? reported : 512 << 10, 256 << 10, 2 << 20);
+}
+
+}  // namespace
+
+std::int64_t hb_cache_bytes = usable_cache_bytes();
+
+// Returns the size that blocks are cut for; a test replaces it by `forced`, which is 0 otherwise.
+extern "C" __attribute__((visibility("default"))) std::int64_t hb_second_level_cache(std::int64_t forced) {
+  if (forced > 0) hb_cache_bytes = forced;
+  return hb_cache_bytes;
+}
 
 #ifdef __x86_64__
 

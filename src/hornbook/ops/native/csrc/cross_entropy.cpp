@@ -135,14 +135,25 @@ void cross_entropy(const Rows<T>& rows, float* bias_gradient, i64 threads) {
 // outside 0 to real-1 have no loss and a gradient of zero; columns from `real` on are padding. `predictions`, the first of
 // the largest, and `log_sums` are [count] or null; `bias` and `bias_gradient`, which is added to, are [real] or null.
 // `factors`: the cap of the logits, 0 for none; the weight of the squared log_sums, of which gradients are.
-#define CROSS_ENTROPY(suffix, T)                                                                                       \
-  HB_EXPORT(void, cross_entropy_##suffix)                                                                              \
-  (T* logits, i64 count, i64 columns, i64 stride, i64 real, const i64* targets, const float* bias,                     \
-   const float* factors, float* losses, i64* predictions, float* log_sums, float* bias_gradient, i64 with_gradient,    \
-   i64 threads) {                                                                                                      \
-    const Rows<T> rows{logits,   count,        columns,    stride,   real, targets, bias, losses, predictions,         \
-                       log_sums, with_gradient != 0, factors[0], factors[1]};                                          \
-    cross_entropy(rows, bias_gradient, threads);                                                                       \
+#define CROSS_ENTROPY(suffix, T)                                                                                    \
+  HB_EXPORT(void, cross_entropy_##suffix)                                                                           \
+  (T* logits, i64 count, i64 columns, i64 stride, i64 real, const i64* targets, const float* bias,                  \
+   const float* factors, float* losses, i64* predictions, float* log_sums, float* bias_gradient, i64 with_gradient, \
+   i64 threads) {                                                                                                   \
+    const Rows<T> rows{logits,                                                                                      \
+                       count,                                                                                       \
+                       columns,                                                                                     \
+                       stride,                                                                                      \
+                       real,                                                                                        \
+                       targets,                                                                                     \
+                       bias,                                                                                        \
+                       losses,                                                                                      \
+                       predictions,                                                                                 \
+                       log_sums,                                                                                    \
+                       with_gradient != 0,                                                                          \
+                       factors[0],                                                                                  \
+                       factors[1]};                                                                                 \
+    cross_entropy(rows, bias_gradient, threads);                                                                    \
   }
 CROSS_ENTROPY(f32, float)
 CROSS_ENTROPY(bf16, bf16)

@@ -27,7 +27,7 @@ void drop(const T* x, const T* residual, const i64* keys, i64 tokens, i64 column
 
 #define HB_DROPOUT(name, T)                                                                                          \
   HB_EXPORT(void, dropout_##name)(const T* x, const T* residual, const i64* keys, i64 tokens, i64 columns, i64 site, \
-                                 i64 threshold, const float* factor, T* out, i64 threads) {                          \
+                                  i64 threshold, const float* factor, T* out, i64 threads) {                         \
     drop(x, residual, keys, tokens, columns, site, threshold, factor, out, threads);                                 \
   }
 

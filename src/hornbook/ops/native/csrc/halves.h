@@ -29,7 +29,8 @@ struct Scaling {
   // Of 32 values of bf16: fp16.
   __m512i operator()(__m512i values) const {
     const __m512i magnitudes = _mm512_and_si512(values, _mm512_set1_epi16(0x7FFF));
-    const __mmask32 is_normal = _mm512_cmpge_epu16_mask(magnitudes, _mm512_set1_epi16(static_cast<short>((drop + 1) << 7)));
+    const __mmask32 is_normal =
+        _mm512_cmpge_epu16_mask(magnitudes, _mm512_set1_epi16(static_cast<short>((drop + 1) << 7)));
     const __m512i scaled = _mm512_sub_epi16(magnitudes, _mm512_set1_epi16(static_cast<short>(drop << 7)));
     const __m512i signs = _mm512_and_si512(values, _mm512_set1_epi16(static_cast<short>(0x8000)));
     return _mm512_maskz_mov_epi16(is_normal, _mm512_or_si512(_mm512_slli_epi16(scaled, 3), signs));

@@ -115,17 +115,17 @@ void differentiate(const Backward& backward, i64 rows, float* of_gain, float* of
 // forward: y[rows][size] = (x - mean) / sqrt(variance + epsilon) * gain + bias; the rows of x are `stride` apart. RMS norm
 // takes 0 for the mean, also in the variance.
 // backward: of_x[rows][size] is the gradient of x plus `residual`, which is [rows][size] or null.
-#define NORM(name, suffix, is_rms, T)                                                                                  \
-  HB_EXPORT(void, name##_norm_forward_##suffix)                                                                        \
-  (const T* x, i64 rows, i64 size, i64 stride, const float* gain, const float* bias, const float* epsilon, T* y,       \
-   float* means, float* inverse_stds, i64 threads) {                                                                   \
-    normalize<is_rms>(x, rows, size, stride, gain, bias, *epsilon, y, means, inverse_stds, threads);                   \
-  }                                                                                                                    \
-  HB_EXPORT(void, name##_norm_backward_##suffix)                                                                       \
-  (const T* gradient, const T* x, i64 rows, i64 size, i64 stride, const float* gain, const float* means,               \
-   const float* inverse_stds, const T* residual, T* of_x, float* of_gain, float* of_bias, i64 threads) {               \
-    const Backward<is_rms, T> backward{gradient, x, residual, size, stride, gain, means, inverse_stds, of_x};          \
-    differentiate(backward, rows, of_gain, of_bias, threads);                                                          \
+#define NORM(name, suffix, is_rms, T)                                                                            \
+  HB_EXPORT(void, name##_norm_forward_##suffix)                                                                  \
+  (const T* x, i64 rows, i64 size, i64 stride, const float* gain, const float* bias, const float* epsilon, T* y, \
+   float* means, float* inverse_stds, i64 threads) {                                                             \
+    normalize<is_rms>(x, rows, size, stride, gain, bias, *epsilon, y, means, inverse_stds, threads);             \
+  }                                                                                                              \
+  HB_EXPORT(void, name##_norm_backward_##suffix)                                                                 \
+  (const T* gradient, const T* x, i64 rows, i64 size, i64 stride, const float* gain, const float* means,         \
+   const float* inverse_stds, const T* residual, T* of_x, float* of_gain, float* of_bias, i64 threads) {         \
+    const Backward<is_rms, T> backward{gradient, x, residual, size, stride, gain, means, inverse_stds, of_x};    \
+    differentiate(backward, rows, of_gain, of_bias, threads);                                                    \
   }
 NORM(layer, f32, false, float)
 NORM(layer, bf16, false, bf16)

@@ -23,19 +23,23 @@ using Bf16Product = FloatProduct;
 // Gradients of weights, which are fp32, are added up in floats.
 using Bf16GradientProduct = std::conditional_t<Bf16Product::is_scaled, FloatProduct, Bf16Product>;
 
+// How products are cut. The two chunks decide the order of sums, so they are the same on all machines. The others do not;
+// they are for a second-level cache of 2 MiB, but smaller ones are no faster where it has 512 KiB (LOG.md, 2026-11-27): what
+// does not fit is read in order, which the processor foresees, and more parts are packed more often.
+constexpr i64 depth_chunk = 1024;  // values of a contraction for which rows and panels stay in the cache
+constexpr i64 token_chunk = 256;   // tokens whose operands of a weight gradient are packed at once
 template <class P>
 constexpr i64 row_block = (48 + P::rows - 1) / P::rows * P::rows;  // rows that meet a panel while it lies in the cache
-constexpr i64 long_row_block = 192;      // the same where the contraction is cut, so that panels are read less often
-constexpr i64 depth_chunk = 1024;        // values of a contraction for which rows and panels stay in the cache
-constexpr i64 group_bytes = 768 << 10;   // of panels that stay in the second-level cache
-constexpr i64 token_chunk = 256;         // tokens whose operands of a weight gradient are packed at once
+constexpr i64 long_row_block = 192;     // the same where the contraction is cut, so that panels are read less often
+constexpr i64 group_bytes = 768 << 10;  // of panels that stay in the second-level cache
 template <class P>
 constexpr i64 gradient_width = row_block<P>;  // rows of a weight gradient that are packed side by side
 
 // The factors of panels lie behind them.
 template <class P, class E>
 auto panel_factors(E* packed, i64 columns, i64 depth) {
-  return reinterpret_cast<std::conditional_t<std::is_const_v<E>, const float*, float*>>(packed + packed_size<P>(columns, depth));
+  return reinterpret_cast<std::conditional_t<std::is_const_v<E>, const float*, float*>>(packed +
+                                                                                        packed_size<P>(columns, depth));
 }
 template <class P>
 i64 packed_bytes(i64 columns, i64 depth) {
@@ -176,8 +180,8 @@ void product(const T* x, i64 stride, const typename P::Element* packed, i64 rows
   const float* factors = panel_factors<P>(packed, columns, depth);
   parallel(threads, [&](int thread, int count) {
     const Range own = by_rows ? share(rows, P::rows, thread, count) : share(columns, P::width, thread, count);
-    multiply_range<P, T>(x, stride, packed, factors, by_rows ? own : Range{0, rows}, by_rows ? Range{0, columns} : own, depth,
-                         store, epilogue);
+    multiply_range<P, T>(x, stride, packed, factors, by_rows ? own : Range{0, rows}, by_rows ? Range{0, columns} : own,
+                         depth, store, epilogue);
   });
 }
 
@@ -207,7 +211,8 @@ void add_weight_gradient(const T* g, i64 g_stride, const T* x, i64 x_stride, i64
                          float* weight_gradient, i64 stride, float* bias_gradient, bool accumulate) {
   using Element = typename P::Element;
   const i64 num_inputs = inputs.end - inputs.begin, most = num_steps<P>(token_chunk) * P::depth;
-  auto* right = static_cast<Element*>(scratch(0, round_up(num_inputs, P::column_multiple) * most * i64(sizeof(Element))));
+  auto* right =
+      static_cast<Element*>(scratch(0, round_up(num_inputs, P::column_multiple) * most * i64(sizeof(Element))));
   auto* left = static_cast<Element*>(scratch(1, gradient_width<P> * most * i64(sizeof(Element))));
   [[maybe_unused]] const typename P::Scope scope;
   alignas(64) float block[P::rows * P::width];
@@ -245,7 +250,8 @@ void weight_gradient(const T* g, i64 g_stride, const T* x, i64 x_stride, i64 tok
   const bool by_outputs = num_out >= num_in;
   constexpr i64 most = group_bytes / (token_chunk * i64(sizeof(typename P::Element))) / P::width * P::width;
   parallel(threads, [=](int thread, int count) {
-    const Range own = by_outputs ? share(num_out, gradient_width<P>, thread, count) : share(num_in, P::width, thread, count);
+    const Range own =
+        by_outputs ? share(num_out, gradient_width<P>, thread, count) : share(num_in, P::width, thread, count);
     const Range outputs = by_outputs ? own : Range{0, num_out}, inputs = by_outputs ? Range{0, num_in} : own;
     float* sums = by_outputs || thread == 0 ? of_bias : nullptr;
     if (own.begin == own.end && !sums) return;
@@ -261,8 +267,8 @@ void weight_gradient(const T* g, i64 g_stride, const T* x, i64 x_stride, i64 tok
 
 // The gradient of u, [rows][size], for that of f(u), where no product computes it; of a gated layer, of u [rows][2][size].
 template <class T>
-void activation_gradient(const T* gradient, const T* u, i64 rows, i64 size, bool is_gated, Activation activation, T* out,
-                         i64 threads) {
+void activation_gradient(const T* gradient, const T* u, i64 rows, i64 size, bool is_gated, Activation activation,
+                         T* out, i64 threads) {
   const i64 row = is_gated ? size : rows * size, rows_of_u = is_gated ? rows : 1;
   with_activation(activation, [=](auto fixed) {
     parallel(threads, [=](int thread, int num_threads) {
@@ -284,30 +290,28 @@ void activation_gradient(const T* gradient, const T* u, i64 rows, i64 size, bool
 }  // namespace
 
 #define HB_LINEAR(name, T, P, G)                                                                                       \
-  HB_EXPORT(i64, linear_packed_bytes_##name)(i64 columns, i64 depth) {                                                     \
-    return packed_bytes<P>(columns, depth);                                                                           \
-  }                                                                                                                   \
+  HB_EXPORT(i64, linear_packed_bytes_##name)(i64 columns, i64 depth) { return packed_bytes<P>(columns, depth); }       \
   HB_EXPORT(void, linear_pack_##name)(const float* weight, i64 stride, i64 num_out, i64 num_in, i64 for_gradient,      \
-                                     i64 is_gated, void* packed, i64 threads) {                                                     \
-    pack_weight<P, T>(weight, stride, num_out, num_in, for_gradient != 0, is_gated != 0,                              \
-                      static_cast<P::Element*>(packed), threads);                                                     \
-  }                                                                                                                   \
+                                      i64 is_gated, void* packed, i64 threads) {                                       \
+    pack_weight<P, T>(weight, stride, num_out, num_in, for_gradient != 0, is_gated != 0,                               \
+                      static_cast<P::Element*>(packed), threads);                                                      \
+  }                                                                                                                    \
   HB_EXPORT(void, linear_product_##name)(const T* x, i64 stride, const void* packed, i64 rows, i64 columns, i64 depth, \
-                                        i64 activation, const float* bias, T* before, const T* derivative,            \
-                                        i64 derivative_stride, T* out, i64 out_stride, i64 gated, i64 threads) {      \
-    const Epilogue<T> epilogue{bias, before, derivative, derivative_stride, out, out_stride, gated};                  \
-    product<P>(x, stride, static_cast<const P::Element*>(packed), rows, columns, depth,                               \
-               static_cast<Activation>(activation), epilogue, threads);                                               \
-  }                                                                                                                   \
+                                         i64 activation, const float* bias, T* before, const T* derivative,            \
+                                         i64 derivative_stride, T* out, i64 out_stride, i64 gated, i64 threads) {      \
+    const Epilogue<T> epilogue{bias, before, derivative, derivative_stride, out, out_stride, gated};                   \
+    product<P>(x, stride, static_cast<const P::Element*>(packed), rows, columns, depth,                                \
+               static_cast<Activation>(activation), epilogue, threads);                                                \
+  }                                                                                                                    \
   HB_EXPORT(void, linear_weight_gradient_##name)(const T* g, i64 g_stride, const T* x, i64 x_stride, i64 tokens,       \
-                                                i64 num_out, i64 num_in, float* of_weight, float* of_bias,            \
-                                                i64 accumulate, i64 threads) {                                        \
-    weight_gradient<G>(g, g_stride, x, x_stride, tokens, num_out, num_in, of_weight, of_bias, accumulate != 0,        \
-                       threads);                                                                                      \
-  }                                                                                                                   \
-  HB_EXPORT(void, activation_gradient_##name)(const T* gradient, const T* u, i64 rows, i64 size, i64 is_gated,          \
-                                             i64 activation, T* out, i64 threads) {                                   \
-    activation_gradient(gradient, u, rows, size, is_gated != 0, static_cast<Activation>(activation), out, threads);   \
+                                                 i64 num_out, i64 num_in, float* of_weight, float* of_bias,            \
+                                                 i64 accumulate, i64 threads) {                                        \
+    weight_gradient<G>(g, g_stride, x, x_stride, tokens, num_out, num_in, of_weight, of_bias, accumulate != 0,         \
+                       threads);                                                                                       \
+  }                                                                                                                    \
+  HB_EXPORT(void, activation_gradient_##name)(const T* gradient, const T* u, i64 rows, i64 size, i64 is_gated,         \
+                                              i64 activation, T* out, i64 threads) {                                   \
+    activation_gradient(gradient, u, rows, size, is_gated != 0, static_cast<Activation>(activation), out, threads);    \
   }
 
 HB_LINEAR(f32, float, FloatProduct, FloatProduct)

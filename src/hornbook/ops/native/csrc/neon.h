@@ -105,7 +105,9 @@ inline Vec where_at_least(Ints a, Ints b, Vec x) {
 }
 
 HB_INLINE float32x4_t low_pairs(float32x4_t a, float32x4_t b) { return vcombine_f32(vget_low_f32(a), vget_low_f32(b)); }
-HB_INLINE float32x4_t high_pairs(float32x4_t a, float32x4_t b) { return vcombine_f32(vget_high_f32(a), vget_high_f32(b)); }
+HB_INLINE float32x4_t high_pairs(float32x4_t a, float32x4_t b) {
+  return vcombine_f32(vget_high_f32(a), vget_high_f32(b));
+}
 HB_INLINE Vec low(Vec a, Vec b) { return {vzip1q_f32(a.lo, b.lo), vzip1q_f32(a.hi, b.hi)}; }
 HB_INLINE Vec high(Vec a, Vec b) { return {vzip2q_f32(a.lo, b.lo), vzip2q_f32(a.hi, b.hi)}; }
 HB_INLINE Vec low_pairs(Vec a, Vec b) { return {low_pairs(a.lo, b.lo), low_pairs(a.hi, b.hi)}; }

@@ -30,7 +30,8 @@ struct Matrix {
 
 // Calls store(row, column, vector) for the product of `left` and panels, from row `first_row(column)` of each panel on.
 template <class FirstRow, class Store>
-void multiply_panels(const Matrix& left, const Element* packed, i64 columns, i64 steps, FirstRow first_row, Store store) {
+void multiply_panels(const Matrix& left, const Element* packed, i64 columns, i64 steps, FirstRow first_row,
+                     Store store) {
   alignas(64) float block[Product::rows * Product::width];
   for (i64 column = 0; column < columns; column += Product::width) {
     const i64 width = smaller(Product::width, columns - column);
@@ -52,8 +53,9 @@ void multiply_by_transposed(const Matrix& x, Element* packed, const Matrix& resu
     turn(reinterpret_cast<const float*>(x.at(first, 0)), x.steps(), width, x.steps(),
          reinterpret_cast<float*>(packed + first * x.stride), width);
   }
-  multiply_panels(x, packed, x.rows, x.steps(), [](i64 column) { return column; },
-                  [&](i64 row, i64 column, Vec sums) { store(result.at(row, column), change(row, column, sums)); });
+  multiply_panels(
+      x, packed, x.rows, x.steps(), [](i64 column) { return column; },
+      [&](i64 row, i64 column, Vec sums) { store(result.at(row, column), change(row, column, sums)); });
   for (i64 column = 0; column < x.rows; column += Product::width)
     for (i64 row = column + Product::width; row < x.rows; row += Vec::lanes)
       turn(result.at(row, column), result.stride, Vec::lanes, Product::width, result.at(column, row), result.stride);
@@ -70,10 +72,9 @@ void apply_polynomials(const bf16* from, i64 rows, i64 columns, const float* coe
     multiply_by_transposed(gram, packed, factor,
                            [&](i64 row, i64 column, Vec sums) { return fma(c, sums, b * load(gram.at(row, column))); });
     pack_rows<Product>(x.values, x.stride, rows, columns, Product::width, packed, nullptr);
-    multiply_panels(factor, packed, columns, num_steps<Product>(rows), [](i64) { return 0; },
-                    [&](i64 row, i64 column, Vec sums) {
-                      store(x.at(row, column), fma(a, load(x.at(row, column)), sums));
-                    });
+    multiply_panels(
+        factor, packed, columns, num_steps<Product>(rows), [](i64) { return 0; },
+        [&](i64 row, i64 column, Vec sums) { store(x.at(row, column), fma(a, load(x.at(row, column)), sums)); });
   }
   for (i64 row = 0; row < rows; row++)
     for (i64 column = 0; column < columns; column += Vec::lanes)

@@ -55,16 +55,15 @@ struct PairPacking {
   }
   static bf16 convert(float value) { return to_bf16(value); }
   static bf16 convert(bf16 value) { return value; }
-  static void convert_row(const bf16* from, i64 n, bf16* to) {
-    std::copy(from, from + n, to);
-  }
+  static void convert_row(const bf16* from, i64 n, bf16* to) { std::copy(from, from + n, to); }
 };
 
 #ifdef HB_PAIRS
 struct PairProduct : PairPacking {
   using Operand = Vec;
   using Scope = NoScope;
-  static constexpr i64 rows = 6, vectors = FloatProduct::vectors, width = FloatProduct::width, column_multiple = Vec::lanes;
+  static constexpr i64 rows = 6, vectors = FloatProduct::vectors, width = FloatProduct::width,
+                       column_multiple = Vec::lanes;
   static constexpr i64 step_multiple = 1, row_multiple = 1;
   static Operand load_panel(const bf16* p) { return load(reinterpret_cast<const float*>(p)); }
   static Operand broadcast(const bf16* p) {
@@ -101,8 +100,7 @@ void multiply_block(const typename P::Element* a, i64 row_stride, i64 step_strid
 #pragma GCC unroll 8
   for (int r = 0; r < num_rows; r++)
 #pragma GCC unroll 8
-    for (int v = 0; v < num_vectors; v++)
-      sums[r][v] = adds ? load(out + r * out_stride + v * Vec::lanes) : set1(0.0f);
+    for (int v = 0; v < num_vectors; v++) sums[r][v] = adds ? load(out + r * out_stride + v * Vec::lanes) : set1(0.0f);
   const i64 between = steps / (ahead.count + 1);
   for (i64 line = 0; line <= ahead.count; line++) {
     for (i64 step = line < ahead.count ? between : steps - between * ahead.count; step > 0; step--) {
@@ -127,14 +125,15 @@ void multiply_block(const typename P::Element* a, i64 row_stride, i64 step_strid
 }
 
 template <class P, int num_rows>
-__attribute__((noinline)) void multiply_rows(const typename P::Element* a, i64 row_stride, i64 step_stride, const typename P::Element* panel,
-                   i64 num_vectors, i64 steps, float* out, const Ahead& ahead) {
+__attribute__((noinline)) void multiply_rows(const typename P::Element* a, i64 row_stride, i64 step_stride,
+                                             const typename P::Element* panel, i64 num_vectors, i64 steps, float* out,
+                                             const Ahead& ahead) {
   const auto block = [&](auto vectors) {
     if constexpr (P::is_scaled)
       P::template multiply_block<num_rows, vectors>(a, row_stride, step_stride, panel, steps, out, ahead);
     else
-      multiply_block<P, num_rows, vectors>(a, row_stride, step_stride, panel, vectors * Vec::lanes * P::depth, steps, out,
-                                           P::width, false, ahead);
+      multiply_block<P, num_rows, vectors>(a, row_stride, step_stride, panel, vectors * Vec::lanes * P::depth, steps,
+                                           out, P::width, false, ahead);
   };
   if (num_vectors == P::vectors)
     block(std::integral_constant<int, P::vectors>());

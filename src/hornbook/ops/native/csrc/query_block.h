@@ -36,8 +36,11 @@ struct QueryBlock {
   Query queries[most];
 
   QueryBlock(const Attention& a, i64 sequence, i64 head, i64 first_query)
-      : start(first_query), count(smaller(most, a.lengths[sequence] - start)), token(a.firsts[sequence] + start),
-        from(a.begin(start) / kPanel * kPanel), keys(a.end(start + count - 1, a.lengths[sequence]) - from) {
+      : start(first_query),
+        count(smaller(most, a.lengths[sequence] - start)),
+        token(a.firsts[sequence] + start),
+        from(a.begin(start) / kPanel * kPanel),
+        keys(a.end(start + count - 1, a.lengths[sequence]) - from) {
     for (i64 i = 0; i < count; i++)
       queries[i] = {larger(a.begin(start + i) - from, 0), a.end(start + i, a.lengths[sequence]) - from,
                     a.keep(sequence, head, token + i, from), 0.0f};

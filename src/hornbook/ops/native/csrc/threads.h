@@ -65,7 +65,8 @@ inline void* scratch(int slot, i64 bytes) {
     buffer.size = round_up(bytes, 4096);
     buffer.data = std::aligned_alloc(64, static_cast<std::size_t>(buffer.size));
     if (!buffer.data) {  // on a thread of the pool, from which no exception reaches Python
-      std::fprintf(stderr, "hornbook: a native operator needs %lld more bytes of memory; make the micro-batch smaller\n",
+      std::fprintf(stderr,
+                   "hornbook: a native operator needs %lld more bytes of memory; make the micro-batch smaller\n",
                    static_cast<long long>(buffer.size));
       std::abort();
     }

@@ -301,8 +301,7 @@ void run_rows(const Pass<T>& pass, i64 first, i64 rows, const Buffers& b, int th
   } else {
     T* y = static_cast<T*>(pass.out) + first * hidden;
     for (i64 r = own.begin; r < own.end; r++)
-      for (i64 i = 0; i < hidden; i += W)
-        store(y + r * hidden + i, load(b.x + r * b.wide + i), smaller(W, hidden - i));
+      for (i64 i = 0; i < hidden; i += W) store(y + r * hidden + i, load(b.x + r * b.wide + i), smaller(W, hidden - i));
   }
   wait_for_all(count);
 }
@@ -336,8 +335,8 @@ void run(const Pass<T>& pass, i64 threads) {
 // `caches` has a Cache for each block; `embedding` and `tokens` may be null if no block reads them.
 #define HB_TOKEN(name, T)                                                                                          \
   HB_EXPORT(void, tokens_##name)(const T* x, const T* embedding, const i64* tokens, i64 rows, i64 hidden,          \
-                                i64 num_blocks, const Block<T>* blocks, const Cache* caches, const Head<T>* head,  \
-                                void* out, i64 threads) {                                                          \
+                                 i64 num_blocks, const Block<T>* blocks, const Cache* caches, const Head<T>* head, \
+                                 void* out, i64 threads) {                                                         \
     static_assert(sizeof(Block<T>) == 47 * sizeof(i64) && sizeof(Cache) == 11 * sizeof(i64), "a field is a word"); \
     run(Pass<T>{x, embedding, tokens, rows, hidden, num_blocks, blocks, caches, head, out}, threads);              \
   }
