@@ -71,6 +71,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     from hornbook.checkpoint.load import require_source
     from hornbook.errors import UserError
     from hornbook.parallel.device_names import device_without_torch
+    from hornbook.text.prompts import Prompt, read_prompts
 
     require_source(arguments.checkpoint)
     device_without_torch(arguments.device)
@@ -81,7 +82,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         raise UserError("--batch-size does not apply to a conversation; remove it")
     if arguments.prompt_format is not None and (is_conversation or (arguments.prompt and not arguments.prompt_file)):
         raise UserError("--prompt-format applies only to --prompt-file and standard input; remove it")
-    prompts = [] if is_conversation else _prompts(arguments)
+    texts: list[str] = arguments.prompt
+    prompts = [Prompt(text, f"prompt {number}") for number, text in enumerate(texts, 1)]
+    if len(texts) == 1:
+        prompts = [Prompt(texts[0], "the prompt")]
+    if arguments.prompt_file or not (texts or is_conversation):
+        prompts += read_prompts(arguments.prompt_file or "-", arguments.prompt_format or "auto")
     with collector_paused():
         from hornbook.exchange.restore import load_model
     loaded = load_model(arguments.checkpoint, prepared_device(arguments), compute=arguments.compute)
@@ -136,17 +142,6 @@ def _fill(arguments: argparse.Namespace, loaded: "LoadedModel", prompts: "list[P
         else:
             fill_typed(filler, output)
     return {"checkpoint": str(loaded.path), "results": output.records}
-
-
-def _prompts(arguments: argparse.Namespace) -> "list[Prompt]":
-    from hornbook.text.prompts import Prompt, read_prompts
-
-    given = arguments.prompt
-    prompts = [
-        Prompt(text, "the prompt" if len(given) == 1 else f"prompt {number}") for number, text in enumerate(given, 1)
-    ]
-    source = arguments.prompt_file or (None if prompts else "-")
-    return prompts if source is None else prompts + read_prompts(source, arguments.prompt_format or "auto")
 
 
 def _requests(writer: "TextWriter", prompts: "Sequence[Prompt]") -> "list[Request]":
