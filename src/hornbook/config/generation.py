@@ -43,8 +43,7 @@ class Sampling:
     def _problems(self) -> list[str]:
         """Return what is out of range, one line each."""
         problems = []
-        section: type = type(self)
-        for name, spec in describe(section).items():
+        for name, spec in describe(type(self)).items():
             value = getattr(self, name)
             if spec.type not in (int, float) or value is None:
                 continue

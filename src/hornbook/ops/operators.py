@@ -5,7 +5,6 @@ imports `torch._dynamo`, which takes half a second.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
@@ -17,41 +16,39 @@ _LIBRARY = torch.library.Library("hornbook", "FRAGMENT")  # type: ignore[no-unty
 
 
 def operator(
-    function: Callable[..., Any] | None = None,
-    *,
-    changes: tuple[int, ...] = (),
-    device: Literal["cpu", "any"] = "cpu",
-    has_gradient: bool = False,
-) -> Any:
-    """Make an operator of a function, by its name and its annotations; a decorator, with or without arguments.
+    *, changes: tuple[int, ...] = (), device: Literal["cpu", "any"] = "cpu", has_gradient: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that makes an operator of a function, by its name and its annotations.
 
     The caller registers what it returns for tensors without values with ``shapes_of``.
 
     Args:
-        function: to decorate.
         changes: numbers of the arguments, tensors or None, that are changed in place.
         device: for tensors of which device it computes.
         has_gradient: whether the caller registers a backward pass with `torch.library.register_autograd`; without one,
             it raises RuntimeError. One with ``changes`` can have none.
     """
-    if function is None:
-        return partial(operator, changes=changes, device=device, has_gradient=has_gradient)
-    name = function.__name__
-    names = function.__code__.co_varnames
-    schema = torch.library.infer_schema(function, mutates_args=[names[number] for number in changes])
-    _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
 
-    def changing(*arguments: Any) -> Any:
-        for number in changes:
-            if arguments[number] is not None and not arguments[number].is_inference():
-                increment_version(arguments[number])
-        return function(*arguments)
+    def define(function: Callable[..., Any]) -> Callable[..., Any]:
+        name = function.__name__
+        names = function.__code__.co_varnames
+        schema = torch.library.infer_schema(function, mutates_args=[names[number] for number in changes])
+        _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
 
-    key = "CPU" if device == "cpu" else "CompositeExplicitAutograd"
-    _LIBRARY.impl(name, changing if changes else function, key)  # type: ignore[no-untyped-call]
-    if not has_gradient and not changes:
-        torch.library.register_autograd(f"hornbook::{name}", _no_gradient, lib=_LIBRARY)
-    return getattr(torch.ops.hornbook, name).default
+        def changing(*arguments: Any) -> Any:
+            for number in changes:
+                if arguments[number] is not None and not arguments[number].is_inference():
+                    increment_version(arguments[number])
+            return function(*arguments)
+
+        key = "CPU" if device == "cpu" else "CompositeExplicitAutograd"
+        _LIBRARY.impl(name, changing if changes else function, key)  # type: ignore[no-untyped-call]
+        if not has_gradient and not changes:
+            torch.library.register_autograd(f"hornbook::{name}", _no_gradient, lib=_LIBRARY)
+        defined: Callable[..., Any] = getattr(torch.ops.hornbook, name).default
+        return defined
+
+    return define
 
 
 def shapes_of(name: str) -> Callable[[_F], _F]:

@@ -112,7 +112,7 @@ def _(qkv: Tensor, *others: Any, **options: Any) -> tuple[Tensor, Tensor]:
     return qkv.new_empty(num_tokens, num_heads, size), qkv.new_empty(num_heads, num_tokens, dtype=torch.float32)
 
 
-@operator
+@operator()
 def attention_backward(
     gradient_NHK: Tensor,
     log_sums_HN: Tensor,

@@ -51,7 +51,7 @@ def _(
     return x.new_empty(x.shape), means_N, inverse_stds_N
 
 
-@operator
+@operator()
 def norm_backward(
     gradient: Tensor,
     x: Tensor,

@@ -69,7 +69,7 @@ def _(
     return x.new_empty(*x.shape[:-1], width // 2 if is_gated else width), x.new_empty(*x.shape[:-1], width)
 
 
-@operator
+@operator()
 def linear_input_gradient(
     gradient: Tensor, weight: Tensor, isa: str, before: Tensor | None = None, activation: str = "none"
 ) -> Tensor:
@@ -88,7 +88,7 @@ def _(gradient: Tensor, weight: Tensor, isa: str, before: Tensor | None = None, 
     return gradient.new_empty(*gradient.shape[:-1], (weight if before is None else before).shape[-1])
 
 
-@operator
+@operator()
 def linear_activation_gradient(gradient: Tensor, u: Tensor, activation: str, isa: str) -> Tensor:
     """Return the gradient of ``u``, given that of ``f(u)``."""
     return activation_gradient(Form(isa), gradient, u, activation)
@@ -99,7 +99,7 @@ def _(gradient: Tensor, u: Tensor, *others: Any) -> Tensor:
     return u.new_empty(u.shape)
 
 
-@operator
+@operator()
 def linear_weight_gradient(gradient: Tensor, x: Tensor, with_bias: bool, isa: str) -> tuple[Tensor, Tensor]:
     """Return the gradients ``[num_out, num_in]`` and ``[num_out]``, fp32, the latter empty without ``with_bias``."""
     of_weight = gradient.new_empty(gradient.shape[-1], x.shape[-1], dtype=torch.float32)
