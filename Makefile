@@ -32,7 +32,8 @@ endif
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-INSTALL := $(PIP) install --quiet
+# Python compiles what is imported, once; pip would compile all, for half of its time. Some containers forbid the former.
+INSTALL := $(PIP) install --quiet $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile)
 FAIL = { echo "hornbook: $(1)" >&2; exit 1; }
 
 .PHONY: help demo test test-slow test-gpu test-portable reliability check lint format docs venv native release lock clean

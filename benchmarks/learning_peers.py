@@ -163,6 +163,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=576, help="processor time of a run (default: 576)")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each contender (default: 1)")
     parser.add_argument("--factor", type=float, nargs="+", default=[0.3], help="of nanochat's rates (default: 0.3)")
+    parser.add_argument("--only", nargs="+", help="contenders to run, by their names in the table (default: all)")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     contenders: dict[str, Callable[[Task], dict[str, float]]] = {
@@ -173,6 +174,9 @@ def main() -> None:
         os.environ["NANOCHAT_DTYPE"] = "bfloat16"
         for factor in given.factor:
             contenders[f"nanochat, rates × {factor:g}"] = partial(train_nanochat, factor=factor)
+    if unknown := set(given.only or ()) - contenders.keys():
+        parser.error(f"unknown: {', '.join(map(repr, unknown))}; expected {', '.join(map(repr, contenders))}")
+    contenders = {name: train for name, train in contenders.items() if not given.only or name in given.only}
     tasks = [Task(corpus, given.seconds, seed) for seed in range(given.seeds) for corpus in given.corpus]
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
     for task in tasks:

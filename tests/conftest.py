@@ -17,6 +17,8 @@ settings.load_profile("quick")
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Some containers set it; each of some hundred processes that the tests start would compile hornbook's modules again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # The tests sync files thousands of times, which costs nothing in memory, and a process dies there as anywhere. They
 # take less than 200 MB, and run programs there; containers often have a /dev/shm of 64 MB, or one without programs.
 _MEMORY = Path("/dev/shm")

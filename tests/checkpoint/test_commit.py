@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import mostly_slow
 from crashes import crashes_in_child
 from tiny_checkpoints import assert_equal, assert_sound, contents, names, one_line, saved
 
@@ -149,7 +150,7 @@ def test_a_crash_anywhere_in_a_prune_leaves_whole_checkpoints_and_enough_of_them
     assert seen == {2, 3, 4}
 
 
-@pytest.mark.parametrize("lost", ["emptied", "halved", "gone"])
+@pytest.mark.parametrize("lost", mostly_slow(["halved", "emptied", "gone"]))
 def test_a_power_cut_anywhere_in_a_save_leaves_the_old_state_or_the_new(fresh, lost):
     """Dies after every operation and then loses, too, what was not fsynced until then."""
     reference = fresh(5)

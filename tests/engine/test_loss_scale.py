@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 import tiny_layouts
 import torch
+from cases import mostly_slow
 from tiny import (
     fresh_state,
     hidden_states,
@@ -180,7 +181,7 @@ def test_a_histogram_scale_is_halved_before_gradients_overflow():
 
 
 @pytest.mark.parametrize("scaling", ["dynamic", "histogram"])
-@pytest.mark.parametrize("model", ["bert packed", "groupbert"])
+@pytest.mark.parametrize("model", mostly_slow(["bert packed", "groupbert"]))
 def test_encoders_learn_in_fp16(model, scaling, monkeypatch):
     """fp16 keeps 11 bits: losses of fp32 to two thousandths, with dropout and clipping."""
     expected = tiny_layouts.train(recipe_of(model, "adamw"), World(), steps=6)

@@ -220,7 +220,7 @@ class MaskedDense:
     ("update", "beta2"),
     [
         ("rigl", 0.95),
-        ("random", 0.999),
+        pytest.param("random", 0.999, marks=pytest.mark.slow),
         pytest.param("static", 0.95, marks=pytest.mark.slow),
         pytest.param("rigl", 0.999, marks=pytest.mark.slow),
     ],

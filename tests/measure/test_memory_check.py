@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import mostly_slow
 from ranks import errors_of
 
 from hornbook.config import LabelledConfig, ParallelConfig, bundled_recipes, load_recipe
@@ -67,7 +68,7 @@ def known():
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("demo", ""), ("bert-tiny", ""), ("sparse-gpt", ""), ("demo", "memory.execution=phased")],
+    mostly_slow([("demo", ""), ("demo", "memory.execution=phased"), ("bert-tiny", ""), ("sparse-gpt", "")], 2),
 )
 def test_four_runs(name, options):
     assert abs(error_of(name, options)) < TOLERANCES["resident"]
@@ -115,7 +116,7 @@ def test_every_layout_of_ranks(layout, kernels):
     assert max(abs(error) for each in errors.values() for error in each) < TOLERANCES["resident"], errors
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", mostly_slow(["bf16", "fp32"]))
 @pytest.mark.parametrize("slow", ["linear", "attention", "layer_norm", "cross_entropy"])
 def test_native_operators_beside_one_of_pytorch(monkeypatch, slow, dtype):
     """``auto`` measures each kernel by itself, so that it selects some native operators and not others."""

@@ -26,17 +26,17 @@ TWO = {
     "cases": [
         ("gpt in rounds", "adamw", "gpipe 2"),
         ("deep bert packed", "adamw", "zero-bubble 2"),
-        ("gpt in bf16", "adamw", "1f1b 2"),
         ("decoder", "adamw", "1f1b 2"),
-        ("deep bert padded", "lamb", "interleaved 2"),
         ("deep gpt", "adamw", "v-shaped 2, recomputed"),
     ],
-    "chain": ["data 2", "1f1b 2", "interleaved 2", "v-shaped 2"],
+    "chain": ["data 2", "1f1b 2", "v-shaped 2"],
     "labelled": [("classification", "1f1b 2"), ("span", "gpipe 2")],
     "num_micro_batches": [32, 96],
 }
 MORE_OF_TWO = {
     "cases": [
+        ("gpt in bf16", "adamw", "1f1b 2"),
+        ("deep bert padded", "lamb", "interleaved 2"),
         ("deep gpt", "lamb", "1f1b 2, listed"),
         ("deep gpt", "adamw", "zero-bubble 2, recomputed"),
         ("decoder", "adamw", "zero-bubble 2"),
@@ -44,7 +44,7 @@ MORE_OF_TWO = {
         ("deep gpt", "lamb", "v-shaped 2"),
         ("deep bert packed", "adamw", "v-shaped 2, listed"),
     ],
-    "chain": ["1f1b 2", "v-shaped 2"],
+    "chain": ["1f1b 2", "interleaved 2", "v-shaped 2"],
     "labelled": [],
     "num_micro_batches": [],
 }

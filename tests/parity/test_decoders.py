@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import transformers
+from cases import mostly_slow
 from native_forms import NativeCalls, all_native
 from tiny import hidden_states, random_batch, randomize
 from torch import Tensor
@@ -233,7 +234,7 @@ def compare_gradients(family: Family, model: LanguageModel) -> None:
     assert compared == expected.keys()
 
 
-@pytest.mark.parametrize("kernels", ["torch", "native"])
+@pytest.mark.parametrize("kernels", mostly_slow(["native", "torch"]))
 def test_greedy_generation(family: Family, model: LanguageModel, kernels: str) -> None:
     """Prompts of unequal lengths over the cache, against the largest logits of transformers without a cache."""
     peer, prompts = family.model(model), [[5, 9, 2, 8, 1], [7, 3]]

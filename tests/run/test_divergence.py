@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import tiny_runs
 import torch
+from cases import mostly_slow
 from tiny_text import build_tiny
 
 from hornbook import checkpoint
@@ -41,7 +42,7 @@ def largest_weight(folder: Path) -> float:
 
 
 @pytest.mark.parametrize("keep", KEEPS, ids=str)
-@pytest.mark.parametrize(("ruined", "last_good"), [(32, 30), (35, 30)])
+@pytest.mark.parametrize(("ruined", "last_good"), mostly_slow([(35, 30), (32, 30)]))
 def test_what_diverged_never_displaces_a_good_checkpoint(
     tmp_path: Path, keep: tuple[str, ...], ruined: int, last_good: int
 ) -> None:
@@ -54,7 +55,7 @@ def test_what_diverged_never_displaces_a_good_checkpoint(
 
 @pytest.mark.parametrize(
     ("ruined", "validated", "expected"),
-    [(35, False, [30, 35]), (35, True, [30, 35]), (70, False, [30, 35]), (70, True, [35])],
+    mostly_slow([(35, False, [30, 35]), (70, True, [35]), (35, True, [30, 35]), (70, False, [30, 35])], 2),
 )
 def test_the_newest_checkpoint_displaces_the_one_before_once_its_loss_is_known(
     tmp_path: Path, ruined: int, validated: bool, expected: list[int]

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from cases import mostly_slow
 from tiny_mixtures import build_corpora, run_mixture
 from tiny_runs import digest, metrics_without_time, run_tiny, stop_after
 
@@ -80,7 +81,7 @@ def test_a_run_that_stops_to_improve_ends_saves_and_says_why(corpora, tmp_path, 
     assert patient["step"] == 8
 
 
-@pytest.mark.parametrize("step", [3, 4])
+@pytest.mark.parametrize("step", mostly_slow([3, 4]))
 def test_a_resumed_run_stops_where_an_uninterrupted_one_does(corpora, tmp_path, monkeypatch, step):
     run_mixture(tmp_path / "whole", corpora, *STALLING)
     with monkeypatch.context() as patched:

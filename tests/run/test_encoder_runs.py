@@ -6,6 +6,7 @@ That they resume is in test_resume.py, that ranks make no difference in tests/pa
 import json
 
 import pytest
+from cases import mostly_slow
 from tiny_encoder_runs import FAMILIES, LAYOUTS, assert_same_rows, build_sentences, encoder, on_corpus
 from tiny_runs import metrics_without_time, run_tiny, stop_after
 from tiny_text import build_tiny
@@ -36,7 +37,7 @@ def run(folder, corpus, family, *overrides):
     return metrics_without_time(folder)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", mostly_slow(FAMILIES))
 def test_the_layout_changes_nothing_but_the_padding(tmp_path, corpus, family):
     dropout = [f"--model.{kind}-dropout=0.2" for kind in ("embedding", "residual", "attention")]
     batches = ("--training.global-batch-size=16", "--training.micro-batch-size=8")
@@ -61,7 +62,7 @@ def test_a_run_resumes_on_another_layout(tmp_path, corpus, monkeypatch, before, 
     assert sum(row.get("padding", 0.0) for row in moved) < sum(row.get("padding", 0.0) for row in whole)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", mostly_slow(FAMILIES))
 def test_accumulation_changes_nothing(tmp_path, corpus, family):
     whole, singles = (
         run(tmp_path / size, corpus, family, f"--training.micro-batch-size={size}", "--data.layout=padded")

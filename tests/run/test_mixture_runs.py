@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from cases import mostly_slow
 from tiny_mixtures import build_corpora, run_mixture
 from tiny_runs import digest, metrics_without_time, stop_after
 from tiny_text import one_line
@@ -24,7 +25,7 @@ def identity(folder):
     return json.loads((folder / "run" / "run.json").read_text())
 
 
-@pytest.mark.parametrize("step", [2, 5])
+@pytest.mark.parametrize("step", mostly_slow([5, 2]))
 def test_a_resumed_mixture_ends_where_an_uninterrupted_one_does(tmp_path, corpora, monkeypatch, step):
     run_mixture(tmp_path / "whole", corpora, WEIGHTS)
     with monkeypatch.context() as patched:

@@ -14,6 +14,7 @@ power loss may lose the rows since the last checkpoint, which the resumed run wr
 A full or failing disk does not stop training: rows are kept in memory until they can be written.
 """
 
+import io
 import json
 import logging
 import math
@@ -192,19 +193,18 @@ def _lines(path: Path, content: bytes, first: int = 1, *, is_torn: bool = True) 
 
     With ``is_torn``, a last line that does not parse was truncated and is not an error.
     """
-    lines = content.split(b"\n")
-    while lines and not lines[-1].strip():
-        lines.pop()
-    for position, line in enumerate(lines):
+    content = content.rstrip()
+    lines = io.BytesIO(content)  # one at a time: a list of all would need many times the file's size if most are short
+    for number, line in enumerate(lines, first):
         if not line.strip():
             continue
         try:
-            yield line, _parse(line)
+            yield line.removesuffix(b"\n"), _parse(line)
         except (ValueError, RecursionError) as reason:
-            if is_torn and position == len(lines) - 1:
+            if is_torn and lines.tell() == len(content):
                 return
             raise DataError(
-                f"{path}:{first + position}: {reason}; expected one JSON object per line with an integer `step`; "
+                f"{path}:{number}: {reason}; expected one JSON object per line with an integer `step`; "
                 "remove that line or restore the file"
             ) from reason
 

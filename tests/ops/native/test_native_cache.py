@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import mostly_slow
 from native_forms import forms
 from ranks import environment
 from tiny_native import num_links, use_tiny_sources
@@ -59,7 +60,7 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("which", ["libhornbook.so", "libhornbook.so.sha256"])
+@pytest.mark.parametrize("which", mostly_slow(["libhornbook.so", "libhornbook.so.sha256"]))
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_build_with_a_flaw_is_not_loaded_but_built_again(sources, tmp_path, damage, which):
     if damage == "another's" and os.geteuid():
