@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hornbook.checkpoint import tensors as stored
-from hornbook.checkpoint.manifest import MANIFEST, Kind, Manifest, parse_step, read_manifest, verify
+from hornbook.checkpoint.manifest import MANIFEST, Kind, parse_step, read_manifest, verify
 from hornbook.checkpoint.tensors import Box, Contents, Layout, Shard, open_file
 from hornbook.config.suggest import did_you_mean_path
 from hornbook.errors import CheckpointError, DataError
@@ -177,11 +177,14 @@ def load(path: Path, *, only: Collection[str] | None = None, verified: bool = Fa
     if not verified and (problems := verify(path)):
         raise CheckpointError(f"checkpoint {path} is damaged: {'; '.join(problems)}; use an older one")
     manifest = read_manifest(path)
+    kinds: tuple[Kind, ...] = ("tensors", "document", "file")
+    stored_files, documents, files = (
+        [name for name, entry in manifest.files.items() if entry.kind == kind] for kind in kinds
+    )
     groups = manifest.tensors
     if groups is None:  # version 1: layouts are in the files
-        held = {name.removesuffix(".safetensors"): name for name in _names(manifest, "tensors")}
+        held = {name.removesuffix(".safetensors"): name for name in stored_files}
         groups = {group: _layouts_of(path, file) for group, file in held.items() if only is None or group in only}
-    documents, files = _names(manifest, "document"), _names(manifest, "file")
     try:
         return Contents(
             step=manifest.step,
@@ -214,10 +217,6 @@ def read_box(tensors: "Mapping[str, Tensor]", name: str, box: Box) -> "Tensor":
         return tensors.read(name, box)
     tensor = tensors[name]
     return tensor[box.inside(Box.whole(tuple(tensor.shape)))]
-
-
-def _names(manifest: Manifest, kind: Kind) -> list[str]:
-    return [name for name, entry in manifest.files.items() if entry.kind == kind]
 
 
 def _layouts_of(path: Path, name: str) -> dict[str, Layout]:

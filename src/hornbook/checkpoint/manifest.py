@@ -124,9 +124,31 @@ def read_manifest(path: Path, name: str = MANIFEST) -> Manifest:
 def parse_manifest(data: bytes, name: str) -> Manifest:
     """Return the manifest with this content; ``name`` is for errors. Raises CheckpointError if it is malformed."""
     try:
-        manifest = _parse(parse_json(data, name))
+        value = parse_json(data, name)
     except DataError as error:
         raise CheckpointError(str(error)) from error
+    if not isinstance(value, dict) or value.get("format") != _FORMAT:
+        raise CheckpointError(f"{MANIFEST} is not a checkpoint's; expected the format {_FORMAT!r}")
+    version = value.get("version")
+    if type(version) is not int or not 1 <= version <= _VERSION:
+        raise CheckpointError(
+            f"{MANIFEST} has format version {version!r}, but this hornbook reads 1 to {_VERSION}; use a newer one"
+        )
+    objects = ["files"] if version == 1 else ["files", "tensors"]
+    keys = {"format", "version", "step", *objects, *(["checksum"] if version > 1 else [])}
+    if set(value) != keys or not _is_count(value["step"]):
+        raise CheckpointError(f"{MANIFEST} must have step (an integer), {' and '.join(objects)}, and nothing else")
+    for key in objects:
+        if not isinstance(value[key], dict):
+            raise CheckpointError(f"{MANIFEST}: {key} must be an object")
+    files = {file: _parse_entry(file, item) for file, item in value["files"].items()}
+    groups = None if version == 1 else value["tensors"]
+    if groups is not None and not all(isinstance(tensors, dict) for tensors in groups.values()):
+        raise CheckpointError(f"{MANIFEST}: each group of tensors must be an object")
+    tensors = groups and {
+        group: {own: _parse_layout(own, item, files) for own, item in found.items()} for group, found in groups.items()
+    }
+    manifest = Manifest(step=value["step"], files=files, tensors=tensors)
     if manifest.to_bytes() != data:
         raise CheckpointError(f"{name} is not written by hornbook, or was altered")
     return manifest
@@ -188,34 +210,6 @@ def _problem(path: Path, entry: Entry, known: tuple[int, ...] | None) -> str | N
     except HornbookError as error:
         return f"{path.name} is missing" if isinstance(error.__cause__, FileNotFoundError) else str(error)
     return None
-
-
-def _parse(value: Any) -> Manifest:
-    if not isinstance(value, dict) or value.get("format") != _FORMAT:
-        raise CheckpointError(f"{MANIFEST} is not a checkpoint's; expected the format {_FORMAT!r}")
-    version = value.get("version")
-    if type(version) is not int or not 1 <= version <= _VERSION:
-        raise CheckpointError(
-            f"{MANIFEST} has format version {version!r}, but this hornbook reads 1 to {_VERSION}; use a newer one"
-        )
-    objects = ["files"] if version == 1 else ["files", "tensors"]
-    keys = {"format", "version", "step", *objects, *(["checksum"] if version > 1 else [])}
-    if set(value) != keys or not _is_count(value["step"]):
-        raise CheckpointError(f"{MANIFEST} must have step (an integer), {' and '.join(objects)}, and nothing else")
-    for key in objects:
-        if not isinstance(value[key], dict):
-            raise CheckpointError(f"{MANIFEST}: {key} must be an object")
-    files = {name: _parse_entry(name, item) for name, item in value["files"].items()}
-    if version == 1:
-        return Manifest(step=value["step"], files=files)
-    groups = value["tensors"]
-    if not all(isinstance(tensors, dict) for tensors in groups.values()):
-        raise CheckpointError(f"{MANIFEST}: each group of tensors must be an object")
-    tensors = {
-        group: {name: _parse_layout(name, item, files) for name, item in found.items()}
-        for group, found in groups.items()
-    }
-    return Manifest(step=value["step"], files=files, tensors=tensors)
 
 
 def _parse_entry(name: str, value: Any) -> Entry:

@@ -208,12 +208,23 @@ def open_file(path: Path) -> "TensorFile":
     """
     from safetensors import safe_open
 
-    header, begin = _check_header(path)
+    with storage_errors("read", path), open_regular(path) as file:
+        available = os.fstat(file.fileno()).st_size - 8
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(available, MAX_HEADER_BYTES):
+            raise _malformed(path, f"the header cannot have {length} bytes")
+        text = file.read(length)
+    try:  # rejects a name that occurs twice, which the library accepts
+        header = parse_json(text, "the header")
+    except DataError as error:
+        raise _malformed(path, str(error)) from error
+    if not isinstance(header, dict) or len(header) > MAX_TENSORS:
+        raise _malformed(path, f"the header is not an object of at most {MAX_TENSORS} tensors")
     with _reading(path):
         library = safe_open(path, framework="pt")
-        with path.open("rb") as file:  # private, so that PyTorch may take the pages as a tensor's
-            pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        return TensorFile(library, header, begin, pages)
+        with path.open("rb") as whole:  # private, so that PyTorch may take the pages as a tensor's
+            pages = mmap.mmap(whole.fileno(), 0, access=mmap.ACCESS_COPY)
+        return TensorFile(library, header, 8 + length, pages)
 
 
 class TensorFile:
@@ -306,23 +317,6 @@ def _chunks(header: bytes, tensors: "list[Tensor]") -> Iterator[BytesLike]:
     for tensor in tensors:
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         yield flat.view(torch.uint8).numpy().data
-
-
-def _check_header(path: Path) -> tuple[dict[str, Any], int]:
-    """Return the header and its end; reject some that the library accepts: huge ones, or with a duplicate name."""
-    with storage_errors("read", path), open_regular(path) as file:
-        available = os.fstat(file.fileno()).st_size - 8
-        length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= min(available, MAX_HEADER_BYTES):
-            raise _malformed(path, f"the header cannot have {length} bytes")
-        text = file.read(length)
-    try:
-        header = parse_json(text, "the header")
-    except DataError as error:
-        raise _malformed(path, str(error)) from error
-    if not isinstance(header, dict) or len(header) > MAX_TENSORS:
-        raise _malformed(path, f"the header is not an object of at most {MAX_TENSORS} tensors")
-    return header, 8 + length
 
 
 def _malformed(path: Path, reason: str) -> CheckpointError:

@@ -57,7 +57,7 @@ class _Formatter(argparse.HelpFormatter):
         )
         if not is_shown or "(default" in (action.help or ""):
             return action.help
-        return f"{action.help} (default: {' '.join(map(_plain, values))})".replace("%", "%%")
+        return f"{action.help} (default: {' '.join(show(value, quote=False) for value in values)})".replace("%", "%%")
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
         is_count = isinstance(action.type, Number) and action.type.spec.type is int
@@ -208,7 +208,7 @@ def add_declared(
     """
     spec = describe(section)[name]
     is_off = spec.default is None or spec.default is False or spec.default == ()
-    default = "" if is_off or "(default" in spec.help else f" (default: {_plain(spec.default)})"
+    default = "" if is_off or "(default" in spec.help else f" (default: {show(spec.default, quote=False)})"
     kind: dict[str, Any] = {"choices": spec.choices or None}
     if spec.type is bool:
         kind = {"action": "store_true" if spec.default is False else argparse.BooleanOptionalAction}
@@ -358,8 +358,9 @@ def _document(group: "argparse._ArgumentGroup", section: str) -> None:
         only = [tag for tag, _ in owners] if len(owners) < len(choices(section) if section in TAGS else owners) else []
         owner = f"; only for {', '.join(only)}" if only else ""
         default = getattr(SECTIONS[section](), name, spec.default)
-        others = [] if is_tag else [f"; {tag}: {_plain(own.default)}" for tag, own in owners if own.default != default]
-        help_text = f"{spec.help} (default: {_plain(default)}{''.join(others)}{owner})".replace("%", "%%")
+        differing = [(tag, own.default) for tag, own in owners if not is_tag and own.default != default]
+        others = "".join(f"; {tag}: {show(value, quote=False)}" for tag, value in differing)
+        help_text = f"{spec.help} (default: {show(default, quote=False)}{others}{owner})".replace("%", "%%")
         flag = f"--{section}.{name.replace('_', '-')}"
         group.add_argument(flag, dest=f"{section}.{name}", metavar=metavar, default=argparse.SUPPRESS, help=help_text)
 
@@ -374,7 +375,3 @@ def _metavar(spec: Spec) -> str:
     if spec.path:
         return "NAME=PATH" if spec.named else "PATH"
     return {int: "INTEGER", float: "NUMBER", str: "TEXT"}[spec.type]
-
-
-def _plain(value: object) -> str:
-    return value if isinstance(value, str) else show(value)

@@ -9,14 +9,11 @@ hornbook bench compare benchmarks/before benchmarks/after
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hornbook.cli.arguments import positive_integer
 from hornbook.cli.table import print_columns, say
 from hornbook.errors import HornbookError, UserError
-
-if TYPE_CHECKING:
-    from hornbook.measure.bench_spec import Case, Spec
 
 Check = Callable[[Sequence[str]], None]
 """Validates the words of ``hornbook bench``; raises HornbookError."""
@@ -68,20 +65,33 @@ def run_command(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.measure.bench_results import read_results, run_bench, run_cases, spreads_of, write_results
     from hornbook.measure.bench_spec import cases_of, find_spec
     from hornbook.storage.files import lock_folder
+    from hornbook.track.environment import capture
+    from hornbook.track.units import significant
 
     spec, found = find_spec(arguments.spec)
     cases = cases_of(spec, arguments.only or found, shrunk=arguments.shrunk, options=dict(arguments.set))
     for case in cases:
-        _check(case, arguments.check)
+        try:
+            arguments.check(case.words)
+        except HornbookError as error:
+            raise UserError(f"benchmark {case.name}: {error}") from None
     folder = arguments.output or Path("benchmarks") / f"{Path(arguments.spec).stem}{'-shrunk' * arguments.shrunk}"
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
-        results = read_results(folder) if (folder / "results.json").exists() else _new_results(spec)
-        _refuse_others(results, cases, folder)
+        if (folder / "results.json").exists():
+            results = read_results(folder)
+        else:
+            results = {"name": spec.name, "description": spec.description, "machine": capture(), "cases": {}}
+        for case in cases:
+            if case.name in results["cases"] and _words(results, case.name) != list(case.words):
+                raise UserError(f"{folder} has results of {case.name} with other options: choose another --output")
         repeats = arguments.repeats or spec.repeats
         ran = run_cases(cases, repeats, results, run_bench, lambda: write_results(folder, results))
         for case, repeat, outcome in ran:
-            _print_outcome(case, repeat, repeats, outcome)
+            said = outcome.get("error") or "  ".join(
+                f"{measure} {significant(value, 4)}" for measure, value in list(outcome["values"].items())[:2]
+            )
+            print(f"{repeat + 1}/{repeats}  {case.name}  {said}", flush=True)
         write_results(folder, results)
     rows = spreads_of(results)
     _print_spreads(rows)
@@ -133,37 +143,8 @@ def list_command(arguments: argparse.Namespace) -> dict[str, object]:
     return {"specs": {name: spec.benchmarks for name, spec in specs.items()}}
 
 
-def _check(case: "Case", check: Check) -> None:
-    try:
-        check(case.words)
-    except HornbookError as error:
-        raise UserError(f"benchmark {case.name}: {error}") from None
-
-
-def _new_results(spec: "Spec") -> dict[str, Any]:
-    from hornbook.track.environment import capture
-
-    return {"name": spec.name, "description": spec.description, "machine": capture(), "cases": {}}
-
-
-def _refuse_others(results: dict[str, Any], cases: "Sequence[Case]", folder: Path) -> None:
-    for case in cases:
-        found = results["cases"].get(case.name)
-        if found is not None and _words(results, case.name) != list(case.words):
-            raise UserError(f"{folder} has results of {case.name} with other options: choose another --output")
-
-
 def _words(results: dict[str, Any], name: str) -> list[str]:
     return list(results["cases"][name]["words"])
-
-
-def _print_outcome(case: "Case", repeat: int, repeats: int, outcome: dict[str, Any]) -> None:
-    from hornbook.track.units import significant
-
-    said = outcome.get("error") or "  ".join(
-        f"{measure} {significant(value, 4)}" for measure, value in list(outcome["values"].items())[:2]
-    )
-    print(f"{repeat + 1}/{repeats}  {case.name}  {said}", flush=True)
 
 
 def _print_spreads(rows: list[dict[str, Any]]) -> None:

@@ -151,20 +151,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Print the script."""
-    script = SCRIPTS[arguments.shell](list(_commands()))
+    parser, parsers = build_parsers()
+    for name in COMMANDS:
+        importlib.import_module(f"hornbook.cli.{name}_command").add_arguments(parsers[name])
+    script = SCRIPTS[arguments.shell](list(_walk((), parser)))
     print(script, end="")
     return {"shell": arguments.shell, "script": script}
 
 
-def _commands() -> Iterator[Command]:
-    """Yield the commands with their completions, ``hornbook`` itself first."""
-    parser, parsers = build_parsers()
-    for name in COMMANDS:
-        importlib.import_module(f"hornbook.cli.{name}_command").add_arguments(parsers[name])
-    yield from _walk((), parser)
-
-
 def _walk(words: tuple[str, ...], parser: CommandParser) -> Iterator[Command]:
+    """Yield a command with its completions, then its subcommands."""
     parser.declare()
     options: dict[str, Value] = {}
     positional = Value()

@@ -50,22 +50,19 @@ class Screen:
         text = self._held + text
         end = len(text) - text.endswith("\r")
         self._held = text[end:]
-        self._put(self._safe(text[:end]))
+        self._put(text[:end])
 
     def write_prompt(self, text: str) -> None:
         """Write a prompt, in bold if the terminal supports it."""
-        self._put(f"{self._bold}{self._safe(text)}{self._plain}")
+        self._put(text, self._bold, self._plain)
 
     def end_line(self) -> None:
         """Write held-back text and a line end."""
         held, self._held = self._held, ""
-        self._put(f"{self._safe(held)}\n")
+        self._put(held, after="\n")
 
-    def _safe(self, text: str) -> str:
-        return visible(text) if self.is_terminal else text
-
-    def _put(self, text: str) -> None:
-        print(text, end="", flush=True)
+    def _put(self, text: str, before: str = "", after: str = "") -> None:
+        print(f"{before}{visible(text) if self.is_terminal else text}{after}", end="", flush=True)
 
 
 class Record(Protocol):

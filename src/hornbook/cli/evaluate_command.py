@@ -149,7 +149,8 @@ def _print_rows(rows: "list[dict[str, object]]") -> None:
     lines = []
     for row in rows:
         value = "not finite" if row["value"] is None else f"{row['value']:.4f}"
-        lines.append((str(row["metric"]), value, f"{row['convention']}{_precision(row)}"))
+        precision = "" if row["compute"] == "none" else f"; computed in {row['compute']}"
+        lines.append((str(row["metric"]), value, f"{row['convention']}{precision}"))
         if row["comparable_with"]:
             lines.append(("", "", f"= comparable with {row['comparable_with']}"))
     print_columns(lines, right=(1,), indent="  ")
@@ -166,7 +167,3 @@ def _print_table(table: "dict[str, Any] | None") -> None:
     say(f"  {table['title']}")
     rows = [[f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row] for row in table["rows"]]
     print_columns([columns, *rows], right=range(1, len(columns)), indent="    ")
-
-
-def _precision(row: "dict[str, object]") -> str:
-    return "" if row["compute"] == "none" else f"; computed in {row['compute']}"

@@ -32,7 +32,27 @@ _FOR_DECODERS = tuple(name for name in describe(GenerationConfig) if name not in
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="run folder, checkpoint or Hugging Face folder")
-    _add_input(parser.add_argument_group("prompts"))
+    prompts = parser.add_argument_group("prompts")
+    prompts.description = "default: one per line of standard input, or a conversation on a terminal"
+    prompts.add_argument(
+        "--prompt",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="text to continue; '' starts a new text; repeatable",
+    )
+    prompts.add_argument(
+        "--prompt-file",
+        metavar="FILE",
+        help="file with one prompt per line, or JSONL with the field `prompt`; - for standard input",
+    )
+    prompts.add_argument(
+        "--prompt-format",
+        choices=("auto", "text", "jsonl"),
+        help="format of the prompts; auto: jsonl for .jsonl, .ndjson and .json, else lines (default: auto)",
+    )
+    for name, metavar in (("num_samples", "N"), ("input_length", "N"), ("start_token", None), ("output_length", "N")):
+        add_declared(prompts, GenerationConfig, name, metavar=metavar)
     sampling = parser.add_argument_group("choice of tokens")
     metavars = {"top_k": "K", "top_p": "P", "repetition_penalty": "X", "stop": "STRING", "stop_token": "TOKEN"}
     for name in ("temperature", *metavars, "seed"):
@@ -46,42 +66,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device_arguments(parser)
 
 
-def _add_input(group: "argparse._ArgumentGroup") -> None:
-    group.description = "default: one per line of standard input, or a conversation on a terminal"
-    group.add_argument(
-        "--prompt",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="text to continue; '' starts a new text; repeatable",
-    )
-    group.add_argument(
-        "--prompt-file",
-        metavar="FILE",
-        help="file with one prompt per line, or JSONL with the field `prompt`; - for standard input",
-    )
-    group.add_argument(
-        "--prompt-format",
-        choices=("auto", "text", "jsonl"),
-        help="format of the prompts; auto: jsonl for .jsonl, .ndjson and .json, else lines (default: auto)",
-    )
-    for name, metavar in (("num_samples", "N"), ("input_length", "N"), ("start_token", None), ("output_length", "N")):
-        add_declared(group, GenerationConfig, name, metavar=metavar)
-
-
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Generate the texts, print the timing, and return both."""
     from hornbook.checkpoint.load import require_source
     from hornbook.errors import UserError
     from hornbook.parallel.device_names import device_without_torch
+    from hornbook.text.prompts import Prompt, read_prompts
 
     require_source(arguments.checkpoint)
     device_without_torch(arguments.device)
     is_conversation = not arguments.prompt and arguments.prompt_file is None and sys.stdin.isatty()
     if is_conversation and (arguments.json or arguments.json_lines):
         raise UserError("no prompt: add --prompt or --prompt-file, or pipe prompts to standard input")
-    _refuse_useless(arguments, is_conversation=is_conversation)
-    prompts = [] if is_conversation else _prompts(arguments)
+    if is_conversation and "batch_size" in arguments:
+        raise UserError("--batch-size does not apply to a conversation; remove it")
+    if arguments.prompt_format is not None and (is_conversation or (arguments.prompt and not arguments.prompt_file)):
+        raise UserError("--prompt-format applies only to --prompt-file and standard input; remove it")
+    texts: list[str] = arguments.prompt
+    prompts = [Prompt(text, f"prompt {number}") for number, text in enumerate(texts, 1)]
+    if len(texts) == 1:
+        prompts = [Prompt(texts[0], "the prompt")]
+    if arguments.prompt_file or not (texts or is_conversation):
+        prompts += read_prompts(arguments.prompt_file or "-", arguments.prompt_format or "auto")
     with collector_paused():
         from hornbook.exchange.restore import load_model
     loaded = load_model(arguments.checkpoint, prepared_device(arguments), compute=arguments.compute)
@@ -93,16 +99,6 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     writer = TextWriter(loaded.model, loaded.require_tokenizer(), options, has_start_token=loaded.has_start_token)
     del loaded  # frees its memory: the writer may hold converted weights
     return {"checkpoint": str(path), **_write(arguments, writer, prompts)}
-
-
-def _refuse_useless(arguments: argparse.Namespace, *, is_conversation: bool) -> None:
-    """Raise UserError for an option that does not apply to the kind of prompts."""
-    from hornbook.errors import UserError
-
-    if is_conversation and "batch_size" in arguments:
-        raise UserError("--batch-size does not apply to a conversation; remove it")
-    if arguments.prompt_format is not None and (is_conversation or (arguments.prompt and not arguments.prompt_file)):
-        raise UserError("--prompt-format applies only to --prompt-file and standard input; remove it")
 
 
 def _write(arguments: argparse.Namespace, writer: "TextWriter", prompts: "list[Prompt]") -> dict[str, Any]:
@@ -146,17 +142,6 @@ def _fill(arguments: argparse.Namespace, loaded: "LoadedModel", prompts: "list[P
         else:
             fill_typed(filler, output)
     return {"checkpoint": str(loaded.path), "results": output.records}
-
-
-def _prompts(arguments: argparse.Namespace) -> "list[Prompt]":
-    from hornbook.text.prompts import Prompt, read_prompts
-
-    given = arguments.prompt
-    prompts = [
-        Prompt(text, "the prompt" if len(given) == 1 else f"prompt {number}") for number, text in enumerate(given, 1)
-    ]
-    source = arguments.prompt_file or (None if prompts else "-")
-    return prompts if source is None else prompts + read_prompts(source, arguments.prompt_format or "auto")
 
 
 def _requests(writer: "TextWriter", prompts: "Sequence[Prompt]") -> "list[Request]":

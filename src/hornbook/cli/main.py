@@ -76,7 +76,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the words after ``hornbook``; by default, those of the process.
     """
-    _open_closed_streams()
+    for number, name in enumerate(("stdin", "stdout", "stderr")):  # before other files get their descriptors
+        if getattr(sys, name) is None:
+            with contextlib.suppress(OSError):
+                while os.open(os.devnull, os.O_RDWR) < number:
+                    pass
+            setattr(sys, name, open(os.devnull, "r+" if name == "stdin" else "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # escape characters that the encoding lacks
             stream.reconfigure(errors="backslashreplace")
@@ -102,16 +107,6 @@ class _OneLine(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return one_line(super().format(record))
-
-
-def _open_closed_streams() -> None:
-    """Redirect closed standard streams to the null device, before other files get their descriptors."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            with contextlib.suppress(OSError):
-                while os.open(os.devnull, os.O_RDWR) < number:
-                    pass
-            setattr(sys, name, open(os.devnull, "r+" if name == "stdin" else "w", encoding="utf-8"))  # noqa: PTH123, SIM115
 
 
 def _answer(words: Sequence[str], *, as_json: bool, debug: bool) -> int:

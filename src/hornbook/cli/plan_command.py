@@ -32,7 +32,6 @@ from hornbook.wording import spelled
 
 if TYPE_CHECKING:
     from hornbook.config import Recipe
-    from hornbook.measure.memory_check import Check
     from hornbook.plan.planner import Machine
 
 _REFUSED = 2
@@ -267,7 +266,11 @@ def _check(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, object]
         rows = world.gather([float(found.measured), found.predicted.peak])
     if world.is_first:
         _print_check(rows)
-        _print_time(found)
+        print(
+            f"\nstep      {found.predicted_seconds:.3g} s predicted, {found.step_seconds:.3g} s measured: "
+            f"{found.predicted_seconds / found.step_seconds - 1.0:+.0%}\n"
+            "          by a product measured here, and the device's usual share of its rate"
+        )
     errors = [predicted / measured - 1.0 for measured, predicted in rows]
     is_close = max(map(abs, errors)) <= TOLERANCES[recipe.memory.execution]
     ranks = [
@@ -277,14 +280,6 @@ def _check(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, object]
     step = {"measured": found.step_seconds, "predicted": found.predicted_seconds}
     result = {"recipe": recipe.name, "device": str(world.device), "ranks": ranks, "step_seconds": step}
     return {**result, "exit_code": 0 if is_close else 1}
-
-
-def _print_time(check: "Check") -> None:
-    error = check.predicted_seconds / check.step_seconds - 1.0
-    print(
-        f"\nstep      {check.predicted_seconds:.3g} s predicted, {check.step_seconds:.3g} s measured: {error:+.0%}\n"
-        "          by a product measured here, and the device's usual share of its rate"
-    )
 
 
 def _print_check(rows: list[list[float]]) -> None:

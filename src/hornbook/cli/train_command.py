@@ -25,7 +25,7 @@ from hornbook.parallel.launched import num_ranks as num_launched
 from hornbook.storage import refuse_file
 
 if TYPE_CHECKING:
-    from hornbook.config import Recipe, Resolved
+    from hornbook.config import Resolved
     from hornbook.run.initial_weights import InitFrom
 
 
@@ -78,7 +78,8 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, required: bool = True)
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Train, or print what would be trained."""
-    from hornbook.config import recipe_to_dict, recipe_to_toml
+    from hornbook.config import CausalLMConfig, recipe_to_dict, recipe_to_toml
+    from hornbook.config.options import is_url
     from hornbook.run.early import refuse_early
 
     looking = arguments.print_recipe or arguments.dry_run
@@ -86,7 +87,11 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         with report_once():
             resolved, init_from = _resolve(arguments, looking)
             if not looking:
-                _refuse_missing_data(resolved.recipe)
+                from hornbook.corpora.locate import locate_store
+
+                for path in (Path(entry) for entry in resolved.recipe.data.train if not is_url(entry)):
+                    if isinstance(resolved.recipe.objective, CausalLMConfig) or not path.parent.is_dir():
+                        locate_store(path, "train")  # raises an error before torch is imported
                 refuse_file(arguments.output or resolved.output)
                 refuse_early(resolved.recipe, arguments.device, arguments.processes or num_launched())
         if arguments.dry_run:
@@ -138,17 +143,6 @@ def _resolve(arguments: argparse.Namespace, looking: bool) -> "tuple[Resolved, I
             dial, arguments.overrides, arguments.output, device, num_ranks=num_ranks, writes=not looking
         )
     return fit_ranks(resolved, num_ranks), None
-
-
-def _refuse_missing_data(recipe: "Recipe") -> None:
-    """Raise DataError if there is no training data at a path, before torch is imported."""
-    from hornbook.config import CausalLMConfig
-    from hornbook.config.options import is_url
-    from hornbook.corpora.locate import locate_store
-
-    for path in (Path(entry) for entry in recipe.data.train if not is_url(entry)):
-        if isinstance(recipe.objective, CausalLMConfig) or not path.parent.is_dir():
-            locate_store(path, "train")
 
 
 def resolve_run(arguments: argparse.Namespace, *, require_data: bool) -> "tuple[Resolved, InitFrom | None]":

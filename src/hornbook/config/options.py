@@ -307,7 +307,16 @@ def convert(value: object, spec: Spec) -> object:
 def _scalar(value: Any, spec: Spec, found: str = "{}") -> object:
     """Validate a scalar value or an entry of a list."""
     if spec.scalar in (int, float):
-        return _number(value, spec, found)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and isinstance(value, float) and not math.isfinite(value):
+            raise Mistake("expected a finite number")
+        if is_number and abs(value) > LARGEST_INTEGER and int in (type(value), spec.scalar):
+            raise Mistake("expected an integer of at most 64 bits")
+        if not is_number or (spec.scalar is int and value != int(value)):
+            raise Mistake(f"expected {spec.expected}, got {found.format(kind_of(value))}{_number_meant(value)}")
+        if spec.bounds.broken_by(value := spec.scalar(value)):
+            raise Mistake(f"must be {spec.bounds}")
+        return value
     if spec.choices and isinstance(value, str) and value not in spec.choices:
         raise Mistake(f"expected {spec.expected}")
     if not isinstance(value, spec.scalar):
@@ -317,19 +326,6 @@ def _scalar(value: Any, spec: Spec, found: str = "{}") -> object:
     if isinstance(value, str) and ("\0" in value or value.encode(errors="ignore").decode() != value):
         raise Mistake("expected UTF-8 text without NUL characters")
     return value
-
-
-def _number(value: Any, spec: Spec, found: str) -> object:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and isinstance(value, float) and not math.isfinite(value):
-        raise Mistake("expected a finite number")
-    if is_number and abs(value) > LARGEST_INTEGER and int in (type(value), spec.scalar):
-        raise Mistake("expected an integer of at most 64 bits")
-    if not is_number or (spec.scalar is int and value != int(value)):
-        raise Mistake(f"expected {spec.expected}, got {found.format(kind_of(value))}{_number_meant(value)}")
-    if spec.bounds.broken_by(number := spec.scalar(value)):
-        raise Mistake(f"must be {spec.bounds}")
-    return number
 
 
 def _number_meant(value: object) -> str:

@@ -246,18 +246,11 @@ class ParallelConfig:
         if self.pipeline_parallel > 1 and described is not None and described.reads_embedding:
             message = "residual_scales reads the embedding's result in every layer, which a pipeline does not pass on"
             yield Problem(("parallel.pipeline_parallel", "model.residual_scales"), f"{message}; remove one of them")
-        yield from self._undivided(model)
-
-    def _undivided(self, model: TransformerConfig) -> Iterator[Problem]:
-        """Yield sizes of ``model`` that tensor parallelism does not divide; custom models do not support it."""
-        if self.tensor_parallel == 1:
-            return
-        described = description_of(model)
-        if described is None or not described.splits:
+        if self.tensor_parallel > 1 and (described is None or not described.splits):  # such as a custom model
             message = "this model does not support tensor parallelism; set tensor_parallel to 1"
             yield Problem(("parallel.tensor_parallel", "model.family"), message)
-            return
-        for key, size in described.divided().items():
-            if size % self.tensor_parallel:
-                message = f"tensor_parallel must divide {key}, which is {size:,}; change one of them"
-                yield Problem(("parallel.tensor_parallel", f"model.{key}"), message)
+        elif self.tensor_parallel > 1 and described is not None:
+            for key, size in described.divided().items():
+                if size % self.tensor_parallel:
+                    message = f"tensor_parallel must divide {key}, which is {size:,}; change one of them"
+                    yield Problem(("parallel.tensor_parallel", f"model.{key}"), message)

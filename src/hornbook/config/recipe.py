@@ -352,5 +352,5 @@ def changed_keys(old: Recipe, new: Recipe) -> list[Change]:
 
 def flatten(recipe: Recipe) -> dict[str, object]:
     """Return all values by dotted key."""
-    nested = recipe_to_dict(recipe)
-    return {"name": recipe.name} | {f"{name}.{key}": value for name in SECTIONS for key, value in nested[name].items()}
+    parts = ((section, _options(getattr(recipe, section))) for section in SECTIONS)
+    return {"name": recipe.name} | {f"{name}.{key}": value for name, part in parts for key, value in part.items()}

@@ -138,18 +138,12 @@ class Manifest:
         sources = tuple(source for source in values["sources"] if isinstance(source, str))
         if len(sources) != len(values["sources"]):
             raise DataError(f"{path}: a source is not a path; restore the file")
-        files = _read_files(values["files"], path)
+        files = {name: _written(values["files"].get(name), name, path) for name in STORE_FILES}
+        if set(values["files"]) != set(STORE_FILES):  # a name might be a path elsewhere
+            raise DataError(f"{path}: lists files that do not belong to a store; restore the file")
         if not intact:
             raise DataError(f"{path}: the manifest is damaged: its checksum does not match; restore the file")
         return cls(**{name: values[name] for name in _KINDS} | {"sources": sources, "files": files} | optional)
-
-
-def _read_files(values: dict[str, Any], path: Path) -> dict[str, Written]:
-    """Check and return sizes and hashes of exactly the files of a store, so that no name can be a path elsewhere."""
-    files = {name: _written(values.get(name), name, path) for name in STORE_FILES}
-    if set(values) != set(STORE_FILES):
-        raise DataError(f"{path}: lists files that do not belong to a store; restore the file")
-    return files
 
 
 def _written(entry: object, name: str, path: Path) -> Written:

@@ -85,7 +85,7 @@ def read_source(
     if huggingface.is_folder(path):
         return path, huggingface.read_folder(path, warn=warn)
     chosen = resolve(path, warn)
-    contents = load(chosen, only=only)
+    contents = load(chosen, only=only, verified=chosen != path)  # that of a run was verified when it was chosen
     if (only is None or "model" in only) and "model" not in contents.tensors:
         raise CheckpointError(f"{chosen} has no weights: it has no tensors in the group model; use another checkpoint")
     refuse_unknown_parts(contents.documents.get("recipe"), str(source), ("model",))

@@ -104,7 +104,8 @@ class CachedDecoder:
         )
         tokens_BT = self._tensor([[0] * (longest - len(window)) + window for window in self._windows])
         places_BT = torch.arange(longest, device=self._device) - self._tensor(self.cache.starts).unsqueeze(1)
-        mask = padding_mask(places_BT >= 0) if min(lengths) < longest else None
+        # padding attends to padding, since the softmax of a row of only -inf would be NaN
+        mask = document_mask(places_BT >= 0) if min(lengths) < longest else None
         return model.logits(tokens_BT, places_BT.clamp(min=0), self.cache.columns(mask))
 
     def advance(self, ids: Sequence[int]) -> Tensor:
@@ -176,14 +177,6 @@ def forget_half(window: list[int], max_positions: int) -> bool:
         return False
     del window[: -max(1, max_positions // 2)]
     return True
-
-
-def padding_mask(is_token_BT: Tensor) -> Tensor:
-    """Return ``[B, 1, T, T]`` bool: causal, with tokens (True in ``is_token_BT``) attending only to tokens.
-
-    Padding attends to padding, since the softmax of a row of only -inf would be NaN.
-    """
-    return document_mask(is_token_BT)
 
 
 def generate(

@@ -91,8 +91,8 @@ def _decides(module: nn.Module, name: str) -> bool:
     """
     own = {key: value for key, value in vars(module).items() if not hasattr(value, "is_incremental")}
     definitions = [own, *map(vars, type(module).__mro__)]
-
-    def depth(name: str) -> int:
-        return next((number for number, names in enumerate(definitions) if name in names), len(definitions))
-
-    return depth(name) <= min(map(depth, _COMPUTING))
+    depth, *of_computing = (
+        next((number for number, names in enumerate(definitions) if each in names), len(definitions))
+        for each in (name, *_COMPUTING)
+    )
+    return depth <= min(of_computing)

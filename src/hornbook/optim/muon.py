@@ -74,7 +74,16 @@ def muon(slots: Sequence[Slot], config: MuonConfig, *, learning_rate: float, cou
         by_kind[config.kind_of(slot.name, slot.parameter.shape)].append(slot)
     hidden = by_kind["hidden"]
     for slot, move in zip(hidden, _moves(hidden, config) if hidden else (), strict=True):
-        _apply(slot, move, config, learning_rate * slot.rate_scale)
+        weight, rate = slot.parameter, learning_rate * slot.rate_scale
+        share = rate * config.weight_decay if slot.decay else 0.0
+        if share and config.cautious_decay:  # only where it has the sign of the move
+            weight.sub_(weight * (weight * move > 0), alpha=share)
+        elif share:
+            weight.mul_(1.0 - share)
+        shape = weight.shape if slot.parts is None else slot.parts.shape_of(slot.name)
+        rows, columns = slot.head_size or shape[-2], shape[-1]
+        factor = 0.2 * math.sqrt(max(rows, columns)) if config.scale == "rms" else math.sqrt(max(1.0, rows / columns))
+        weight.sub_(move, alpha=rate * factor)
     progress = learning_rate / config.learning_rate
     rates: dict[MuonKind, tuple[float, float | None, float | None]] = {
         "table": (config.table_learning_rate, config.table_beta1, config.table_beta2),
@@ -147,19 +156,6 @@ def _even_rows(move: Tensor, row_square: Tensor, beta: float) -> Tensor:
     return result
 
 
-def _apply(slot: Slot, move: Tensor, config: MuonConfig, rate: float) -> None:
-    """Decay and move the weights of ``slot``; cautious decay only where it has the sign of the move."""
-    weight, share = slot.parameter, rate * config.weight_decay if slot.decay else 0.0
-    if share and config.cautious_decay:
-        weight.sub_(weight * (weight * move > 0), alpha=share)
-    elif share:
-        weight.mul_(1.0 - share)
-    shape = weight.shape if slot.parts is None else slot.parts.shape_of(slot.name)
-    rows, columns = slot.head_size or shape[-2], shape[-1]
-    factor = 0.2 * math.sqrt(max(rows, columns)) if config.scale == "rms" else math.sqrt(max(1.0, rows / columns))
-    weight.sub_(move, alpha=rate * factor)
-
-
 def orthogonalize(matrices: Sequence[Tensor], polynomials: Polynomials) -> list[Tensor]:
     """Return approximately ``U Vᵀ`` of each matrix ``U S Vᵀ``, as new tensors; equal shapes form one batch.
 
@@ -171,32 +167,29 @@ def orthogonalize(matrices: Sequence[Tensor], polynomials: Polynomials) -> list[
         matrices: ``[..., rows, columns]`` each, in the floating dtype of the products.
         polynomials: a key of the table of coefficients.
     """
+    coefficients = _COEFFICIENTS[polynomials]
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for number, matrix in enumerate(matrices):
         groups[*matrix.shape[-2:], matrix.dtype, matrix.device].append(number)
     results = list(matrices)
     for numbers in groups.values():
         batch = [matrices[number].reshape(-1, *matrices[number].shape[-2:]) for number in numbers]
-        found = torch.split(_orthogonalize_batch(torch.cat(batch), polynomials), [len(part) for part in batch])
-        for number, result in zip(numbers, found, strict=True):
-            results[number] = result.view(matrices[number].shape)
+        x_NRC = torch.cat(batch)
+        is_tall = x_NRC.shape[-2] > x_NRC.shape[-1]
+        if is_tall:
+            x_NRC = x_NRC.mT
+        norms = torch.linalg.matrix_norm(x_NRC, keepdim=True)
+        x_NRC = x_NRC / (norms * _MARGINS[polynomials]).clamp(min=_SMALLEST_NORM)
+        if x_NRC.dtype == torch.float32 and x_NRC.shape[-1] >= _OBLONG * x_NRC.shape[-2]:
+            x_NRC = _by_gram_matrix(x_NRC, coefficients)
+        elif (form := form_of("orthogonalize", x_NRC)) is not None:
+            x_NRC = apply_polynomials(form, x_NRC.contiguous(), coefficients)
+        else:
+            x_NRC = apply_by_pytorch(x_NRC, coefficients)
+        parts = torch.split(x_NRC.mT.contiguous() if is_tall else x_NRC, [len(part) for part in batch])
+        for number, part in zip(numbers, parts, strict=True):
+            results[number] = part.view(matrices[number].shape)
     return results
-
-
-def _orthogonalize_batch(matrices_NRC: Tensor, polynomials: Polynomials) -> Tensor:
-    x_NRC, coefficients = matrices_NRC, _COEFFICIENTS[polynomials]
-    is_tall = x_NRC.shape[-2] > x_NRC.shape[-1]
-    if is_tall:
-        x_NRC = x_NRC.mT
-    norms = torch.linalg.matrix_norm(x_NRC, keepdim=True)
-    x_NRC = x_NRC / (norms * _MARGINS[polynomials]).clamp(min=_SMALLEST_NORM)
-    if x_NRC.dtype == torch.float32 and x_NRC.shape[-1] >= _OBLONG * x_NRC.shape[-2]:
-        result = _by_gram_matrix(x_NRC, coefficients)
-    elif (form := form_of("orthogonalize", x_NRC)) is not None:
-        result = apply_polynomials(form, x_NRC.contiguous(), coefficients)
-    else:
-        result = apply_by_pytorch(x_NRC, coefficients)
-    return result.mT.contiguous() if is_tall else result
 
 
 def _by_gram_matrix(x_NRC: Tensor, coefficients: Coefficients) -> Tensor:

@@ -75,8 +75,8 @@ def prepare(device: torch.device, threads: int | None) -> None:
     if device.type == "cpu":
         # Each step allocates the same buffers again; if glibc returned them to the kernel, page faults would take a
         # third of the step of a transformers GPT-2. In return, the process never shrinks.
-        _set_malloc(_M_MMAP_MAX, 0)
-        _set_malloc(_M_TRIM_THRESHOLD, 2**31 - 1)
+        _call_glibc("mallopt", _M_MMAP_MAX, 0)
+        _call_glibc("mallopt", _M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def default_threads(local_ranks: int | None = None) -> int:
@@ -112,8 +112,8 @@ def return_large_buffers() -> None:
     Keeping them fragments the heap: after a step of phased execution, the process was 1.5 times as large as its tensors
     had ever been. 32 MiB is the largest threshold that glibc accepts.
     """
-    _set_malloc(_M_MMAP_MAX, 65536)
-    _set_malloc(_M_MMAP_THRESHOLD, 32 << 20)
+    _call_glibc("mallopt", _M_MMAP_MAX, 65536)
+    _call_glibc("mallopt", _M_MMAP_THRESHOLD, 32 << 20)
 
 
 def return_freed_memory() -> None:
@@ -122,10 +122,6 @@ def return_freed_memory() -> None:
     A step of 440 MiB of activations, for example, leaves a process of 710 MiB, and then one of 270 MiB. Takes 40 ms.
     """
     _call_glibc("malloc_trim", 0)
-
-
-def _set_malloc(option: int, value: int) -> None:
-    _call_glibc("mallopt", option, value)
 
 
 def _call_glibc(name: str, *arguments: int) -> None:

@@ -6,6 +6,7 @@ What few runs need, and what only their end needs, is imported there: a tenth of
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -198,7 +199,7 @@ def _open_logs(run: TrainingRun, stack: ExitStack) -> None:
     folder, progress = run.folder, run.state.progress
     try:
         facts = {"kernels": {"forms": in_use().record, "why": in_use().why}}
-        facts |= {"peak": run.utilization.peak.to_json()} if run.utilization else {}
+        facts |= {"peak": asdict(run.utilization.peak)} if run.utilization else {}
         record_session(folder.environment, progress.step, run.num_steps, facts)
     except HornbookError as error:  # the file is damaged or not writable; not needed to train
         run.console.warn(f"cannot record this start: {error}")

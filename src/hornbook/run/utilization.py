@@ -15,7 +15,7 @@ random numbers.
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
 
@@ -62,10 +62,6 @@ class Peak:
             return None
         peak = cls(**document)
         return peak if 0.0 < peak.rate < math.inf else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document for ``of``."""
-        return asdict(self)
 
 
 _KINDS: Final = {"device": str, "rate": float, "source": str}

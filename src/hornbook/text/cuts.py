@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
 from hornbook.text.special_tokens import Settings
-from hornbook.text.tokenizer_json import form_of
+from hornbook.text.tokenizer_json import Form
 
 CUT_CHARACTERS: Final = 16_384
 MAX_STRETCH_BYTES: Final = 2 << 20
@@ -44,12 +44,11 @@ _TIKTOKEN_CUT: Final = r"[!-~](?= )"
 """In those patterns, a blank after anything but white space begins a piece."""
 
 
-def stretches_for(settings: Settings) -> Stretches | None:
-    """Return a function that splits texts for a tokenizer, or None if its boundaries are not known.
+def stretches_for(settings: Settings, form: Form | None) -> Stretches | None:
+    """Return a function that splits texts for a tokenizer of this form, or None if its boundaries are not known.
 
     The function takes a text and a number of characters, and yields stretches of that many or a few more.
     """
-    form = form_of(settings)
     if form == "wordpiece":
         return _word_piece_stretches(settings)
     last = GPT2_CUT if form == "byte-bpe" else _TIKTOKEN_CUT if _is_tiktoken_like(settings) else None

@@ -37,7 +37,7 @@ class TextStream:
         text = self._tokenizer.decode(self._ids)
         if BYTE_TOKEN.fullmatch(self._tokenizer.token(token)) or (text.endswith("\ufffd") and self._is_half()):
             return ""
-        if self._has_ended(self._take(text)):
+        if self._extend(text):
             return self._release(len(self._held))
         longest = min(max(map(len, self._stop_strings), default=1) - 1, len(self._held))
         ends = (n for n in range(longest, 0, -1) if any(s.startswith(self._held[-n:]) for s in self._stop_strings))
@@ -45,7 +45,7 @@ class TextStream:
 
     def finish(self) -> str:
         """Return the text held back, after the last id."""
-        self._has_ended(self._take(self._tokenizer.decode(self._ids)))
+        self._extend(self._tokenizer.decode(self._ids))
         return self._release(len(self._held))
 
     def _is_half(self) -> bool:
@@ -55,19 +55,18 @@ class TextStream:
             data += bytes(map(bytes_of.__getitem__, token)) if bytes_of.keys() >= set(token) else token.encode()
         return codecs.utf_8_decode(data, "replace", False)[1] < len(data)
 
-    def _take(self, text: str) -> str:
-        """Return the part of the text that is new, and drop the ids of the previous one."""
+    def _extend(self, text: str) -> bool:
+        """Append what is new in the text of the ids, and drop those of what was there before.
+
+        Truncates at a stop string; returns whether one was found, now or before.
+        """
         new = text[len(self._decoded) :]
         if new:
             self._ids, self._num_decoded = self._ids[self._num_decoded :], len(self._ids) - self._num_decoded
             self._decoded = self._tokenizer.decode(self._ids)
-        return new
-
-    def _has_ended(self, text: str) -> bool:
-        """Append text and truncate it at a stop string; return whether one was found, now or before."""
         if self.has_stopped:
             return True
-        self._held += text
+        self._held += new
         spans = [(start + len(stop), start) for stop in self._stop_strings if (start := self._held.find(stop)) >= 0]
         if spans:
             _, start = min(spans)  # the one that is complete first, even if one id completes several

@@ -111,7 +111,7 @@ class Tokenizer:
 
     @cached_property
     def _stretches(self) -> Stretches | None:
-        return stretches_for(self.settings)
+        return stretches_for(self.settings, self.form)
 
     @cached_property
     def is_byte_level(self) -> bool:

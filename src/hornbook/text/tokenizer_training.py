@@ -99,7 +99,7 @@ def _train_word_pieces(documents: Iterable[str], vocab_size: int, lowercase: boo
 def _count_words(documents: Iterable[str], lowercase: bool) -> Counter[str]:
     """Count the words by BERT's rules, which are applied once to each distinct string between white space."""
     normalizer, words, raw = normalizers.BertNormalizer(lowercase=lowercase), Counter[str](), Counter[str]()
-    stretches = stretches_for(word_piece({"[UNK]": 0}, lowercase=lowercase))
+    stretches = stretches_for(word_piece({"[UNK]": 0}, lowercase=lowercase), "wordpiece")
     assert stretches is not None, "BERT's rules are known"
     pre_tokenizer = pre_tokenizers.BertPreTokenizer()
 

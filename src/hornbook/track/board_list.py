@@ -9,7 +9,7 @@ price: the list follows the keyboard only after an answer.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from hornbook.track import units
@@ -101,15 +101,11 @@ def list_of(runs: Sequence[Listed], choice: Choice) -> Html:
         for name in _groups_of(run, group):
             groups.setdefault(name, []).append(run)
     said = tag("p", f"{len(found)} of {counted(len(runs), 'run')}", class_="note") if words else ""
-    shown = [
-        join([tag("h3", name, " ", tag("small", counted(len(group), "run"))) if name else "", _cards(group)])
-        for name, group in sorted(groups.items(), key=lambda item: _natural(item[0]))
-    ]
+    shown = []
+    for name, members in sorted(groups.items(), key=lambda item: _natural(item[0])):
+        title = tag("h3", name, " ", tag("small", counted(len(members), "run"))) if name else ""
+        shown.append(join([title, tag("ul", *(tag("li", _card(run)) for run in members), class_="runs")]))
     return tag("div", said, *shown, class_="list")
-
-
-def _cards(runs: Iterable[Listed]) -> Html:
-    return tag("ul", *(tag("li", _card(run)) for run in runs), class_="runs")
 
 
 def _text(run: Listed) -> str:

@@ -44,10 +44,18 @@ MOST_SESSIONS = 32
 
 def capture() -> dict[str, Any]:
     """Return machine, versions and command of this process; sizes in bytes, ``started`` in UTC (ISO 8601)."""
+    import torch
+
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    if not gpus and torch.backends.mps.is_available():
+        gpus = ["Apple MPS"]
     return {
         "hornbook": __version__,
         "python": platform.python_version(),
-        **_torch(),
+        "torch": metadata.version("torch"),
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
+        "gpus": gpus,
         "platform": platform.platform(),
         "cpu": cpu_model(),
         "cores": usable_cores(),
@@ -191,20 +199,6 @@ def command_line(arguments: list[str]) -> str:
     program = "python -m hornbook" if name == "__main__.py" else name
     words = (word.encode("utf-8", "backslashreplace").decode() for word in arguments[1:])
     return redacted(" ".join([program, *(shlex.quote(redacted(word)) for word in words)]))
-
-
-def _torch() -> dict[str, Any]:
-    import torch
-
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    if not gpus and torch.backends.mps.is_available():
-        gpus = ["Apple MPS"]
-    return {
-        "torch": metadata.version("torch"),
-        "cuda": torch.version.cuda,
-        "threads": torch.get_num_threads(),
-        "gpus": gpus,
-    }
 
 
 def _text(path: Path) -> str:

@@ -4,7 +4,6 @@ from statistics import median
 
 from hornbook.config.build import recipe_from_dict
 from hornbook.config.parallel import head_cost, rank_of
-from hornbook.config.recipe import Recipe
 from hornbook.errors import RecipeError
 from hornbook.track.metrics import IDLE
 from hornbook.track.page import Html, join, table, tag
@@ -26,7 +25,8 @@ def stage_table(run: RunFiles) -> Html:
     head = head_cost(recipe.model, recipe.objective)
     stages = recipe.parallel.stages(recipe.model, recipe.objective)
     costs = [len(layers) + (head if layers is stages[-1] else 0.0) for layers in stages]
-    ranks = [_rank(recipe, stage) for stage in range(len(stages))]
+    num_ranks, schedule = recipe.parallel.pipeline_parallel, recipe.parallel.pipeline_schedule
+    ranks = [rank_of(stage, num_ranks, schedule) for stage in range(len(stages))]
     idle = [_idle(run, rank) for rank in ranks]
     has_idle = any(idle)
     rows = [
@@ -51,10 +51,6 @@ def stage_table(run: RunFiles) -> Html:
     columns = ("Stage", "Rank", "Holds", *["Idle"] * has_idle, "Work")
     found = table(columns, rows, frozenset({0, 1, *[3] * has_idle}))
     return tag("div", join([found, tag("p", note, class_="note")]), class_="stages")
-
-
-def _rank(recipe: Recipe, stage: int) -> int:
-    return rank_of(stage, recipe.parallel.pipeline_parallel, recipe.parallel.pipeline_schedule)
 
 
 def _idle(run: RunFiles, rank: int) -> str:

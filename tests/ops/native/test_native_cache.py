@@ -173,7 +173,7 @@ def test_a_build_is_verified_once_a_process(monkeypatch):
     monkeypatch.setattr(library_module, "library", lambda: calls.append(1) or library_of())
     for cached in (library_module.load, library_module._path, library_module.instruction_sets):
         cached.cache_clear()
-    assert instruction_sets() and library_module._times_file() and instruction_sets()
+    assert instruction_sets() and library_module._facts_file() and instruction_sets()
     assert calls == [1]
 
 
@@ -192,7 +192,7 @@ VALUES = [
 @pytest.fixture
 def kernel(tmp_path, monkeypatch):
     forms()
-    monkeypatch.setattr(library_module, "_times_file", lambda: tmp_path / "seconds.json")
+    monkeypatch.setattr(library_module, "_facts_file", lambda: tmp_path / "seconds.json")
     return Kernel("odd_bf16", torch.bfloat16, lambda form, _: True, lambda form, _: None)
 
 

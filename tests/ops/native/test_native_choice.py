@@ -134,18 +134,21 @@ def test_block_sparse_products_without_a_native_form_warn_once(times, monkeypatc
 
 
 def test_a_form_that_disagrees_is_never_chosen(monkeypatch, tmp_path):
-    monkeypatch.setattr(library, "_times_file", lambda: tmp_path / "seconds.json")
+    monkeypatch.setattr(library, "_facts_file", lambda: tmp_path / "seconds.json")
     kernel = Kernel("odd_bf16", torch.bfloat16, lambda form, _: form == Form(right), lambda form, _: None)
     wrong, *_, right = kernel.instruction_sets
     assert not is_right(kernel, wrong)
     assert not is_right(kernel, "of another machine")
     monkeypatch.setattr(choice, "KERNELS", (kernel,))
     assert choose("native", CPU, torch.bfloat16).forms == {"odd_bf16": right}
+    is_right.cache_clear()  # as in another process
+    unchecked = replace(kernel, check=lambda form, _: pytest.fail("forms are checked once a machine"))
+    assert is_right(unchecked, right) and not is_right(unchecked, wrong)
 
 
 def test_forms_are_timed_once_a_machine(monkeypatch, tmp_path):
     path = tmp_path / "seconds.json"
-    monkeypatch.setattr(library, "_times_file", lambda: path)
+    monkeypatch.setattr(library, "_facts_file", lambda: path)
     calls = []
     kernel = Kernel(
         "odd_bf16", torch.bfloat16, lambda form, _: True, lambda form, _, **sizes: calls.append((form, *sizes.values()))
@@ -183,7 +186,7 @@ def test_forms_are_timed_once_a_machine(monkeypatch, tmp_path):
 
 
 def test_processes_that_start_together_use_the_times_of_one(monkeypatch, tmp_path):
-    monkeypatch.setattr(library, "_times_file", lambda: tmp_path / "seconds.json")
+    monkeypatch.setattr(library, "_facts_file", lambda: tmp_path / "seconds.json")
     kernel = Kernel("odd_bf16", torch.bfloat16, lambda form, _: True, lambda form, _: time.sleep(0.001))
     with ThreadPoolExecutor(2) as threads:  # a lock of a file is that of an open file, not of a process
         one, other = threads.map(seconds, (kernel, kernel))
@@ -191,7 +194,7 @@ def test_processes_that_start_together_use_the_times_of_one(monkeypatch, tmp_pat
 
 
 def test_a_time_that_no_other_confirms_is_measured_again(monkeypatch, tmp_path):
-    monkeypatch.setattr(library, "_times_file", lambda: tmp_path / "seconds.json")
+    monkeypatch.setattr(library, "_facts_file", lambda: tmp_path / "seconds.json")
     clock, calls = [0.0], []
 
     def trial(form, _):

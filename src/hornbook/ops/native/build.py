@@ -33,7 +33,7 @@ import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from hornbook.errors import DataError, StorageError
 from hornbook.ops.native.cache import (
@@ -104,7 +104,18 @@ def library(cache: Path | None = None, progress: Callable[[int, int], None] | No
     if installed.exists() and flaw is None:
         return installed
     try:
-        return _built((cache or default_cache()) / _name(), progress)
+        folder = (cache or default_cache()) / _name()
+        make_private(folder)
+        target = folder / LIBRARY
+        if find_flaw(target) or _may_have_more_forms(folder):
+            with storage_errors("write", folder), wait_for_lock(folder / "lock"):
+                if why := find_flaw(target) or _may_have_more_forms(folder):  # else another process has built it
+                    again = f" again, since {why}" if target.exists() else ", once on this machine"
+                    _logger.warning("compiling native operators%s (about a minute of processor time)", again)
+                    _build(folder, progress)
+                    if why := find_flaw(target):
+                        raise BuildError(why)
+        return target
     except BuildError as error:
         raise BuildError("; ".join(map(str, filter(None, (flaw, error))))) from error
 
@@ -122,44 +133,27 @@ def build_into(folder: Path) -> Path:
     return target
 
 
-def _built(folder: Path, progress: Callable[[int, int], None] | None) -> Path:
-    """Return the path of the library in ``folder``, after compiling it if necessary."""
-    make_private(folder)
-    target = folder / LIBRARY
-    if (flaw := find_flaw(target) or _may_have_more_forms(folder)) is not None:
-        with storage_errors("write", folder), wait_for_lock(folder / "lock"):
-            if (flaw := find_flaw(target) or _may_have_more_forms(folder)) is None:  # another process has built it
-                return target
-            again = f" again, since {flaw}" if target.exists() else ", once on this machine"
-            _logger.warning("compiling native operators%s (about a minute of processor time)", again)
-            _build(folder, progress)
-            if flaw := find_flaw(target):
-                raise BuildError(flaw)
-    return target
-
-
 def missing_forms(folder: Path) -> dict[str, str]:
     """Return the instruction sets that the build in ``folder`` has no form for, and why."""
-    why = _record(folder).get("missing")
-    return {isa: str(why[isa]) for isa in INSTRUCTION_SETS if isa in why} if isinstance(why, dict) else {}
+    return _missing_and_tried(folder)[0]
 
 
 def _may_have_more_forms(folder: Path) -> str | None:
     """Return why the build in ``folder`` should be repeated, namely a compiler that has not been tried; None if not."""
-    if not (missing := missing_forms(folder)):
-        return None
-    tried = _record(folder).get("tried")
-    new = [name for name in map(_identity, _compilers()) if not isinstance(tried, list) or name not in tried]
+    missing, tried = _missing_and_tried(folder)
+    new = [name for name in map(_identity, _compilers()) if name not in tried] if missing else []
     return f"{new[0]} may compile its {', '.join(missing)}" if new else None
 
 
-def _record(folder: Path) -> dict[str, Any]:
-    """Return ``forms.json`` of a build, or nothing if there is none."""
+def _missing_and_tried(folder: Path) -> tuple[dict[str, str], list[object]]:
+    """Return why forms are missing by instruction set, and the compilers tried, by ``forms.json``, if there is one."""
     try:
         found = read_json(folder / FORMS, "the forms of native operators")
     except (DataError, StorageError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        found = None
+    why, tried = (found.get("missing"), found.get("tried")) if isinstance(found, dict) else (None, None)
+    missing = {isa: str(why[isa]) for isa in INSTRUCTION_SETS if isa in why} if isinstance(why, dict) else {}
+    return missing, tried if isinstance(tried, list) else []
 
 
 def sources(isa: str | None) -> list[Path]:

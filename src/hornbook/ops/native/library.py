@@ -7,8 +7,9 @@
     Form("avx512")("linear_product_bf16", x, ...)   calls hb_avx512_linear_product_bf16
 
 The newest form is not always the fastest: Intel processors without AMX multiply bf16 pairs at half the rate of floats,
-AMD's at twice the rate. So each form is timed once per machine, within milliseconds, and the times are stored in the
-user's cache. A form is compared with PyTorch when a process selects it; a form that disagrees is never used.
+AMD's at twice the rate. So each form is timed and compared with float64, within milliseconds, once per machine; the
+user's cache has the results, for the build of the library, the processor, PyTorch, and the code that found them. A form
+that disagrees is never used.
 """
 
 import ctypes
@@ -236,9 +237,13 @@ def _works(built: Path, isa: str) -> bool:
 
 @functools.cache
 def is_right(kernel: Kernel, isa: str) -> bool:
-    """Return whether this machine supports the form and it passes the kernel's check, run once per process."""
-    with torch.no_grad():
-        return isa in kernel.instruction_sets and kernel.check(Form(isa), kernel.dtype)
+    """Return whether this machine supports the form and it passes the kernel's check, made once per machine."""
+
+    def check() -> dict[str, float]:
+        with torch.no_grad():
+            return {isa: float(kernel.check(Form(isa), kernel.dtype))}
+
+    return isa in kernel.instruction_sets and bool(_found_once(f"{kernel.name} {isa} is right", (isa,), check)[isa])
 
 
 def seconds(kernel: Kernel, shape: Shape = DEFAULT_SHAPE) -> Mapping[str, float]:
@@ -249,25 +254,7 @@ def seconds(kernel: Kernel, shape: Shape = DEFAULT_SHAPE) -> Mapping[str, float]
     """
     sizes = {name: size for name, size in vars(shape.rounded()).items() if name in kernel.sizes}
     name = " ".join([kernel.name, *(f"{size_name}={size}" for size_name, size in sizes.items())])
-    if (times := _stored_seconds(kernel, name)) is not None:
-        return times
-    try:
-        make_private(_times_file().parent)
-        with wait_for_lock(_times_file().parent / "lock"):  # processes that start together use the times of one of them
-            if (times := _stored_seconds(kernel, name)) is None:
-                times = _measure(kernel, sizes)
-                known = _all_seconds()
-                here = {_circumstances(): {**known.get(_circumstances(), {}), name: times}}
-                replace_file(_times_file(), dump_json({**known, **here}))
-    except (BuildError, StorageError):  # a cache that cannot be written is measured again
-        times = _measure(kernel, sizes) if times is None else times
-    return times
-
-
-def _stored_seconds(kernel: Kernel, name: str) -> dict[str, float] | None:
-    """Return the stored times of a kernel's trial, by name; None unless they are complete."""
-    times = _all_seconds().get(_circumstances(), {}).get(name)
-    return times if times is not None and set(times) >= {PYTORCH, *kernel.instruction_sets} else None
+    return _found_once(name, (PYTORCH, *kernel.instruction_sets), functools.partial(_measure, kernel, sizes))
 
 
 def _measure(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, float]:
@@ -293,40 +280,62 @@ def _measure(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, float]:
     return {isa: min(times[1:]) for isa, times in taken.items()}  # the first ones warm up
 
 
-def _times_file() -> Path:
-    """Return the path of the stored times, in the cache also for an installed library. Raises BuildError."""
+def _found_once(name: str, forms: Collection[str], find: Callable[[], Mapping[str, float]]) -> Mapping[str, float]:
+    """Return what ``find`` returns for ``forms``, called once per machine and build of the library.
+
+    Processes that start together use what one of them finds. Without a cache, each finds it.
+    """
+    found: Mapping[str, float] = {}
+    try:
+        file = _facts_file()
+        found = _known_facts(file).get(_circumstances(), {}).get(name, {})
+        if not found.keys() >= {*forms}:
+            make_private(file.parent)
+            with wait_for_lock(file.parent / "lock"):
+                known = _known_facts(file)
+                here = known.get(_circumstances(), {})
+                found = here.get(name, {})
+                if not found.keys() >= {*forms}:
+                    found = find()
+                    replace_file(file, dump_json({**known, _circumstances(): {**here, name: found}}))
+    except (BuildError, StorageError):
+        return found if found.keys() >= {*forms} else find()
+    return found
+
+
+def _facts_file() -> Path:
+    """Return the path of what was found, in the cache also for an installed library. Raises BuildError."""
     return default_cache() / _path().parent.name / "seconds.json"  # an installation may be read-only
 
 
-def _all_seconds() -> dict[str, dict[str, dict[str, float]]]:
-    """Return the stored times by circumstances, kernel and instruction set, without those that cannot be times."""
+def _known_facts(file: Path) -> dict[str, dict[str, Mapping[str, float]]]:
+    """Return the facts in a file by circumstances and name; none if it cannot be read."""
     try:
-        return _parsed(read_bytes(_times_file(), "the times of native operators"))
-    except (BuildError, DataError, StorageError):
+        return _parsed(read_bytes(file, "the times of native operators"))
+    except (DataError, StorageError):
         return {}
 
 
 @functools.lru_cache(1)  # the file is read again for each kernel, and rarely changes
-def _parsed(content_bytes: bytes) -> dict[str, dict[str, dict[str, float]]]:
-    content = parse_json(content_bytes, "the file of times")
+def _parsed(content_bytes: bytes) -> dict[str, dict[str, Mapping[str, float]]]:
+    """Return the facts without those that cannot be numbers of forms."""
+    content, isas = parse_json(content_bytes, "the file of times"), {PYTORCH, *INSTRUCTION_SETS}
     return {
-        circumstances: {kernel: times for kernel, times in kernels.items() if _are_times(times)}
-        for circumstances, kernels in (content.items() if isinstance(content, dict) else ())
-        if isinstance(kernels, dict) and (circumstances + "".join(kernels)).isprintable()
+        circumstances: {
+            name: found
+            for name, found in facts.items()
+            if isinstance(found, dict)
+            and found.keys() <= isas
+            and all(isinstance(number, float) and 0 <= number < math.inf for number in found.values())
+        }
+        for circumstances, facts in (content.items() if isinstance(content, dict) else ())
+        if isinstance(facts, dict) and (circumstances + "".join(facts)).isprintable()
     }
-
-
-def _are_times(found: object) -> bool:
-    """Return whether a value is a time in seconds for each of some known instruction sets."""
-    return isinstance(found, dict) and all(
-        isa in (PYTORCH, *INSTRUCTION_SETS) and isinstance(taken, float) and 0 <= taken < math.inf
-        for isa, taken in found.items()
-    )
 
 
 @functools.cache
 def _circumstances() -> str:
-    """Return what times depend on besides the library: the processor, PyTorch, and the Python code of the trials."""
+    """Return what facts depend on besides the library: the processor, PyTorch, and the Python code that finds them."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())

@@ -192,12 +192,14 @@ class TokenModel:
 
 def _words(part: TokenNorm | TokenLinear | None) -> tuple[list[Tensor | None], list[int]]:
     """Return the tensors and the words of a norm or a linear layer in ``csrc/token_block.cpp``."""
-    if isinstance(part, TokenLinear):
-        tensors = [part.weight, _as_read(part.bias)]
-        return tensors, [*map(_address, tensors)]
     if part is None:
         return [], [0, 0, 0, 0]
-    tensors = [_as_read(part.gain), _as_read(part.bias), torch.tensor(part.epsilon, dtype=torch.float32)]
+    vectors = (part.bias,) if isinstance(part, TokenLinear) else (part.gain, part.bias)
+    as_read = [None if vector is None else vector.float().contiguous() for vector in vectors]
+    if isinstance(part, TokenLinear):
+        tensors = [part.weight, *as_read]
+        return tensors, [*map(_address, tensors)]
+    tensors = [*as_read, torch.tensor(part.epsilon, dtype=torch.float32)]
     return tensors, [*map(_address, tensors), int(part.is_rms)]
 
 
@@ -206,10 +208,6 @@ def _split(stacked: TokenLinear, num_first: int) -> tuple[TokenLinear, TokenLine
     weight, bias = stacked
     biases = (None, None) if bias is None else (bias[:num_first], bias[num_first:])
     return TokenLinear(weight[:num_first], biases[0]), TokenLinear(weight[num_first:], biases[1])
-
-
-def _as_read(vector: Tensor | None) -> Tensor | None:
-    return None if vector is None else vector.float().contiguous()
 
 
 def _address(tensor: Tensor | None) -> int:
