@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 from hornbook.config import Recipe
 from hornbook.engine import build_training as building
 from hornbook.engine.step import train_step
+from hornbook.measure.memory_timeline import MemoryTimeline
 from hornbook.model import LanguageModel, encoder, language_model
 from hornbook.ops.sequence_groups import group_sequences, space_sequences
 from hornbook.ops.spans import Spans, spans_of_sequences, spans_of_windows
@@ -93,6 +94,8 @@ class Trace:
     """What one step does."""
 
     num_tokens: int = 0
+    peak: int = 0
+    """Most bytes of tensors on the device at a time, without those inside of operators."""
     launches: list[Launch] = field(default_factory=list)
     attended: float = 0.0
     """Pairs of a query and a key in the tiles of Triton's attention, for one micro-batch; twice as many if causal."""
@@ -120,8 +123,9 @@ def traced_step(recipe: Recipe) -> Trace:
         state.model.train()
         train_step(state, batches[0], config)
         trace.waits.clear()
-        with _Counting(trace):
+        with MemoryTimeline(state.model, state.home) as timeline, _Counting(trace):
             train_step(state, batches[1], config)
+    trace.peak = sum(held.bytes for held in timeline.at_peak())
     trace.num_tokens = sum(batch["tokens"].numel() for batch in batches[1])
     return trace
 
