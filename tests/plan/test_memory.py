@@ -192,7 +192,7 @@ def test_attention_by_tritons_kernel_keeps_a_bit_for_each_weight():
     weights = queries * recipe.sequence_length
     assert memory_of(dropped, compute=torch_alone).activations["blocks.0"] > kept - bits + 6 * weights
     wide = replace(dropped, model=replace(dropped.model, num_heads=2))  # heads of 384 columns
-    assert memory_of(wide, compute=triton) == memory_of(wide, compute=torch_alone)
+    assert memory_of(wide, compute=triton).activations == memory_of(wide, compute=torch_alone).activations
 
 
 @pytest.mark.parametrize(("recompute", "kept"), [("none", [1] * 4), ("attention", [0] * 4), ("all", [0, 0, 0, 1])])

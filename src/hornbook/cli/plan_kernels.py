@@ -64,6 +64,7 @@ def print_kernels(recipe: "Recipe", device: Device) -> dict[str, object]:
     say("")
     say(f"device      {device.label}, on a roofline: {_OF_PEAK:.0%} of {flop_rate(peak)} in products")
     say(f"step        {trace.num_tokens:,} tokens, {int(whole['kernels']):,} kernels, {size(whole['bytes'])} moved")
+    say(f"memory      {size(trace.peak)} of tensors at the peak")
     say(f"time        {whole['seconds'] * 1e3:.2f} ms of kernels, {host * 1e3:.2f} ms of launches")
     say(f"bound by    {'launches' if is_launch_bound else 'kernels'}: MFU at most {mfu:.1%}")
     say(f"waits       {len(trace.waits)}: {', '.join(trace.waits)}")
@@ -75,7 +76,13 @@ def print_kernels(recipe: "Recipe", device: Device) -> dict[str, object]:
         micro_batches = f"{num_micro_batches:,} micro-batches a step, each {added * 1e3:.2f} ms"
         say(f"recipe      {micro_batches}: MFU at most {accumulated:.1%}")
     operators = [{"operator": name, "dtype": dtype, **total} for (name, dtype), total in totals]
-    facts = {"tokens": trace.num_tokens, "launch_seconds": host, "launch_bound": is_launch_bound, "mfu": mfu}
+    facts = {
+        "tokens": trace.num_tokens,
+        "launch_seconds": host,
+        "launch_bound": is_launch_bound,
+        "mfu": mfu,
+        "peak_bytes": trace.peak,
+    }
     facts |= {"num_micro_batches": num_micro_batches, "mfu_of_recipe": accumulated}
     return {
         "recipe": recipe.name,
