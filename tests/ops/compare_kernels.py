@@ -18,7 +18,7 @@ from hornbook.ops.dropout import keep_mask
 from hornbook.ops.mixed_linear import mixed_feed_forward, mixed_linear, mixed_stack
 from hornbook.ops.native import kernels
 from hornbook.ops.native.kernels import FORMS, copy_of, weights_unchanged
-from hornbook.ops.triton.norm_operators import add_norm, norm_beside
+from hornbook.ops.triton.norm_operators import norm_beside
 from hornbook.ops.triton.operators import KERNELS, TRITON, triton_cross_entropy, triton_dropout
 from hornbook.ops.triton.programs import Drop
 
@@ -94,7 +94,8 @@ def check_add_norm(dtype: torch.dtype, *, centered: bool, drops: bool, has_besid
     gain, bias = (normal(shape[-1]).requires_grad_() if has else None for has in (True, centered))
     keys = torch.randint(1 << 32, shape[:-1], generator=RANDOM)
     upstream, beside = (normal(*shape, dtype=dtype) for _ in range(2))
-    added, y = add_norm(x, residual, Drop(keys, 5, 0.3) if drops else None, gain, bias, 1e-5, centered=centered)
+    drop = Drop(keys, 5, 0.3) if drops else None
+    added, y = norm_beside(x, gain, bias, 1e-5, centered=centered, residual=residual, drop=drop)
     torch.autograd.backward((added, y) if has_beside else (y,), (beside, upstream) if has_beside else (upstream,))
     close(kernels._summed[1], x.grad.double().flatten(0, -2).sum(0), dtype)
     leaves = [leaf for leaf in (x, residual, gain, bias) if leaf is not None]
