@@ -9,15 +9,14 @@ So packing, micro-batching, recomputation and resuming do not change dropout, an
 recomputes it. The mixer is the 32-bit ``lowbias32`` of the hash-prospector project (Wellons 2018).
 """
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hornbook.ops.triton.operators import chosen, triton_dropout
 
-GOLDEN: Final = 0x9E3779B1 - (1 << 32)
-"""Of the columns' numbers in a hash, as int32."""
+_GOLDEN = 0x9E3779B1 - (1 << 32)
 _FIRST = 0x7FEB352D
 _SECOND = 0x846CA68B - (1 << 32)
 
@@ -52,7 +51,7 @@ def keep_mask(keys: Tensor, site: int, num_columns: int, probability: float) -> 
     """
     keys_int32 = torch.where(keys >= 1 << 31, keys - (1 << 32), keys).to(torch.int32)
     token = mix(keys_int32 ^ mix(torch.full_like(keys, site + 1, dtype=torch.int32)))
-    columns = torch.arange(num_columns, dtype=torch.int32, device=keys.device) * GOLDEN
+    columns = torch.arange(num_columns, dtype=torch.int32, device=keys.device) * _GOLDEN
     hashed = mix(token.unsqueeze(-1) + columns)
     hashed &= 0x7FFFFFFF
     return hashed >= int(probability * (1 << 31))

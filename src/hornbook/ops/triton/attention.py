@@ -21,7 +21,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hornbook.ops.dropout import GOLDEN
 from hornbook.ops.triton.attention_bits import _drops, _first_word, _hash_dropped
 from hornbook.ops.triton.attention_tiles import (
     _FARTHEST,
@@ -253,7 +252,8 @@ def hash_dropped(
     dropped_HWN = torch.empty(num_heads, size, num_tokens, dtype=torch.int32, device=keys_N.device)
     if dropped_HWN.numel():
         below = -int(settings.probability * (1 << 31))
-        numbers = (num_tokens, size, settings.window or 0, *dropout, below, GOLDEN, 1)
+        golden = 0x9E3779B1 - (1 << 32)  # of the columns' numbers, as int32
+        numbers = (num_tokens, size, settings.window or 0, *dropout, below, golden, 1)
         has = {"causal": settings.is_causal, "has_window": settings.window is not None}
         grid = (triton.cdiv(num_tokens, HASHED["tile"]), num_heads)
         _hash_dropped[grid](spans_4N, keys_N, dropped_HWN, *numbers, **has, **HASHED)
