@@ -9,6 +9,7 @@ import torch
 from ranks import python
 
 from hornbook.measure.kernel_trace import _launch, _pairs_of_tiles
+from hornbook.measure.memory_check import TOLERANCES
 from hornbook.ops.native.build import find_compiler
 from hornbook.ops.native.cache import BuildError
 from hornbook.ops.spans import spans_of_sequences
@@ -90,6 +91,12 @@ def test_attention_with_dropout_or_sequences_is_tritons(steps):
         assert {"triton_attention", "triton_attention_gradients"} <= set(steps[title]["names"]), title
         assert "_softmax" not in steps[title]["names"]
     assert "triton_attention" not in steps["gpt bf16"]["names"]
+
+
+def test_the_plan_predicts_the_tensors_of_a_step(steps):
+    for title, found in steps.items():
+        if title not in ("bert packed", "bert unpadded", "roberta", "groupbert"):  # whose rows are not full
+            assert found["planned"] == pytest.approx(found["peak"], rel=TOLERANCES["resident"]), title
 
 
 def test_block_sparse_layers_take_triton(steps):

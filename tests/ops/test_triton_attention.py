@@ -13,7 +13,7 @@ BYTES = {"*bf16": 2, "*fp16": 2, "*fp32": 4}
 NUMBERS = (
     *("num_tokens", "q_stride", "k_stride", "v_stride", "of_stride", "of_k_stride", "of_v_stride"),
     *("sums_stride", "k_sums_stride", "v_sums_stride"),
-    *("per_group", "window", "num_words", "first_head", "site", "threshold"),
+    *("per_group", "window", "num_words", "first_head", "site", "below", "golden", "one"),
 )
 RECIPES = {"bert": (False, False, False, True), "gpt": (True, False, False, True), "windows": (True, True, True, False)}
 

@@ -45,12 +45,11 @@ def test_cross_entropy_compiles(pointer):
 
 @pytest.mark.parametrize("pointer", POINTERS)
 def test_dropout_compiles(pointer):
-    from hornbook.ops.triton.dropout import _dropout, _dropout_gradient, tile
+    from hornbook.ops.triton.dropout import _dropout, tile
 
-    types = {**dict.fromkeys(("x", "residual", "result", "gradient"), pointer), "keys": "*i64", "factor": "fp32"}
+    types = {**dict.fromkeys(("x", "residual", "result"), pointer), "keys": "*i64", "factor": "fp32"}
     for width in (128, 768):
         check(_dropout, types, {"adds": width == 768, **tile(width)})
-    check(_dropout_gradient, {**types, "sums": "*fp32"}, tile(768))
 
 
 @pytest.mark.parametrize("width", [768, pytest.param(4096, marks=pytest.mark.slow)])
@@ -69,13 +68,15 @@ def test_norms_compile(pointer, width):
         check(_norm_gradients, types, {**has, "has_beside": True, **fixed}, num_warps=warps)
 
 
-@pytest.mark.parametrize("activation", ["gelu_tanh", *OTHERS])
+@pytest.mark.parametrize("activation", ["gelu_tanh", *OTHERS, None])
 @pytest.mark.parametrize("pointer", POINTERS)
-def test_gradients_of_activations_compile(pointer, activation):
-    from hornbook.ops.triton.activation_gradient import _TILE, _activation_gradient
+def test_summed_gradients_of_activations_and_dropout_compile(pointer, activation):
+    from hornbook.ops.triton.dropout import tile
+    from hornbook.ops.triton.summed_gradients import _summed_gradient
 
-    types = {**dict.fromkeys(("gradient", "before", "result"), pointer), "sums": "*fp32"}
-    check(_activation_gradient, types, {"activation": activation, **_TILE})
+    types = {**dict.fromkeys(("gradient", "beside", "result"), pointer), "sums": "*fp32", "factor": "fp32"}
+    types |= {} if activation else {"beside": "*i64"}
+    check(_summed_gradient, types, {"activation": activation, **tile(768)})
 
 
 @pytest.mark.parametrize("activation", ["gelu_tanh", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])

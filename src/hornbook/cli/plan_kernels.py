@@ -55,36 +55,35 @@ def print_kernels(recipe: "Recipe", device: Device) -> dict[str, object]:
     totals.sort(key=lambda row: -row[1]["seconds"])
     whole = _total(trace.launches, device)
     print_columns([*_rows(totals)], right=(2, 3, 4, 5))
-    host = whole["kernels"] * _LAUNCH
+    host, seconds = whole["kernels"] * _LAUNCH, _duration(whole)
     is_launch_bound = host > whole["seconds"]
-    seconds = max(host, whole["seconds"])
     flops = (recipe.flops_per_token(recipe.sequence_length) or 0.0) * trace.num_tokens
     peak = device.flops[recipe.precision.compute if recipe.precision.compute != "auto" else device.auto_dtype]
     mfu = flops / seconds / peak
     say("")
     say(f"device      {device.label}, on a roofline: {_OF_PEAK:.0%} of {flop_rate(peak)} in products")
     say(f"step        {trace.num_tokens:,} tokens, {int(whole['kernels']):,} kernels, {size(whole['bytes'])} moved")
+    say(f"memory      {size(trace.peak)} of tensors at the peak")
     say(f"time        {whole['seconds'] * 1e3:.2f} ms of kernels, {host * 1e3:.2f} ms of launches")
     say(f"bound by    {'launches' if is_launch_bound else 'kernels'}: MFU at most {mfu:.1%}")
     say(f"waits       {len(trace.waits)}: {', '.join(trace.waits)}")
     accumulated, num_micro_batches = mfu, recipe.training.global_batch_size // recipe.training.micro_batch_size
     if num_micro_batches > 1:  # what two take more than one, each further one takes
-        two = _total(traced_step(_with_micro_batches(recipe, 2)).launches, device)
-        added = max(two["kernels"] * _LAUNCH, two["seconds"]) - seconds
+        added = _duration(_total(traced_step(_with_micro_batches(recipe, 2)).launches, device)) - seconds
         accumulated = num_micro_batches * flops / (seconds + (num_micro_batches - 1) * added) / peak
         micro_batches = f"{num_micro_batches:,} micro-batches a step, each {added * 1e3:.2f} ms"
         say(f"recipe      {micro_batches}: MFU at most {accumulated:.1%}")
     operators = [{"operator": name, "dtype": dtype, **total} for (name, dtype), total in totals]
-    facts = {"tokens": trace.num_tokens, "launch_seconds": host, "launch_bound": is_launch_bound, "mfu": mfu}
-    facts |= {"num_micro_batches": num_micro_batches, "mfu_of_recipe": accumulated}
-    return {
-        "recipe": recipe.name,
-        "device": device.name,
-        **whole,
-        **facts,
-        "waits": trace.waits,
-        "operators": operators,
+    facts = {
+        "tokens": trace.num_tokens,
+        "launch_seconds": host,
+        "launch_bound": is_launch_bound,
+        "mfu": mfu,
+        "peak_bytes": trace.peak,
     }
+    facts |= {"num_micro_batches": num_micro_batches, "mfu_of_recipe": accumulated}
+    facts |= {"waits": trace.waits, "operators": operators}
+    return {"recipe": recipe.name, "device": device.name, **whole, **facts}
 
 
 def _with_micro_batches(recipe: "Recipe", number: int) -> "Recipe":
@@ -99,6 +98,11 @@ def _total(launches: "list[Launch]", device: Device) -> dict[str, float]:
         "flops": sum(launch.flops for launch in launches),
         "seconds": sum(_seconds(launch, device) for launch in launches),
     }
+
+
+def _duration(total: dict[str, float]) -> float:
+    """Return the seconds of a step: of its kernels, or of their launches."""
+    return max(total["kernels"] * _LAUNCH, total["seconds"])
 
 
 def _seconds(launch: "Launch", device: Device) -> float:

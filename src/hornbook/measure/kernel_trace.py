@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 from hornbook.config import Recipe
 from hornbook.engine import build_training as building
 from hornbook.engine.step import train_step
+from hornbook.measure.memory_timeline import MemoryTimeline
 from hornbook.model import LanguageModel, encoder, language_model
 from hornbook.ops.sequence_groups import group_sequences, space_sequences
 from hornbook.ops.spans import Spans, spans_of_sequences, spans_of_windows
@@ -67,7 +68,7 @@ _INSTRUCTIONS: Final = {"forward": (10.9, 14.6), "of_queries": (9.0, 11.7), "of_
 """Of the main loops for a weight, without and with dropout: sm_90, 16 bits, heads of 64, tiles without hidden pairs."""
 _OF_A_MASK: Final = 8.3
 """Further instructions for a weight in tiles that have hidden pairs."""
-_HASHED: Final = (11.6, 9.3)
+_HASHED: Final = (12.5, 7.4)
 """Instructions of the hash of a weight, and of them integer ones, of which a multiprocessor issues half as many."""
 
 
@@ -93,6 +94,8 @@ class Trace:
     """What one step does."""
 
     num_tokens: int = 0
+    peak: int = 0
+    """Most bytes of tensors on the device at a time, without those inside of operators."""
     launches: list[Launch] = field(default_factory=list)
     attended: float = 0.0
     """Pairs of a query and a key in the tiles of Triton's attention, for one micro-batch; twice as many if causal."""
@@ -120,8 +123,12 @@ def traced_step(recipe: Recipe) -> Trace:
         state.model.train()
         train_step(state, batches[0], config)
         trace.waits.clear()
-        with _Counting(trace):
+        weights = nn.ParameterList(
+            state.model.parameters()
+        )  # without modules, as hooks on them would stop fused kernels
+        with MemoryTimeline(weights, state.home) as timeline, _Counting(trace):
             train_step(state, batches[1], config)
+    trace.peak = sum(held.bytes for held in timeline.at_peak())
     trace.num_tokens = sum(batch["tokens"].numel() for batch in batches[1])
     return trace
 

@@ -26,12 +26,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from hornbook.config.shapes import HEAD_TOKENS, HEAD_TOKENS_FUSED
-from hornbook.ops.chunk_losses import Chunk, Columns, add_by_parts, losses_of, squares_of, summary_of
+from hornbook.ops.chunk_losses import Chunk, Columns, add_by_parts, is_fused, losses_of, squares_of, summary_of
 from hornbook.ops.mixed_linear import is_mixed, write_product
 from hornbook.ops.native.kernels import copy_of, form_of
 from hornbook.ops.native.products import add_weight_gradient, panels_of, product
 from hornbook.ops.tensor_parallel import enter
-from hornbook.ops.triton.operators import chosen
 from hornbook.parallel.ranks import cut_of, is_cut, local
 
 
@@ -68,7 +67,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         elif chunks == 1:
             weight = copy_of(weight_VD, x_ND.dtype) if is_copied else weight_VD.to(x_ND.dtype)
         losses = partial(losses_of, with_count=with_count, with_gradient=True, z_weight=z_weight)
-        for rows in _chunks_of(x_ND):
+        for rows in _chunks_of(x_ND, head, chunks, z_weight):
             x, targets, weights = x_ND[rows], targets_N[rows], None if weights_N is None else weights_N[rows]
             if chunks > 1:
                 given = (x_gradient[rows], weight_gradient, bias_gradient, weights, z_weight)
@@ -96,6 +95,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 add_weight_gradient(form, chunk.gradient, x, weight_gradient, None, accumulate=True)
             if bias_gradient is not None:
                 bias_gradient += chunk.bias_gradient
+            del chunk  # with the logits, before the next ones are made
         ctx.save_for_backward(x_gradient, weight_gradient, bias_gradient)
         loss, beside = (total, squares if z_weight else num_correct) if weights_N is None else (weighted, total)
         ctx.mark_non_differentiable(beside)
@@ -264,7 +264,7 @@ def _chunks(
     form = form_of("linear", x_ND) if chunks == 1 and head.weight.dtype == torch.float32 else None
     packed = head.weight if form is None else panels_of(form, head.weight, x_ND.dtype, for_gradient=False)
     weight = head.weight.to(x_ND.dtype) if form is None and chunks == 1 else head.weight
-    for rows in _chunks_of(x_ND):
+    for rows in _chunks_of(x_ND, head, chunks, z_weight):
         x, targets = x_ND[rows], targets_N[rows]
         if chunks > 1:
             normalizer, picked, num_correct = summary_of(x, targets, head.parts(chunks), with_count=with_count)
@@ -274,8 +274,8 @@ def _chunks(
             yield rows, losses_of(logits, targets, head, with_count=with_count, with_gradient=False, z_weight=z_weight)
 
 
-def _chunks_of(x_ND: Tensor) -> Iterator[slice]:
+def _chunks_of(x_ND: Tensor, head: Columns, chunks: int, z_weight: float) -> Iterator[slice]:
     """Yield the tokens of each chunk; a fused kernel takes more, so that the table's gradient is summed less often."""
-    size = HEAD_TOKENS_FUSED if x_ND.is_cuda and chosen("triton_cross_entropy", x_ND) else HEAD_TOKENS
+    size = HEAD_TOKENS_FUSED if chunks == 1 and is_fused(x_ND, head, z_weight) else HEAD_TOKENS
     for start in range(0, len(x_ND), size):
         yield slice(start, start + size)

@@ -19,7 +19,7 @@ from hornbook.ops.native.library import Form
 from hornbook.ops.native.linear import linear as native_linear
 from hornbook.ops.native.linear import linear_activation
 from hornbook.ops.tensor_parallel import cut_linear
-from hornbook.ops.triton.norm_operators import MOST_COLUMNS, add_norm, norm_beside
+from hornbook.ops.triton.norm_operators import MOST_COLUMNS, norm_beside
 from hornbook.ops.triton.operators import chosen, triton_dropout
 from hornbook.ops.triton.programs import Drop
 from hornbook.parallel.ranks import is_cut, local
@@ -173,7 +173,8 @@ def add_norm_of(
     """
     if not (x.is_cuda and _is_tritons(x) and chosen("triton_dropout", x)):
         return None
-    return add_norm(x, residual, Drop(*dropout) if dropout else None, weight_D, bias_D, epsilon, centered=centered)
+    drop = Drop(*dropout) if dropout else None
+    return norm_beside(x, weight_D, bias_D, epsilon, centered=centered, residual=residual, drop=drop)
 
 
 def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -76,6 +76,7 @@ class Attention:
         dropout: of the attention weights.
         recomputes: whether the activations between the projections are recomputed in the backward pass.
         is_stacked: whether query, key and value are one tensor, the result of one projection.
+        stacks: whether PyTorch's attention has its gradients stacked for that projection, which else takes all three.
         key_width: total size of this rank's heads of keys.
         window: how many tokens each one attends to, if limited; on both sides, unless causal.
         cap: soft limit of the scores, if any.
@@ -88,6 +89,7 @@ class Attention:
     dropout: float
     recomputes: bool = False
     is_stacked: bool = True
+    stacks: bool = True
     key_width: int = 0
     window: int | None = None
     cap: float | None = None
@@ -101,7 +103,7 @@ class Attention:
         """Return whether Triton's kernel computes it, which needs no weights and masks."""
         size, is_limited = self.width // self.num_heads, self.cap is not None or self.window is not None
         is_chosen = not self.is_causal or is_limited or self.dropout > 0.0 or tokens.is_masked
-        return layers.compute.takes_spans and is_chosen and size <= (64 if layers.itemsize == FP32 else 256)
+        return layers.compute.has_triton and is_chosen and size <= (64 if layers.itemsize == FP32 else 256)
 
     def _num_words(self, tokens: Tokens) -> int:
         """Return the number of 32-bit words of a query and head in which Triton's kernel keeps what is dropped."""
@@ -252,6 +254,9 @@ class Attention:
             else:
                 self._explicit_backward(layers, group, numbers, number)
             tape.free(*(f"{name}/{what} {number}" for what in _KEPT))
+            if form == "fused" and not self.stacks and not tokens.is_gathered:
+                tape.rename(f"{name}/dqkv", result)
+                continue
             layers.scratch(f"{name}/stacked", 3 * numbers)
             tape.free(f"{name}/dqkv")
             layers.scratch(f"{name}/part {number}" if tokens.is_gathered else result, 3 * numbers)

@@ -15,7 +15,7 @@ def own_tokens(tokens: Tokens, num_slices: int) -> int:
 
 def add_residual(layers: Layers, size: float, kind: NormKind | None = "layer") -> None:
     """Add the gradient ``branch`` to ``gradient``, both with ``size`` elements, of the input of a norm, if any."""
-    if kind is None or not layers.compute.is_native("layer_norm"):
+    if kind is None or not layers.compute.adds_in_norms:
         layers.scratch("sum", size)
         layers.tape.free("gradient", "branch")
         layers.tape.free("sum")

@@ -92,6 +92,7 @@ class _Block(BlockLayers):
             dropout=part.dropout,
             recomputes=self.mixes_again,
             is_stacked=part.is_plain or (is_native and len(part.inputs) == 1 and not self._norms_all_heads(part)),
+            stacks=not (part.is_plain and layers.is_mixed(f"{self.name}.{part.inputs[0].name}")),
             key_width=part.num_kv_heads // self.num_parts * part.head_size,
             window=part.window(self.index),
             cap=part.cap,
@@ -145,7 +146,7 @@ class _Block(BlockLayers):
         """Compute the gradients of the norms of queries and keys; native attention needs no memory for it."""
         for norm in (layer for layer in part.others if isinstance(layer, Norm)):
             name, numbers = f"{self.name}.{norm.name}", self.tokens.num * self._rows_of(part, norm) * norm.size
-            if not is_native or self._norms_all_heads(part):
+            if not layers.compute.has_triton and (not is_native or self._norms_all_heads(part)):
                 layers.tape.use(4 * FP32 * numbers)
             if norm.gain:
                 layers.add_gradient(name, norm.size, FP32)
@@ -200,8 +201,11 @@ class _Block(BlockLayers):
         name, num = f"{self.name}.{part.name}", self.tokens.num
         inner = part.inner // self.num_parts
         ups = [f"{name}/up {number}" for number in range(len(part.inputs))]
-        are_native = all(layers.is_native(f"{self.name}.{linear.name}") for linear in (part.inputs[0], part.out))
-        if len(part.inputs) == 1 and part.middle is None and are_native:  # products apply the activation's derivative
+        linears = [f"{self.name}.{linear.name}" for linear in (part.inputs[0], part.out)]
+        applies = all(map(layers.is_native, linears)) or (
+            all(map(layers.is_mixed, linears)) and part.inputs[0].num_parts == 1
+        )
+        if len(part.inputs) == 1 and part.middle is None and applies:  # products apply the activation's derivative
             layers.scratch("dup", (part.inputs[0].num_parts - 1) * num * inner)
             self.leave_backward(layers, part.out, gradient, "dhidden", f"{name}/hidden")
             layers.tape.free(*ups)

@@ -11,7 +11,7 @@ from hornbook.config.description import Description, description_of
 from hornbook.config.objectives import LabelledConfig
 from hornbook.config.parts import Norm
 from hornbook.config.recipe import Recipe
-from hornbook.config.shapes import HEAD_TOKENS
+from hornbook.config.shapes import HEAD_TOKENS, HEAD_TOKENS_FUSED
 from hornbook.plan.attention import Tokens
 from hornbook.plan.layers import FP32, TABLE, Layers
 
@@ -121,8 +121,9 @@ class Head:
         num, size, tape, item = self.tokens.num_scored, self.size, layers.tape, layers.itemsize
         width = self.width
         if self.has_loss_of_tokens:
-            layers.scratch("gradient", num * width, FP32 if item < FP32 else item)
-            if item < FP32:
+            is_widened = item < FP32 and layers.compute.device == "cpu"
+            layers.scratch("gradient", num * width, FP32 if is_widened else item)
+            if is_widened:
                 layers.scratch("product", num * width, FP32)
                 layers.scratch("gradient", num * width)
                 tape.free("product")
@@ -161,7 +162,7 @@ class Head:
 
     def _cross_entropy(self, layers: Layers) -> None:
         num, size, rows, tape, item = self.tokens.num_scored, self.width, self.num_rows, layers.tape, layers.itemsize
-        tokens, has_more = min(num, HEAD_TOKENS), num > HEAD_TOKENS
+        tokens = min(num, HEAD_TOKENS)
         layers.activation("head/dx", num * size)
         layers.activation("head/dtable", rows * size, FP32)
         has_bias = self.has("bias")
@@ -170,13 +171,15 @@ class Head:
         if self.chunks > 1:
             self._by_parts(layers, tokens)
             return
-        before, is_cut = has_more * item, layers.is_cut("head.table")
-        is_weighted = item < FP32 and getattr(self.objective, "recurrence_weights", False)
-        is_capped = self.model.logit_cap is not None
+        is_cut = layers.is_cut("head.table")
+        is_capped, is_weighted = self.model.logit_cap is not None, getattr(self.objective, "recurrence_weights", False)
         exact = item + 3 * FP32 if is_capped else item + FP32 + (FP32 if item < FP32 else 0)
-        has_fp32_bias = not has_bias or layers.compute.weights == "fp32"
-        is_in_place = layers.compute.is_native("cross_entropy") and has_fp32_bias and not is_cut
-        softmax = tokens * rows * max(before + (item if is_in_place else exact), is_weighted * (item + 2 * FP32))
+        is_whole = not is_cut and (not has_bias or layers.compute.weights == "fp32")
+        is_in_place = layers.compute.is_native("cross_entropy") and is_whole
+        if layers.compute.has_triton and is_whole and not is_capped and not getattr(self.objective, "z_loss", 0.0):
+            is_in_place, tokens = True, min(num, HEAD_TOKENS_FUSED)
+        is_widened = is_weighted and item < FP32 and layers.compute.device == "cpu"
+        softmax = tokens * rows * max(item if is_in_place else exact, is_widened * (item + 2 * FP32))
         if layers.compute.is_native("linear"):
             packed = [f"head.table/{what}" for what in ("panels", "panels of the gradient")]
             for name in packed:
@@ -185,12 +188,13 @@ class Head:
             is_made = is_cut or layers.table_weights is not None
             tape.free(*packed * is_made)  # what is no parameter is packed anew for each micro-batch
             return
-        if layers.casts == "step" and not is_cut:
+        is_mixed = layers.casts == "step" and not is_cut
+        if is_mixed:
             layers.copy("head.table", rows * size)
         elif layers.compute.weights != layers.compute.dtype and layers.casts != "never":
             layers.scratch("head.table/cast", rows * size)
         tape.use(softmax, "logits")
-        products = item + (FP32 if item < FP32 else 0)
+        products = 0 if is_mixed else item + (FP32 if item < FP32 else 0)
         tape.use(tokens * rows * item + rows * size * products, "logits")
         tape.free("head.table/cast")
 

@@ -38,14 +38,19 @@ class Compute:
     gradients: Dtype = "fp32"
     native: frozenset[Operator] = frozenset()
     """The operators that are native instead of PyTorch's."""
-    takes_spans: bool = False
-    """Whether Triton computes the attention that PyTorch has no fused operator for."""
+    has_triton: bool = False
+    """Whether Triton computes norms, dropout, cross-entropy, and attention that PyTorch has no fused operator for."""
     panel_bytes: int = 2
     """Bytes per element of weights that native operators have packed."""
 
     def is_native(self, operator: Operator) -> bool:
         """Return whether an operator is native; linear layers and norms only with weights in fp32."""
         return operator in self.native and (self.weights == "fp32" or operator not in ("linear", "layer_norm"))
+
+    @property
+    def adds_in_norms(self) -> bool:
+        """Whether the operator of a norm's gradient adds that of the residual, and needs no temporary tensors."""
+        return self.has_triton or self.is_native("layer_norm")
 
     @property
     def itemsize(self) -> int:
@@ -123,6 +128,10 @@ class Layers:
         """Return whether a native operator computes a linear layer; there is none for split weights."""
         return self.compute.is_native("linear") and not self.is_cut(f"{name}.weight")
 
+    def is_mixed(self, name: str) -> bool:
+        """Return whether a linear layer is that of `hornbook.ops.mixed_linear`."""
+        return self.casts == "step" and name not in self._blocks and not self.is_cut(f"{name}.weight")
+
     def linear(self, name: str, num_rows: float, num_in: int, num_out: int, result: str) -> None:
         """Compute ``result`` ``[rows, out]``."""
         if name not in self._blocks:
@@ -173,7 +182,7 @@ class Layers:
             self.tape.free(*frees)
             return
         self.scratch(result, num_rows * num_in)
-        if self.casts == "step" and not self.is_cut(f"{name}.weight"):
+        if self.is_mixed(name):
             if not self.tape.holds(f"{name}/gradient"):
                 self.add_gradient(name, size + bias * num_out, FP32)
             self.tape.free(*frees)
@@ -207,7 +216,7 @@ class Layers:
     def _weight(self, name: str, size: int) -> None:
         if self.is_native(name):
             self.panels(f"{name}/panels", size)
-        elif self.casts == "step" and not self.is_cut(f"{name}.weight"):
+        elif self.is_mixed(name):
             self.copy(name, size)
         elif self.compute.weights != self.compute.dtype and self.casts != "never":
             self.activation(f"{name}/cast", size)
@@ -269,7 +278,7 @@ class Layers:
     ) -> None:
         """Compute the gradient ``result`` of the input from that of the output, then free tensors."""
         numbers = 2 * size if kind == "layer" else gain * size
-        if kind == "rms" and not self.compute.is_native("layer_norm"):
+        if kind == "rms" and not self.compute.adds_in_norms:
             self.tape.use(num_rows * size * 4 * FP32)
         self.scratch(result, num_rows * size)
         is_mixed = self.compute.device == "cpu" and self.itemsize < FP32 and not self.compute.is_native("layer_norm")
@@ -288,8 +297,9 @@ class Layers:
         if probability == 0.0:
             return
         numbers = num_rows * size
-        self.tape.use(numbers * 2 * FP32)
-        self.tape.use(numbers * (1 + 2 * self.itemsize))
+        if not self.compute.has_triton:
+            self.tape.use(numbers * 2 * FP32)
+            self.tape.use(numbers * (1 + 2 * self.itemsize))
         kind: Kind = "workspace" if name.endswith("gradient") else "activations"
         self.tape.hold(kind, name, numbers * self.itemsize)
 

@@ -177,7 +177,7 @@ def compute_of(recipe: Recipe, machine: Machine) -> Compute:
         weights=precision.weights,
         gradients=precision.gradients,
         native=ALL_NATIVE if can_be_native else frozenset(),
-        takes_spans=kind == "cuda" and precision.kernels != "torch",
+        has_triton=kind == "cuda" and precision.kernels != "torch",
         panel_bytes=DTYPE_BYTES[dtype],
     )
 

@@ -58,7 +58,7 @@ def compute_on(recipe: Recipe, device: torch.device) -> Compute:
         weights=recipe.precision.weights,
         gradients=recipe.precision.gradients,
         native=frozenset(operator for operator in ALL_NATIVE if f"{operator}_{SUFFIXES.get(dtype)}" in forms),
-        takes_spans="triton_attention" in forms,
+        has_triton="triton_attention" in forms,
         panel_bytes=2 if forms.get("linear_bf16") in ("avx512bf16", "avx512fp16", "amx", "neonbf16") else 4,
     )
 

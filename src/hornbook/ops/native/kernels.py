@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -61,7 +62,7 @@ class Unchanged:
 
 unchanged = Unchanged()
 _numbers = itertools.count(1)
-_summed: tuple[tuple[Tensor, int], Tensor] | None = None
+_summed: tuple[tuple[ref[torch.UntypedStorage], int, int], Tensor] | None = None
 """The last gradient that a kernel stored with its sums over the rows, with its version, and these."""
 
 
@@ -135,7 +136,8 @@ def copy_of(weight: Tensor, dtype: torch.dtype) -> Tensor:
 def note_sums(gradient: Tensor, sums: Tensor) -> Tensor:
     """Return ``gradient`` ``[..., C]`` after noting its sums over the rows ``[C]`` for the layer that gets it next."""
     global _summed
-    _summed = ((gradient, gradient._version), sums)
+    if gradient.is_contiguous():  # a reference to its memory only, which other layers may free
+        _summed = ((ref(gradient.untyped_storage()), gradient.numel(), gradient._version), sums)
     return gradient
 
 
@@ -143,15 +145,11 @@ def sums_of(gradient: Tensor) -> Tensor:
     """Return the sums of ``gradient`` ``[..., C]`` over the rows, fp32 ``[C]``, which ``note_sums`` may know."""
     global _summed
     known, _summed = _summed, None
-    if known is not None and len(known[1]) == gradient.shape[-1] and _is_view(gradient, *known[0]):
-        return known[1]
+    if known is not None and len(known[1]) == gradient.shape[-1] and gradient.is_contiguous():
+        storage, *shape = known[0]
+        if storage() is gradient.untyped_storage() and shape == [gradient.numel(), gradient._version]:
+            return known[1]
     return gradient.flatten(0, -2).sum(0, dtype=torch.float32)
-
-
-def _is_view(x: Tensor, whole: Tensor, version: int) -> bool:
-    """Return whether ``x`` has all of the elements of ``whole``, in the same memory, as of that version."""
-    is_whole = x.numel() == whole.numel() and x.is_contiguous() and whole.is_contiguous() and x._version == version
-    return is_whole and x.untyped_storage()._cdata == whole.untyped_storage()._cdata
 
 
 def form_of(operator: str, x: Tensor) -> Form | None:

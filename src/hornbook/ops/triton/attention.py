@@ -251,7 +251,9 @@ def hash_dropped(
     size = num_words(longest, settings.window, is_causal=settings.is_causal)
     dropped_HWN = torch.empty(num_heads, size, num_tokens, dtype=torch.int32, device=keys_N.device)
     if dropped_HWN.numel():
-        numbers = (num_tokens, size, settings.window or 0, *dropout, int(settings.probability * (1 << 31)))
+        below = -int(settings.probability * (1 << 31))
+        golden = 0x9E3779B1 - (1 << 32)  # of the columns' numbers, as int32
+        numbers = (num_tokens, size, settings.window or 0, *dropout, below, golden, 1)
         has = {"causal": settings.is_causal, "has_window": settings.window is not None}
         grid = (triton.cdiv(num_tokens, HASHED["tile"]), num_heads)
         _hash_dropped[grid](spans_4N, keys_N, dropped_HWN, *numbers, **has, **HASHED)

@@ -58,13 +58,15 @@ def _drops(
     return is_dropped
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["one"])  # type: ignore[untyped-decorator]
 def _hash_dropped(
     spans: tl.tensor, keys: tl.tensor, dropped: tl.tensor, num_tokens: tl.tensor, num_words: tl.tensor,
-    window: tl.tensor, first_head: tl.tensor, site: tl.tensor, threshold: tl.tensor, causal: tl.constexpr,
-    has_window: tl.constexpr, tile: tl.constexpr,
+    window: tl.tensor, first_head: tl.tensor, site: tl.tensor, below: tl.tensor, golden: tl.tensor, one: tl.tensor,
+    causal: tl.constexpr, has_window: tl.constexpr, tile: tl.constexpr,
 ) -> None:  # fmt: skip
-    head = tl.program_id(1)
+    # Of numbers that it does not know, the compiler makes multiplications with an addition, in units that have time,
+    # not additions in those of shifts and logic, which limit this kernel; ``below`` is minus the threshold.
+    head, golden = tl.program_id(1), golden.to(tl.uint32)
     rows, exists, _, low, high, _, _ = _span_of_queries(spans, num_tokens, window, causal, has_window, tile)
     first = tl.load(spans + rows, mask=exists, other=0)
     column = tl.load(spans + 2 * num_tokens + rows, mask=exists, other=0)
@@ -74,8 +76,8 @@ def _hash_dropped(
     for number in range(low // 32, (high + 31) // 32):
         word = tl.zeros((tile,), tl.int32)
         for bit in tl.static_range(32):  # the last key first, which becomes the highest bit
-            hashed = (_mix(last - bit * 0x9E3779B1 % 0x100000000) & 0x7FFFFFFF).to(tl.int32)
-            word = (word << 1) | (((hashed - threshold) >> 31) & 1)  # 1 if less than the threshold
+            hashed = (_mix(last - golden * bit) & 0x7FFFFFFF).to(tl.int32)
+            word = (word << 1) | (((hashed * one + below) >> 31) & 1)  # 1 if less than the threshold
         last += 32 * 0x9E3779B1 % 0x100000000
         own = number - first_word
         places = (head * num_words + own).to(tl.int64) * num_tokens + rows

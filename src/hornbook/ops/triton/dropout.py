@@ -10,8 +10,6 @@ from hornbook.ops.triton.programs import Drop
 _ELEMENTS = 4096
 """Of a program."""
 _MOST_WIDTH = 1024
-_PROGRAMS = 528
-"""Of the gradients: four for each multiprocessor of an H100."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -30,26 +28,6 @@ def _keeps(keys: tl.tensor, columns: tl.tensor, site: tl.tensor, threshold: tl.t
     token = _mix(keys.to(tl.uint32) ^ _mix((tl.zeros_like(keys).to(tl.int32) + site + 1).to(tl.uint32)))
     hashed = _mix(token + columns.to(tl.uint32) * 0x9E3779B1) & 0x7FFFFFFF
     return hashed.to(tl.int32) >= threshold
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _dropout_gradient(
-    gradient: tl.tensor, keys: tl.tensor, result: tl.tensor, sums: tl.tensor, num_rows: tl.tensor,
-    num_columns: tl.tensor, site: tl.tensor, threshold: tl.tensor, factor: tl.tensor, height: tl.constexpr,
-    width: tl.constexpr,
-) -> None:  # fmt: skip
-    first = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * width + tl.arange(0, width)
-    total = tl.zeros((height, width), tl.float32)
-    for start in range(first * height, num_rows, tl.num_programs(0) * height):
-        rows = start + tl.arange(0, height)
-        exists = (rows[:, None] < num_rows) & (columns[None, :] < num_columns)
-        keeps = _keeps(tl.load(keys + rows, mask=rows < num_rows, other=0)[:, None], columns[None, :], site, threshold)
-        places = rows[:, None] * num_columns + columns[None, :]
-        values = tl.where(keeps, tl.load(gradient + places, mask=exists, other=0.0).to(tl.float32) * factor, 0.0)
-        tl.store(result + places, values.to(result.dtype.element_ty), mask=exists)
-        total += values
-    tl.store(sums + first * num_columns + columns, tl.sum(total, 0), mask=columns < num_columns)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -102,16 +80,3 @@ def dropout(x: Tensor, residual: Tensor | None, keys: Tensor, site: int, probabi
         numbers = (keys.numel(), x.shape[-1], *dropout_numbers(Drop(keys, site, probability)))
         _dropout[grid](x, beside, keys, result, *numbers, adds=residual is not None, **fixed)
     return result
-
-
-def dropout_gradient(gradient: Tensor, keys: Tensor, site: int, probability: float) -> tuple[Tensor, Tensor]:
-    """Return the gradient and its sums; see `hornbook.ops.triton.operators.triton_dropout_gradient`."""
-    gradient, num_columns, num_rows = gradient.contiguous(), gradient.shape[-1], keys.numel()
-    result, fixed = torch.empty_like(gradient), tile(num_columns)
-    blocks = triton.cdiv(num_columns, fixed["width"])
-    programs = min(triton.cdiv(num_rows, fixed["height"]), triton.cdiv(_PROGRAMS, blocks))
-    sums = torch.empty(programs, num_columns, dtype=torch.float32, device=gradient.device)
-    if gradient.numel():
-        numbers = (num_rows, num_columns, *dropout_numbers(Drop(keys, site, probability)))
-        _dropout_gradient[(programs, blocks)](gradient, keys.contiguous(), result, sums, *numbers, **fixed)
-    return result, sums.sum(0)

@@ -73,7 +73,7 @@ def triton_activation_gradient(gradient: Tensor, before: Tensor, activation: str
     Returns:
         The gradient in the dtype of ``u``; its sums before rounding, fp32 ``[C]``.
     """
-    from hornbook.ops.triton.activation_gradient import activation_gradient
+    from hornbook.ops.triton.summed_gradients import activation_gradient
 
     return activation_gradient(gradient, before, activation)
 

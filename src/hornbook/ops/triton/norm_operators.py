@@ -25,7 +25,7 @@ def triton_norm(
     site: int,
     probability: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return ``residual + drop(x)``, or ``x`` without a residual, and its norm; see ``add_norm``.
+    """Return ``residual + drop(x)``, or ``x`` without a residual, and its norm; see ``norm_beside``.
 
     Returns:
         The norm, of the shape and dtype of ``x``; means and reciprocal deviations of the rows, fp32 ``[...]``; the sum,
@@ -79,9 +79,16 @@ def _(
 
 
 def norm_beside(
-    x: Tensor, gain: Tensor | None, bias: Tensor | None, epsilon: float, *, centered: bool
+    x: Tensor,
+    gain: Tensor | None,
+    bias: Tensor | None,
+    epsilon: float,
+    *,
+    centered: bool,
+    residual: Tensor | None = None,
+    drop: Drop | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return ``x`` and its norm as outputs of one operator, which adds their gradients.
+    """Return ``x``, or ``residual + drop(x)``, and its norm as outputs of one operator, which adds their gradients.
 
     Args:
         x: ``[..., D]`` with at most ``MOST_COLUMNS`` columns.
@@ -89,22 +96,9 @@ def norm_beside(
         bias: ``[D]``; None for 0.
         epsilon: added to the variance, or the mean square.
         centered: layer norm (Ba et al. 2016) rather than RMS norm (Zhang and Sennrich 2019).
+        residual: of the shape and dtype of ``x``.
+        drop: only with a residual.
     """
-    same, normed = _Norm.apply(x, None, None, gain, bias, epsilon, centered)  # type: ignore[no-untyped-call]
-    return same, normed
-
-
-def add_norm(
-    x: Tensor,
-    residual: Tensor,
-    drop: Drop | None,
-    gain: Tensor | None,
-    bias: Tensor | None,
-    epsilon: float,
-    *,
-    centered: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return ``residual + drop(x)`` and its norm; ``residual`` has the shape of ``x``, other arguments as above."""
     added, normed = _Norm.apply(x, residual, drop, gain, bias, epsilon, centered)  # type: ignore[no-untyped-call]
     return added, normed
 

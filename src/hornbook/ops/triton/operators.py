@@ -81,7 +81,7 @@ def _of_dropout(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 @operator(device="any")
 def triton_dropout_gradient(gradient: Tensor, keys: Tensor, site: int, probability: float) -> tuple[Tensor, Tensor]:
     """Return the gradient of what was dropped, and its sums over the rows, fp32 ``[C]``."""
-    from hornbook.ops.triton.dropout import dropout_gradient
+    from hornbook.ops.triton.summed_gradients import dropout_gradient
 
     return dropout_gradient(gradient, keys, site, probability)
 
