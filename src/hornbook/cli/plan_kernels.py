@@ -73,17 +73,11 @@ def print_kernels(recipe: "Recipe", device: Device) -> dict[str, object]:
         accumulated = num_micro_batches * flops / (seconds + (num_micro_batches - 1) * added) / peak
         micro_batches = f"{num_micro_batches:,} micro-batches a step, each {added * 1e3:.2f} ms"
         say(f"recipe      {micro_batches}: MFU at most {accumulated:.1%}")
+    memory_and_time = {"peak_bytes": trace.peak, "launch_seconds": host, "launch_bound": is_launch_bound}
+    shares = {"mfu": mfu, "num_micro_batches": num_micro_batches, "mfu_of_recipe": accumulated}
     operators = [{"operator": name, "dtype": dtype, **total} for (name, dtype), total in totals]
-    facts = {
-        "tokens": trace.num_tokens,
-        "launch_seconds": host,
-        "launch_bound": is_launch_bound,
-        "mfu": mfu,
-        "peak_bytes": trace.peak,
-    }
-    facts |= {"num_micro_batches": num_micro_batches, "mfu_of_recipe": accumulated}
-    facts |= {"waits": trace.waits, "operators": operators}
-    return {"recipe": recipe.name, "device": device.name, **whole, **facts}
+    whole_step = {"tokens": trace.num_tokens, **whole, **memory_and_time, **shares}
+    return {"recipe": recipe.name, "device": device.name, **whole_step, "waits": trace.waits, "operators": operators}
 
 
 def _with_micro_batches(recipe: "Recipe", number: int) -> "Recipe":
