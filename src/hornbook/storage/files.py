@@ -122,12 +122,7 @@ def replace_file(path: Path, data: BytesLike | Iterable[BytesLike]) -> Written:
         with suppress(StorageError):
             remove_file(temporary)
         raise
-    pattern = re.compile(re.escape(f".{path.name}.tmp-") + r"(\d{1,10})-[0-9a-f]{8}")
-    with suppress(OSError, StorageError):  # what killed processes left
-        for entry in path.parent.iterdir():
-            match = pattern.fullmatch(entry.name)
-            if match and not process_is_alive(int(match[1])) and is_own(entry, stat.S_ISREG):
-                remove_file(entry)
+    _remove_litter(path)
     return written
 
 
@@ -264,6 +259,16 @@ class _Traces:
     def _entries(self) -> set[str]:
         with storage_errors("read the folder", self._folder):
             return {path.name for path in self._folder.iterdir()} if self._folder.is_dir() else set()
+
+
+def _remove_litter(path: Path) -> None:
+    """Remove the temporary files of ``replace_file`` that killed processes left beside ``path``."""
+    pattern = re.compile(re.escape(f".{path.name}.tmp-") + r"(\d{1,10})-[0-9a-f]{8}")
+    with suppress(OSError, StorageError):
+        for entry in path.parent.iterdir():
+            match = pattern.fullmatch(entry.name)
+            if match and not process_is_alive(int(match[1])) and is_own(entry, stat.S_ISREG):
+                remove_file(entry)
 
 
 def _raise(error: OSError) -> None:

@@ -41,29 +41,28 @@ def _activated(u: tl.tensor, activation: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _tile(
-    a: tl.tensor, b: tl.tensor, num_rows: tl.tensor, num_columns: tl.constexpr, depth: tl.constexpr,
-    is_turned: tl.constexpr, height: tl.constexpr, width: tl.constexpr, step: tl.constexpr, widens: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
-    """Return the program's tile of ``a b``, or ``a bᵀ`` if ``is_turned``, in fp32, and where its elements are.
-
-    These are the number of the tile of rows, the columns, the place of the first element and those of all from there,
-    in 32 bits, and which of them exist.
-    """
+def _place(num_rows: tl.tensor, num_columns: tl.constexpr, height: tl.constexpr, width: tl.constexpr) -> tl.tensor:
+    """Return the numbers of the program's tile, of rows and of columns."""
     per_group = _ROWS_AT_A_TIME * (num_columns // width)
-    first_tile = tl.program_id(0) // per_group * _ROWS_AT_A_TIME
-    size = tl.minimum(tl.cdiv(num_rows, height) - first_tile, _ROWS_AT_A_TIME)
+    first = tl.program_id(0) // per_group * _ROWS_AT_A_TIME
+    size = tl.minimum(tl.cdiv(num_rows, height) - first, _ROWS_AT_A_TIME)
     inside = tl.program_id(0) % per_group
-    row_tile, first = first_tile + inside % size, inside // size * width
-    start = row_tile.to(tl.int64) * height
-    exists = (start + tl.arange(0, height) < num_rows)[:, None]
+    return first + inside % size, inside // size
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _product(
+    a: tl.tensor, b: tl.tensor, exists: tl.tensor, num_columns: tl.constexpr, depth: tl.constexpr,
+    is_turned: tl.constexpr, height: tl.constexpr, width: tl.constexpr, step: tl.constexpr, widens: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Return a tile of ``a b``, or ``a bᵀ`` if ``is_turned``, in fp32, given where its rows and columns begin."""
     total = tl.zeros((height, width), tl.float32)
     inner, columns = tl.arange(0, step), tl.arange(0, width)
-    of_a = a + start * depth + (tl.arange(0, height)[:, None] * depth + inner[None, :])
+    of_a = a + tl.arange(0, height)[:, None] * depth + inner[None, :]
     if is_turned:
-        of_b = b + first * depth + (columns[:, None] * depth + inner[None, :])
+        of_b = b + columns[:, None] * depth + inner[None, :]
     else:
-        of_b = b + first + (inner[:, None] * num_columns + columns[None, :])
+        of_b = b + inner[:, None] * num_columns + columns[None, :]
     for _ in range(0, depth, step):
         left, right = tl.load(of_a, mask=exists, other=0.0), tl.load(of_b)
         if is_turned:
@@ -73,8 +72,7 @@ def _tile(
         total = tl.dot(left, right, total, input_precision="ieee")
         of_a += step
         of_b += step if is_turned else step * num_columns
-    places = tl.arange(0, height)[:, None] * num_columns + columns[None, :]
-    return total, row_tile, first + columns, start * num_columns + first, places, exists
+    return total
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -83,15 +81,20 @@ def _activated_linear(
     num_columns: tl.constexpr, depth: tl.constexpr, has_bias: tl.constexpr, activation: tl.constexpr,
     height: tl.constexpr, width: tl.constexpr, step: tl.constexpr, widens: tl.constexpr,
 ) -> None:  # fmt: skip
-    u, _, columns, origin, places, exists = _tile(
-        x, weight, num_rows, num_columns, depth, True, height, width, step, widens
+    row_tile, column_tile = _place(num_rows, num_columns, height, width)
+    start, first = row_tile.to(tl.int64) * height, column_tile * width
+    exists = (start + tl.arange(0, height) < num_rows)[:, None]
+    u = _product(
+        x + start * depth, weight + first * depth, exists, num_columns, depth, True, height, width, step, widens
     )
+    columns = tl.arange(0, width)
     if has_bias:
-        u += tl.load(bias + columns)[None, :]
+        u += tl.load(bias + first + columns)[None, :]
     u = u.to(before.dtype.element_ty)
-    tl.store(before + origin + places, u, mask=exists)
+    places = tl.arange(0, height)[:, None] * num_columns + columns[None, :]
+    tl.store(before + start * num_columns + first + places, u, mask=exists)
     h = _activated(u.to(tl.float32), activation).to(result.dtype.element_ty)
-    tl.store(result + origin + places, h, mask=exists)
+    tl.store(result + start * num_columns + first + places, h, mask=exists)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -100,13 +103,18 @@ def _activated_gradient(
     num_rows: tl.tensor, num_columns: tl.constexpr, depth: tl.constexpr, activation: tl.constexpr,
     height: tl.constexpr, width: tl.constexpr, step: tl.constexpr, widens: tl.constexpr,
 ) -> None:  # fmt: skip
-    of_h, row_tile, columns, origin, places, exists = _tile(
-        gradient, weight, num_rows, num_columns, depth, False, height, width, step, widens
+    row_tile, column_tile = _place(num_rows, num_columns, height, width)
+    start, first = row_tile.to(tl.int64) * height, column_tile * width
+    exists = (start + tl.arange(0, height) < num_rows)[:, None]
+    of_h = _product(
+        gradient + start * depth, weight + first, exists, num_columns, depth, False, height, width, step, widens
     )
-    u = tl.load(before + origin + places, mask=exists, other=0.0).to(tl.float32)
+    columns = tl.arange(0, width)
+    places = tl.arange(0, height)[:, None] * num_columns + columns[None, :]
+    u = tl.load(before + start * num_columns + first + places, mask=exists, other=0.0).to(tl.float32)
     of_u = of_h * _slope(u, activation)
-    tl.store(result + origin + places, of_u.to(result.dtype.element_ty), mask=exists)
-    tl.store(sums + row_tile * num_columns + columns, tl.sum(of_u, 0))
+    tl.store(result + start * num_columns + first + places, of_u.to(result.dtype.element_ty), mask=exists)
+    tl.store(sums + row_tile * num_columns + first + columns, tl.sum(of_u, 0))
 
 
 def tile(architecture: int, *, is_gradient: bool) -> dict[str, int]:
