@@ -179,7 +179,7 @@ def lose_what_was_not_synced(folder: Path, operations: list[Operation], lost: st
         (folder / "step-00000010").rename(folder / f"step-00000010.tmp-{DEAD_PID}")
 
 
-@pytest.mark.parametrize("kind", ["enospc", "edquot", "erofs", "eio"])
+@pytest.mark.parametrize("kind", mostly_slow(["enospc", "eio", "edquot", "erofs"], 2))
 @pytest.mark.parametrize("lasting", [False, True])
 def test_a_disk_that_fails_anywhere_in_a_save_costs_no_checkpoint(fresh, kind, lasting):
     n, num_failures = 1, 0

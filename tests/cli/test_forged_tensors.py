@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import tiny_runs
 import torch
+from cases import mostly_slow
 from tiny_text import build_tiny
 
 import hornbook
@@ -83,7 +84,7 @@ def forged(home: Path, target: Path, name: str, change: Change) -> Path:
     return target
 
 
-@pytest.mark.parametrize("kind", FORGED)
+@pytest.mark.parametrize("kind", mostly_slow(FORGED, 5))
 def test_no_command_takes_wrong_positions(
     kind: str, home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import mostly_slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_generation import greedy, lively_model, logits_after
@@ -42,7 +43,7 @@ def batch_of(model, prompts, *, num_tokens, sampling=GREEDY, seed=0, decoder=Non
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("length", [1, 5, 24, 60])
+@pytest.mark.parametrize("length", mostly_slow([5, 60, 1, 24], 2))
 def test_greedy_equals_a_forward_pass_a_token(shape, length):
     """Also when the prompt, or what grows from it, is longer than the position table."""
     model = lively_model(**shape)

@@ -207,7 +207,7 @@ def model(family: Family) -> LanguageModel:
     return model
 
 
-@pytest.mark.parametrize("kernels", ["torch", "native"])
+@pytest.mark.parametrize("kernels", mostly_slow(["native", "torch"]))
 def test_logits_losses_and_gradients(family: Family, model: LanguageModel, kernels: str) -> None:
     with using(all_native() if kernels == "native" else NOT_CHOSEN), NativeCalls() as calls:
         compare_gradients(family, model)

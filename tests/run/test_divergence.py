@@ -128,7 +128,9 @@ def test_gradients_that_overflow_at_a_static_scale_blame_the_scale(tmp_path):
         tiny_runs.run_tiny(tmp_path, "--precision.compute=fp16", "--precision.loss-scale=1e9", "--training.steps=2")
 
 
-@pytest.mark.parametrize("scale", ["--precision.loss-scaling=dynamic", "--precision.loss-scaling=histogram"])
+@pytest.mark.parametrize(
+    "scale", mostly_slow(["--precision.loss-scaling=dynamic", "--precision.loss-scaling=histogram"])
+)
 def test_a_run_in_fp16_resumes_with_its_scale_bit_for_bit(tmp_path, scale, monkeypatch):
     words = ("--precision.compute=fp16", scale, "--precision.loss-scale=256", "--precision.loss-scale-interval=2")
     narrow = [f"--precision.{what}=bf16" for what in ("weights", "gradients", "first-moment", "second-moment")]

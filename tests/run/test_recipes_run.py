@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from cases import mostly_slow
 from tiny_labelled import write_jsonl
 
 from hornbook import checkpoint
@@ -58,7 +59,7 @@ def test_a_bundled_recipe_trains(tmp_path, name):
     assert terms == ({"mlm", "nsp"} if is_pair else {"mlm"} & terms)
 
 
-@pytest.mark.parametrize("model", ["bert-base", "bert-large", "groupbert-base"])
+@pytest.mark.parametrize("model", mostly_slow(["groupbert-base", "bert-base", "bert-large"]))
 def test_phase_2_starts_from_phase_1_with_longer_sequences(tmp_path, model):
     """One update of a vanishing rate leaves the weights of phase 1, and moments that tell whether its own were kept."""
     run_small(f"{model}-phase1", tmp_path / "first")

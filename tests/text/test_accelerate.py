@@ -2,6 +2,7 @@ import sys
 
 import numpy as np
 import pytest
+from cases import mostly_slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_text import SHARED, TEXTS
@@ -59,7 +60,7 @@ def test_unusual_and_many_texts(trained, threads, monkeypatch):
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the folder of shared data is not there")
-@pytest.mark.parametrize("name", ["gpt2", "roberta"])
+@pytest.mark.parametrize("name", mostly_slow(["gpt2", "roberta"]))
 def test_published_tokenizers(same_classes, name):
     folder = SHARED / "tokenizers" / "gpt2"
     tokenizer = Tokenizer.load(folder) if name == "gpt2" else _roberta(folder)

@@ -2,6 +2,7 @@ import json
 
 import pytest
 import tokenizers
+from cases import mostly_slow
 from damage import mutated, survive
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -174,7 +175,7 @@ def test_a_panic_of_the_library_is_one_line(tmp_path, capfd):
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the folder of shared data is not there")
-@pytest.mark.parametrize(("name", "digest"), DIGESTS.items())
+@pytest.mark.parametrize(("name", "digest"), mostly_slow(DIGESTS.items(), 2))
 def test_stores_know_published_tokenizers_by_these_digests(tmp_path, name, digest):
     """What is written into a store must never change, or the store would not match its tokenizer any more."""
     folder = SHARED / "tokenizers" / name

@@ -2,6 +2,7 @@ import random
 import time
 
 import pytest
+from cases import mostly_slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -172,7 +173,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("unit", HOSTILE)
+@pytest.mark.parametrize("unit", mostly_slow(HOSTILE, 24))
 def test_a_hostile_megabyte_takes_linear_time(unit):
     started = time.process_time()
     clean(unit * (MEGABYTE // len(unit)))

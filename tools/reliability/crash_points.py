@@ -55,5 +55,5 @@ CRASH_POINTS = Part(
     run=_run,
     prepare=_prepare,
     count=_count,
-    short=60,
+    short=40,
 )

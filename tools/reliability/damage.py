@@ -360,5 +360,5 @@ DAMAGE = Part(
     run=_run,
     prepare=_prepare,
     trials=3000,
-    short=90,
+    short=50,
 )

@@ -214,5 +214,5 @@ POWER_LOSS = Part(
     "is the old state or the new one, and no manifest over other bytes",
     run=_run,
     trials=2000,
-    short=100,
+    short=50,
 )

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import mostly_slow
 from native_forms import NativeCalls, all_native, forms
 from tiny import random_batch, split, tiny_model, tiny_state, tiny_step_config
 from tiny_encoders import gradients_of, lay_out, loss_of, make_samples, tiny_encoder
@@ -67,7 +68,7 @@ def error(found, right):
     return float((found[0] - right[0]).abs()), float((own - exact).norm() / exact.norm())
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", mostly_slow(CASES, 2))
 def test_bf16_errs_no_more_than_pytorch_does(case):
     """On average: one batch alone says little, its errors differ by a sixth."""
     right = [CASES[case](torch.float32, seed) for seed in range(5)]

@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+from cases import mostly_slow
 from damage import mutated, survive
 from tiny_text import one_line
 
@@ -205,7 +206,7 @@ def test_a_failing_disk_is_no_damaged_file(tmp_path, monkeypatch, number, expect
 
 
 @pytest.mark.parametrize("field", ["text", "meta.body"])
-@pytest.mark.parametrize("make", [write_texts, in_dictionaries])
+@pytest.mark.parametrize("make", mostly_slow([in_dictionaries, write_texts]))
 def test_mutated_files_are_refused_or_read(tmp_path, field, make):
     data = make(tmp_path / "a.arrow", TEXTS[:6]).read_bytes()
     options = ReadOptions(field=field)
