@@ -43,6 +43,7 @@ def test_brackets_that_never_close_take_no_time() -> None:
     assert detokenize_wikitext(f"( b{' ' * 200_000}c )") == f"(b{' ' * 200_000}c)"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (WIKITEXT_103.exists() and GPT2.exists()), reason="the shared data folder is not there")
 def test_published_counts() -> None:
     tokenizer, text = Tokenizer.load(GPT2), WIKITEXT_103.read_bytes().decode()

@@ -159,6 +159,7 @@ def test_no_file():
         run_task("lambada", tiny_input())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (LAMBADA.exists() and GPT2.exists()), reason="the shared data folder is not there")
 def test_published_counts_and_little_padding():
     tokenizer = Tokenizer.load(GPT2)

@@ -231,6 +231,7 @@ def test_strangers_models_give_the_same_logits(tmp_path, name, caplog):
     torch.testing.assert_close(their_logits(again, tokens), their_logits(model, tokens), atol=0.0, rtol=0.0)
 
 
+@pytest.mark.slow
 @STRANGERS
 def test_gpt2s_own_tokenizer_gives_the_same_ids_there(tmp_path):
     tokenizer = Tokenizer.load(SHARED / "tokenizers" / "gpt2")

@@ -88,6 +88,7 @@ def test_a_price_is_that_of_all_devices():
     assert listed.step_price / plan.step_price == pytest.approx(DEVICES["h100"].price.dollars / 6.0)
 
 
+@pytest.mark.slow
 def test_the_search_finds_what_fits_quickest_first():
     machine = Machine(device=DEVICES["a100"], num_ranks=4, memory=6 * GIB)
     layouts = search_layouts(recipe_of("gpt2-small"), machine)
