@@ -24,6 +24,21 @@ def test_nanochats_schedule_rises_stays_and_falls() -> None:
     assert peers.momentum(3999, 4000) == pytest.approx(0.90, abs=1e-3)
 
 
+def test_only_contenders_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["learning_peers.py", str(tmp_path), "--corpus", "owt", "--only"]
+    monkeypatch.setattr("sys.argv", [*words, "hornbok"])
+    with pytest.raises(SystemExit):
+        peers.main()
+    assert "unknown: 'hornbok'; expected 'hornbook', 'GPT-2, AdamW'" in capsys.readouterr().err
+    score = {"steps": 3, "step_seconds": 1.0, "bits_per_byte": 2.0}
+    monkeypatch.setattr("sys.argv", [*words, "hornbook"])
+    monkeypatch.setattr(peers, "train_hornbook", lambda task, recipe, words: score)
+    peers.main()
+    assert [path.name for path in tmp_path.iterdir()] == ["owt hornbook 576s seed 0.json"]
+
+
 def test_windows_are_all_of_a_store_in_another_order_each_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

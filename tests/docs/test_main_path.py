@@ -26,7 +26,7 @@ STEP = "--between hornbook.engine.step:train_step"
     [
         (f"{STEP} {TRAIN} {NATIVE}", 34, 133),
         (f"{STEP} {TRAIN} --precision.kernels=torch", 29, 106),
-        (f"{STEP} {BERT} {NATIVE}", 36, 151),
+        (f"{STEP} {BERT} {NATIVE}", 36, 149),
         (f"--until hornbook.optim.adam:adamw {TRAIN} {NATIVE}", 86, 598),
         ("generate run --prompt a --output-length 8", 66, 372),
         (BUILD, 40, 277),

@@ -34,6 +34,7 @@ def test_micro_batches_of_a_recipe_share_an_update(steps):
     batches = (f"--training.global-batch-size={number}" for number in (4, 8))
     one, two = (json.loads(python("-m", "hornbook", *words, batch).stdout) for batch in batches)
     assert (one["num_micro_batches"], two["num_micro_batches"]) == (1, 2)
+    assert one["peak_bytes"] == two["peak_bytes"] > 0
     assert one["mfu_of_recipe"] == one["mfu"] == two["mfu"] < two["mfu_of_recipe"]
 
 

@@ -25,7 +25,7 @@ from hornbook.parallel.launched import num_ranks as num_launched
 from hornbook.storage import refuse_file
 
 if TYPE_CHECKING:
-    from hornbook.config import Resolved
+    from hornbook.config import Recipe, Resolved
     from hornbook.run.initial_weights import InitFrom
 
 
@@ -78,8 +78,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, required: bool = True)
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Train, or print what would be trained."""
-    from hornbook.config import CausalLMConfig, recipe_to_dict, recipe_to_toml
-    from hornbook.config.options import is_url
+    from hornbook.config import recipe_to_dict, recipe_to_toml
     from hornbook.run.early import refuse_early
 
     looking = arguments.print_recipe or arguments.dry_run
@@ -87,11 +86,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         with report_once():
             resolved, init_from = _resolve(arguments, looking)
             if not looking:
-                from hornbook.corpora.locate import locate_store
-
-                for path in (Path(entry) for entry in resolved.recipe.data.train if not is_url(entry)):
-                    if isinstance(resolved.recipe.objective, CausalLMConfig) or not path.parent.is_dir():
-                        locate_store(path, "train")  # raises an error before torch is imported
+                _refuse_missing_data(resolved.recipe)
                 refuse_file(arguments.output or resolved.output)
                 refuse_early(resolved.recipe, arguments.device, arguments.processes or num_launched())
         if arguments.dry_run:
@@ -116,6 +111,17 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
             init_from=init_from,
             allow_rate_change=arguments.allow_learning_rate_change,
         )
+
+
+def _refuse_missing_data(recipe: "Recipe") -> None:
+    """Raise DataError if there is no training data at a path, before torch is imported."""
+    from hornbook.config import CausalLMConfig
+    from hornbook.config.options import is_url
+    from hornbook.corpora.locate import locate_store
+
+    for path in (Path(entry) for entry in recipe.data.train if not is_url(entry)):
+        if isinstance(recipe.objective, CausalLMConfig) or not path.parent.is_dir():
+            locate_store(path, "train")
 
 
 def _resolve(arguments: argparse.Namespace, looking: bool) -> "tuple[Resolved, InitFrom | None]":

@@ -123,9 +123,8 @@ def traced_step(recipe: Recipe) -> Trace:
         state.model.train()
         train_step(state, batches[0], config)
         trace.waits.clear()
-        weights = nn.ParameterList(
-            state.model.parameters()
-        )  # without modules, as hooks on them would stop fused kernels
+        # The timeline puts hooks on modules, which would stop fused kernels, so it gets the weights without them.
+        weights = nn.ParameterList(state.model.parameters())
         with MemoryTimeline(weights, state.home) as timeline, _Counting(trace):
             train_step(state, batches[1], config)
     trace.peak = sum(held.bytes for held in timeline.at_peak())

@@ -81,28 +81,24 @@ def _own_columns(scores: Tensor, targets: Tensor, head: Columns) -> tuple[Tensor
     return columns.masked_fill(~is_own, 0), is_own
 
 
-def _is_whole(head: Columns) -> bool:
-    """Return whether fused kernels take these columns: all of them, with a bias in fp32, if any."""
-    return head.cut is None and (head.bias is None or head.bias.dtype == torch.float32)
-
-
 def is_fused(x: Tensor, head: Columns, z_weight: float) -> bool:
-    """Return whether Triton's kernel computes losses and gradients of logits like ``x``, in their place."""
-    is_plain = _is_whole(head) and head.cap is None and not z_weight
-    return x.is_cuda and is_plain and chosen("triton_cross_entropy", x)
+    """Return whether Triton's kernel computes losses and gradients, in place, of logits on the GPU of ``x``."""
+    is_plain = head.cut is None and head.cap is None and not z_weight
+    return is_plain and (head.bias is None or head.bias.dtype == torch.float32) and chosen("triton_cross_entropy", x)
 
 
 def losses_of(
     logits: Tensor, targets: Tensor, head: Columns, *, with_count: bool, with_gradient: bool, z_weight: float = 0.0
 ) -> Chunk:
     """Return losses and gradients, given logits without the bias, which are overwritten."""
-    if _is_whole(head) and (form := form_of("cross_entropy", logits)) is not None:
+    is_fp32 = head.bias is None or head.bias.dtype == torch.float32
+    if is_fp32 and head.cut is None and (form := form_of("cross_entropy", logits)) is not None:
         losses, predictions, bias_gradient, log_sums = cross_entropy_(
             logits, targets, head.bias, head.num_real, with_gradient, with_count, form.isa, head.cap, z_weight
         )
         num_correct = (predictions == targets).sum() if with_count else losses.new_zeros(())
         return Chunk(losses, num_correct, logits, bias_gradient, log_sums.square().sum() if z_weight else 0.0)
-    if is_fused(logits, head, z_weight):
+    if logits.is_cuda and is_fused(logits, head, z_weight):
         losses, predictions = triton_cross_entropy(logits, targets, head.bias, head.num_real, with_gradient)
         num_correct = (predictions == targets).sum() if with_count else losses.new_zeros(())
         has_bias = with_gradient and head.bias is not None

@@ -276,6 +276,7 @@ def _chunks(
 
 def _chunks_of(x_ND: Tensor, head: Columns, chunks: int, z_weight: float) -> Iterator[slice]:
     """Yield the tokens of each chunk; a fused kernel takes more, so that the table's gradient is summed less often."""
-    size = HEAD_TOKENS_FUSED if chunks == 1 and is_fused(x_ND, head, z_weight) else HEAD_TOKENS
+    is_large = x_ND.is_cuda and chunks == 1 and is_fused(x_ND, head, z_weight)
+    size = HEAD_TOKENS_FUSED if is_large else HEAD_TOKENS
     for start in range(0, len(x_ND), size):
         yield slice(start, start + size)

@@ -98,20 +98,7 @@ def make_private(folder: Path) -> None:
             try:
                 each.mkdir(mode=0o700)
             except FileExistsError:
-                status = each.stat()
-                if not stat.S_ISDIR(status.st_mode):
-                    raise BuildError(f"{each} is not a folder; remove it, or set XDG_CACHE_HOME") from None
-                if status.st_uid not in {os.geteuid(), 0, Path(__file__).stat().st_uid}:
-                    raise BuildError(
-                        f"{each} belongs to another user; set XDG_CACHE_HOME to a folder of your own"
-                    ) from None
-                if status.st_mode & _OTHERS and status.st_uid == os.geteuid():
-                    each.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS)
-                    status = each.stat()
-                if status.st_mode & _OTHERS:
-                    raise BuildError(
-                        f"other users can write to {each}; set XDG_CACHE_HOME to a folder of your own"
-                    ) from None
+                _tighten(each)
                 continue
         fsync_directory(each.parent)
     for parent in sorted({*own[-1].resolve().parents, *path.resolve().parents}):  # differ if a folder is a link
@@ -119,6 +106,20 @@ def make_private(folder: Path) -> None:
             mode = parent.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise BuildError(f"every user can replace what is in {parent}; set XDG_CACHE_HOME to a folder of your own")
+
+
+def _tighten(folder: Path) -> None:
+    """Take the permission to write to a folder from all but its owner. Raises BuildError, OSError."""
+    status = folder.stat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise BuildError(f"{folder} is not a folder; remove it, or set XDG_CACHE_HOME")
+    if status.st_uid not in {os.geteuid(), 0, Path(__file__).stat().st_uid}:
+        raise BuildError(f"{folder} belongs to another user; set XDG_CACHE_HOME to a folder of your own")
+    if status.st_mode & _OTHERS and status.st_uid == os.geteuid():
+        folder.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS)
+        status = folder.stat()
+    if status.st_mode & _OTHERS:
+        raise BuildError(f"other users can write to {folder}; set XDG_CACHE_HOME to a folder of your own")
 
 
 @contextmanager
