@@ -171,8 +171,8 @@ def test_the_operators_pass_opcheck(kernel: str, positions: list[int]) -> None:
     pattern = [*pattern_of(2, 3, positions)]
     x, values = (numbers(*shape, dtype=torch.float32) for shape in ((5, 12), (len(positions), 4, 4)))
     gradient = numbers(5, 8, dtype=torch.float32)
-    learned = (x.clone().requires_grad_(), values.clone().requires_grad_(), pattern, kernel)
-    torch.library.opcheck(block_sparse.block_sparse_product, learned)
+    learned = [tensor.clone().requires_grad_() for tensor in (x, values, numbers(8, dtype=torch.float32))]
+    torch.library.opcheck(block_sparse.block_sparse_product, (*learned, pattern, kernel))
     torch.library.opcheck(block_sparse.block_sparse_input_gradient, (gradient, values, pattern, kernel))
     torch.library.opcheck(block_sparse.block_sparse_weight_gradient, (gradient, x, pattern, 4, kernel))
 

@@ -40,7 +40,7 @@ def test_a_second_derivative_is_an_error(isa):
     [
         "from hornbook.ops.native.linear import linear; linear(torch.ones(3, 4), torch.ones(5, 4), None, {isa!r})",
         "from hornbook.ops.block_sparse import block_sparse_product as product, Pattern; at = torch.zeros(1).long();"
-        "product(torch.ones(3, 4), torch.ones(1, 4, 4), Pattern.of(at, at, 1, 1), 'reference')",
+        "product(torch.ones(3, 4), torch.ones(1, 4, 4), None, Pattern.of(at, at, 1, 1), 'reference')",
     ],
     ids=["dense", "block-sparse"],
 )

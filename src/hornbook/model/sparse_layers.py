@@ -192,8 +192,8 @@ class BlockSparseLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., num_in]`` to ``[..., num_out]``."""
         values = self.values.view(-1, self.block_size, self.block_size)
-        y = block_sparse_linear(x, values, self.pattern, self.kernel(x.dtype).kernel, self.scores)
-        return y if self.bias is None else y + self.bias.flatten().to(y.dtype)
+        bias = None if self.bias is None else self.bias.flatten()
+        return block_sparse_linear(x, values, self.pattern, self.kernel(x.dtype).kernel, self.scores, bias)
 
     def to_dense(self) -> Tensor:
         """Return the matrix, ``[num_out, num_in]`` or ``[parts, num_out / parts, num_in]``, detached."""

@@ -103,8 +103,8 @@ def _by_rows_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern
     return result
 
 
-def _native_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
-    return native.product(_native_form(), x_NC, values, native.Lines.rows(pattern))
+def _native_forward(x_NC: Tensor, values: Tensor, pattern: Pattern, bias: Tensor | None = None) -> Tensor:
+    return native.product(_native_form(), x_NC, values, native.Lines.rows(pattern), bias)
 
 
 def _native_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
@@ -253,9 +253,14 @@ class Scores:
 
 
 def block_sparse_linear(
-    x: Tensor, values: Tensor, pattern: Pattern, kernel: str, scores: Scores | None = None
+    x: Tensor,
+    values: Tensor,
+    pattern: Pattern,
+    kernel: str,
+    scores: Scores | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """Return ``x Wᵀ`` ``[..., R·b]`` for a matrix of blocks.
+    """Return ``x Wᵀ + b`` ``[..., R·b]`` for a matrix of blocks.
 
     Args:
         x: ``[..., C·b]``, of any floating dtype.
@@ -263,9 +268,10 @@ def block_sparse_linear(
         pattern: the positions of the blocks.
         kernel: a name of ``KERNELS`` that supports the dtype of ``x``: see ``choose_kernel``.
         scores: collects the pooled dense gradients of backward passes; None to compute none.
+        bias: ``[R·b]``, of any floating dtype, or None.
     """
     rows = KERNELS[kernel].arrange(x.reshape(-1, x.shape[-1]))
-    y: Tensor = block_sparse_product(rows, values.to(x.dtype), [*pattern], kernel)
+    y: Tensor = block_sparse_product(rows, values.to(x.dtype), bias, [*pattern], kernel)
     if scores is not None and y.requires_grad and values.requires_grad:
         _collect(scores, y, rows)
     return y.view(*x.shape[:-1], y.shape[-1])
@@ -287,20 +293,26 @@ def prepare_compilation() -> None:
 
 
 @operator(device="any", has_gradient=True)
-def block_sparse_product(x_NC: Tensor, values: Tensor, pattern: Sequence[Tensor], kernel: str) -> Tensor:
-    """Return ``x Wᵀ`` ``[N, R·b]``.
+def block_sparse_product(
+    x_NC: Tensor, values: Tensor, bias: Tensor | None, pattern: Sequence[Tensor], kernel: str
+) -> Tensor:
+    """Return ``x Wᵀ + b`` ``[N, R·b]``.
 
     Args:
         x_NC: ``[N, C·b]``, in the memory layout of ``Kernel.arrange``.
         values: ``[n, b, b]``, of the same dtype.
+        bias: ``[R·b]``, of any floating dtype, or None; has no default, with which autograd would not count it.
         pattern: the tensors of a ``Pattern``.
-        kernel: a name of ``KERNELS``.
+        kernel: a name of ``KERNELS``; only ``native`` adds the bias in the same pass.
     """
-    return KERNELS[kernel].forward(x_NC, values, Pattern(*pattern))
+    if kernel == "native":
+        return _native_forward(x_NC, values, Pattern(*pattern), bias)
+    y_NC = KERNELS[kernel].forward(x_NC, values, Pattern(*pattern))
+    return y_NC if bias is None else y_NC + bias.to(y_NC.dtype)
 
 
 @shapes_of("block_sparse_product")
-def _(x_NC: Tensor, values: Tensor, pattern: Sequence[Tensor], kernel: str) -> Tensor:
+def _(x_NC: Tensor, values: Tensor, bias: Tensor | None, pattern: Sequence[Tensor], kernel: str) -> Tensor:
     return x_NC.new_empty(len(x_NC), Pattern(*pattern).num_rows * values.shape[-1])
 
 
@@ -328,19 +340,21 @@ def _(gradient_NC: Tensor, x_NC: Tensor, pattern: Sequence[Tensor], block_size: 
     return x_NC.new_empty(len(Pattern(*pattern).rows), block_size, block_size)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Sequence[Tensor], str], output: Tensor) -> None:
-    x_NC, values, pattern, ctx.kernel = inputs
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Sequence[Tensor], str], output: Tensor) -> None:
+    x_NC, values, bias, pattern, ctx.kernel = inputs
+    ctx.bias_dtype = None if bias is None else bias.dtype
     ctx.save_for_backward(x_NC, values, *pattern)
 
 
-def _gradients(ctx: Any, gradient_NC: Tensor) -> tuple[Tensor | None, Tensor | None, list[None], None]:
+def _gradients(ctx: Any, gradient_NC: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[None], None]:
     x_NC, values, *pattern = ctx.saved_tensors
-    needs_x, needs_values, *_ = ctx.needs_input_grad
+    needs_x, needs_values, needs_bias, *_ = ctx.needs_input_grad
     of_x = block_sparse_input_gradient(gradient_NC, values, pattern, ctx.kernel) if needs_x else None
     of_values = None
     if needs_values:
         of_values = block_sparse_weight_gradient(gradient_NC, x_NC, pattern, values.shape[-1], ctx.kernel)
-    return of_x, of_values, [None] * len(pattern), None
+    of_bias = gradient_NC.sum(0).to(ctx.bias_dtype) if needs_bias else None
+    return of_x, of_values, of_bias, [None] * len(pattern), None
 
 
 torch.library.register_autograd("hornbook::block_sparse_product", _gradients, setup_context=_keep)

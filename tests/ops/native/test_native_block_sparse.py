@@ -89,6 +89,22 @@ def products(pattern: Pattern, x: torch.Tensor, upstream: torch.Tensor, values: 
     return [y, of_x, kernel.weight_gradient(upstream, x, pattern, values.shape[-1])]
 
 
+@forms
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.usefixtures("computing")
+def test_the_bias_is_added_as_by_another_operator(dtype: torch.dtype) -> None:
+    x, upstream, values, pattern = case()
+    found = []
+    for is_apart in (False, True):
+        bias = numbers(64, seed=3).requires_grad_()
+        y = block_sparse_linear(x.to(dtype), values, pattern, "native", bias=None if is_apart else bias)
+        y = y + bias.to(dtype) if is_apart else y
+        y.backward(upstream.to(dtype))
+        found.append((y.detach(), bias.grad))
+    for together, apart in zip(*found, strict=True):
+        assert torch.equal(together, apart)
+
+
 def without_bounds(pattern: Pattern) -> Iterator[Pattern]:
     """The same pattern with one index that is not in the matrix or the list of blocks."""
     for name, value in (("columns", 2**31 - 1), ("columns", -1), ("columns", 4), ("rows", 4), ("rows", -(2**31))):

@@ -2,7 +2,7 @@
 
 ::
 
-    x [N, C·b] --product--> y [N, R·b]             lines of blocks: rows
+    x [N, C·b] --product--> y [N, R·b]             lines of blocks: rows; plus the bias
     dy ------- product--> dx                       columns, ``across``
     dy, x ---- weight gradient--> dvalues          lines of the wider tensor; the other stays in the cache
 
@@ -83,14 +83,17 @@ class Lines(NamedTuple):
         return cls(pattern.column_starts, pattern.rows, pattern.column_order, across=True)
 
 
-def product(own: Form, x_NC: Tensor, values: Tensor, lines: Lines) -> Tensor:
+def product(own: Form, x_NC: Tensor, values: Tensor, lines: Lines, bias: Tensor | None = None) -> Tensor:
     """Return ``x Wᵀ`` ``[N, R·b]`` for rows, ``x W`` ``[N, C·b]`` for columns, in the dtype of ``x``.
+
+    The bias is added as by another operator: product and bias are rounded to that dtype first.
 
     Args:
         own: the form.
         x_NC: the tokens, fp32 or bf16.
         values: blocks ``[n, b, b]``, rounded to the dtype of ``x``.
         lines: of the outputs.
+        bias: of the outputs, of any floating dtype, or None.
 
     Raises:
         UserError: the lines are not those of a matrix of this size.
@@ -98,9 +101,11 @@ def product(own: Form, x_NC: Tensor, values: Tensor, lines: Lines) -> Tensor:
     x_NC, size, count = rows(x_NC), values.shape[-1], len(lines.starts) - 1
     y_NC = x_NC.new_empty(len(x_NC), count * size)
     values = values.to(x_NC.dtype).contiguous()
+    bias = None if bias is None else bias.float().contiguous()
     failed = own(
         f"block_sparse_product_{SUFFIXES[x_NC.dtype]}", x_NC, x_NC.stride(0), *x_NC.shape, values, len(values),
-        lines.starts, lines.others, lines.order, count, size, lines.across, y_NC, torch.get_num_threads(),
+        lines.starts, lines.others, lines.order, count, size, lines.across, bias, y_NC,
+        torch.get_num_threads(),
     )  # fmt: skip
     _refuse(failed)
     return y_NC

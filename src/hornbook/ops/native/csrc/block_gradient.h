@@ -22,21 +22,29 @@ struct Operands {
   template <class T>
   static void pack(const T* tokens, i64 stride, i64 num_tokens, i64 num_features, float* to, i64 width) {
     constexpr i64 kTokens = 8 * group;  // that go to a block one after the other
-    for (i64 first = 0; first < num_tokens; first += kTokens)
-      for (i64 feature = 0; feature < num_features; feature += Vec::lanes)
-        for (i64 token = first; token < smaller(first + kTokens, num_tokens); token += group) {
-          const i64 features = smaller(Vec::lanes, num_features - feature);
-          Vec rows[group];
+    for (i64 first = 0; first < num_tokens; first += kTokens) {
+      const i64 end = smaller(first + kTokens, num_tokens);
+      if constexpr (group == 1) {
+        for (i64 feature = 0; feature < num_features; feature += b)
+          for (i64 token = first; token < end; ++token)
+#pragma GCC unroll 8
+            for (i64 at = 0; at < b; at += Vec::lanes)
+              store(to + feature * width + token * b + at, load(tokens + token * stride + feature + at));
+      } else {
+        for (i64 feature = 0; feature < num_features; feature += Vec::lanes)
+          for (i64 token = first; token < end; token += group) {
+            const i64 features = smaller(Vec::lanes, num_features - feature);
+            Vec rows[group];
 #pragma GCC unroll 4
-          for (i64 i = 0; i < group; ++i) {
-            const T* from = tokens + (token + i) * stride + feature;
-            rows[i] = token + i >= num_tokens ? set1(0.0f) : features == Vec::lanes ? load(from) : load(from, features);
+            for (i64 i = 0; i < group; ++i)
+              rows[i] = token + i >= num_tokens ? set1(0.0f) : load(tokens + (token + i) * stride + feature, features);
+            interleave(rows);
+#pragma GCC unroll 4
+            for (i64 i = 0; i < group; ++i)
+              if (i * b < features) store(to + (feature / b + i) * b * width + token * b + feature % b, rows[i]);
           }
-          interleave(rows);
-#pragma GCC unroll 4
-          for (i64 i = 0; i < group; ++i)
-            if (i * b < features) store(to + (feature / b + i) * b * width + token * b + feature % b, rows[i]);
-        }
+      }
+    }
   }
 };
 

@@ -58,9 +58,10 @@ HB_INLINE void write(T* to, Vec vector) {
     store(to, vector);
 }
 
-// tokens[token][feature] of panels [feature][width].
+// tokens[token][feature] of panels [feature][width], plus a bias of each feature unless it is null. The sum is of rounded
+// values, as if another operator computed it.
 template <i64 width, bool streams, class T>
-void unpack(const float* panels, i64 num_tokens, i64 num_features, T* tokens, i64 stride) {
+void unpack(const float* panels, const float* bias, i64 num_tokens, i64 num_features, T* tokens, i64 stride) {
   Vec square[Vec::lanes];
   for (i64 token = 0; token < num_tokens; token += Vec::lanes)
     for (i64 feature = 0; feature < num_features; feature += Vec::lanes) {
@@ -68,6 +69,11 @@ void unpack(const float* panels, i64 num_tokens, i64 num_features, T* tokens, i6
 #pragma GCC unroll 16
       for (i64 i = 0; i < Vec::lanes; ++i) square[i] = load(panels + (feature + i) * width + token);
       transpose(square);
+      if (bias) {
+        const Vec added = rounded<T>(load(bias + feature, features));
+#pragma GCC unroll 16
+        for (i64 i = 0; i < Vec::lanes; ++i) square[i] = rounded<T>(square[i]) + added;
+      }
       T* to = tokens + token * stride + feature;
       if (real >= Vec::lanes && features == Vec::lanes) {
 #pragma GCC unroll 16
@@ -96,7 +102,7 @@ HB_INLINE void fetch(const T* tokens, i64 stride, i64 count) {
 template <i64 b>
 struct Cut {
   static constexpr bool is_wide = Vec::lanes == 16;
-  static constexpr i64 outputs = is_wide && b > 4 ? 8 : 4, vectors = is_wide && b == 4 ? 4 : 2;
+  static constexpr i64 outputs = is_wide && b > 4 ? 8 : 4, vectors = !is_wide ? 3 : b == 4 ? 4 : 2;
   static constexpr i64 width = vectors * Vec::lanes;  // tokens of a slice
 };
 
@@ -174,10 +180,10 @@ class Sorted {
   i64* places_ = nullptr;
 };
 
-// y [m][lines b] of x [m][num_in]. The panels of some slices meet each line, so that weights are read once for them. They
-// are read in any order, so they take a fifth of the second-level cache, beside blocks and rows of tokens.
+// y [m][lines b] of x [m][num_in], plus the bias. The panels of some slices meet each line, so that weights are read once
+// for them. They are read in any order, so they take a fifth of the second-level cache, beside blocks and rows of tokens.
 template <i64 b, bool across, bool streams, class T>
-void product(const T* x, i64 stride, i64 m, i64 num_in, const Sorted<T>& blocks, T* y, i64 threads) {
+void product(const T* x, i64 stride, i64 m, i64 num_in, const Sorted<T>& blocks, const float* bias, T* y, i64 threads) {
   constexpr i64 width = Cut<b>::width;
   const Lines lines = blocks.lines();
   const i64 num_out = lines.count * b, slice_size = num_in * width;
@@ -196,12 +202,13 @@ void product(const T* x, i64 stride, i64 m, i64 num_in, const Sorted<T>& blocks,
         for (i64 at = token; at < end; at += width) {
           T* target = y + at * num_out + first;
           for (i64 n = 0; n < outputs; n += Cut<b>::outputs) {
-            constexpr i64 rows = width * Cut<b>::outputs / kGroup;
+            constexpr i64 rows = round_up(width * Cut<b>::outputs, kGroup) / kGroup;
             if (!streams) fetch<true>(target + n / Cut<b>::outputs * rows * num_out, num_out, rows);
             multiply<b, across>(panels + (at - token) * num_in, blocks.values(), lines, (first + n) / b,
                                 (first + n) % b, out + n * width);
           }
-          unpack<width, streams>(out, smaller(width, end - at), outputs, target, num_out);
+          unpack<width, streams>(out, bias ? bias + first : nullptr, smaller(width, end - at), outputs, target,
+                                 num_out);
         }
       }
     }
@@ -211,12 +218,13 @@ void product(const T* x, i64 stride, i64 m, i64 num_in, const Sorted<T>& blocks,
 
 // The same for results that stay in the caches and for those that do not.
 template <i64 b, bool across, class T>
-void product(const T* x, i64 stride, i64 m, i64 num_in, const T* values, const Lines& lines, T* y, i64 threads) {
+void product(const T* x, i64 stride, i64 m, i64 num_in, const T* values, const Lines& lines, const float* bias, T* y,
+             i64 threads) {
   const Sorted<T> blocks(values, lines, b);
   if (kIsLine<T> && should_stream(y, m, lines.count * b))
-    product<b, across, kIsLine<T>>(x, stride, m, num_in, blocks, y, threads);
+    product<b, across, kIsLine<T>>(x, stride, m, num_in, blocks, bias, y, threads);
   else
-    product<b, across, false>(x, stride, m, num_in, blocks, y, threads);
+    product<b, across, false>(x, stride, m, num_in, blocks, bias, y, threads);
 }
 
 // The blocks of alongᵀ others, of tokens `along` [m][lines b] and `others` [m][num_others]. `others` is packed for all
@@ -277,21 +285,21 @@ void with_block_size(i64 b, bool across, Function function) {
 
 }  // namespace
 
-// y [m][count b] = x Wᵀ, or x W with `across`, of x [m][num_in], rows `stride` apart; b is 4, 8, 16, 32 or 64. Returns 0, or 1
-// if the n blocks do not fit the matrix; y is then unchanged.
-#define HB_PRODUCT(name, T)                                                                                 \
-  HB_EXPORT(i64, name)                                                                                      \
-  (const T* x, i64 stride, i64 m, i64 num_in, const T* values, i64 n, const i64* starts, const i64* others, \
-   const i64* order, i64 count, i64 b, i64 across, T* y, i64 threads) {                                     \
-    const Lines lines{starts, others, order, count};                                                        \
-    if (!lines.fit(n, num_in / b)) return 1;                                                                \
-    with_block_size(b, across, [&](auto size, auto is_across) {                                             \
-      if constexpr (kByTiles<size.value, T>)                                                                \
-        multiply_by_tiles<size.value, is_across.value>(x, stride, m, num_in, values, lines, y, threads);    \
-      else                                                                                                  \
-        product<size.value, is_across.value>(x, stride, m, num_in, values, lines, y, threads);              \
-    });                                                                                                     \
-    return 0;                                                                                               \
+// y [m][count b] = x Wᵀ, or x W with `across`, plus a bias [count b] unless it is null, of x [m][num_in], rows `stride`
+// apart; b is 4, 8, 16, 32 or 64. Returns 0, or 1 if the n blocks do not fit the matrix; y is then unchanged.
+#define HB_PRODUCT(name, T)                                                                                    \
+  HB_EXPORT(i64, name)                                                                                         \
+  (const T* x, i64 stride, i64 m, i64 num_in, const T* values, i64 n, const i64* starts, const i64* others,    \
+   const i64* order, i64 count, i64 b, i64 across, const float* bias, T* y, i64 threads) {                     \
+    const Lines lines{starts, others, order, count};                                                           \
+    if (!lines.fit(n, num_in / b)) return 1;                                                                   \
+    with_block_size(b, across, [&](auto size, auto is_across) {                                                \
+      if constexpr (kByTiles<size.value, T>)                                                                   \
+        multiply_by_tiles<size.value, is_across.value>(x, stride, m, num_in, values, lines, bias, y, threads); \
+      else                                                                                                     \
+        product<size.value, is_across.value>(x, stride, m, num_in, values, lines, bias, y, threads);           \
+    });                                                                                                        \
+    return 0;                                                                                                  \
   }
 HB_PRODUCT(block_sparse_product_f32, float)
 HB_PRODUCT(block_sparse_product_bf16, bf16)

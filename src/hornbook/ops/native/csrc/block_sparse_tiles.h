@@ -119,16 +119,20 @@ void multiply_line(const bf16* tokens, const PackedBlocks<b, across>& blocks, i6
 // Outputs that are written at once. They go through the caches: another operator reads them next.
 constexpr i64 kWidth = kCacheLine / i64(sizeof(bf16));
 
-// Rounds and writes sums [token][kWidth].
-inline void write_outputs(const float* sums, i64 num_tokens, i64 num_outputs, bf16* to, i64 stride) {
+// Rounds and writes sums [token][kWidth], plus a bias unless it is null, as `unpack` does.
+inline void write_outputs(const float* sums, const float* bias, i64 num_tokens, i64 num_outputs, bf16* to, i64 stride) {
   for (i64 token = 0; token < num_tokens; ++token, sums += kWidth, to += stride)
-    for (i64 output = 0; output < num_outputs; output += Vec::lanes) store(to + output, load(sums + output));
+    for (i64 output = 0; output < num_outputs; output += Vec::lanes) {
+      const Vec sum = load(sums + output);
+      store(to + output, bias ? rounded<bf16>(sum) + rounded<bf16>(load(bias + output)) : sum);
+    }
 }
 
-// y [m][lines b] of x [m][num_in]. Each slice of tokens meets many lines, whose blocks stay in the second-level cache.
+// y [m][lines b] of x [m][num_in], plus the bias. Each slice of tokens meets many lines, whose blocks stay in the
+// second-level cache.
 template <i64 b, bool across>
-void multiply_by_tiles(const bf16* x, i64 stride, i64 m, i64 num_in, const bf16* values, const Lines& lines, bf16* y,
-                       i64 threads) {
+void multiply_by_tiles(const bf16* x, i64 stride, i64 m, i64 num_in, const bf16* values, const Lines& lines,
+                       const float* bias, bf16* y, i64 threads) {
   using Cut = TileCut<b>;
   const PackedBlocks<b, across> blocks(values, lines);
   const i64 num_out = lines.count * b, slice_bytes = Cut::tokens * num_in * i64(sizeof(bf16));
@@ -153,7 +157,8 @@ void multiply_by_tiles(const bf16* x, i64 stride, i64 m, i64 num_in, const bf16*
             for (i64 n = 0; n < outputs; n += Cut::size)
               multiply_line(packed + (at - token) * num_in, blocks, (output + n) / b, (output + n) % b / Cut::size,
                             sums + n, kWidth);
-            write_outputs(sums, smaller(Cut::tokens, end - at), outputs, y + at * num_out + output, num_out);
+            write_outputs(sums, bias ? bias + output : nullptr, smaller(Cut::tokens, end - at), outputs,
+                          y + at * num_out + output, num_out);
           }
     }
   });

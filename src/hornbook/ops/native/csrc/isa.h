@@ -17,7 +17,7 @@ namespace {
 using i64 = std::int64_t;
 using bf16 = std::uint16_t;  // the upper half of a float
 
-inline i64 round_up(i64 value, i64 multiple) { return (value + multiple - 1) / multiple * multiple; }
+constexpr i64 round_up(i64 value, i64 multiple) { return (value + multiple - 1) / multiple * multiple; }
 constexpr i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
 constexpr i64 larger(i64 a, i64 b) { return a > b ? a : b; }
 

@@ -5,6 +5,7 @@
 #include "epilogue.h"
 #include "halves.h"
 #include "panels.h"
+#include "transpose.h"
 #ifdef HB_AMX
 #include "tiles.h"
 #endif
@@ -55,6 +56,31 @@ i64 gated_row(i64 column, i64 columns) {
   return first / 2 + (at < half ? at : columns / 2 + at - half);
 }
 
+// Packs columns of a weight as floats, rounded to T: whole vectors of columns, filled up with zeros.
+template <class T>
+void pack_floats(const float* weight, i64 stride, bool for_gradient, bool is_gated, Range own, i64 columns, i64 depth,
+                 float* packed) {
+  using P = FloatProduct;
+  for (i64 first = own.begin; first < own.end; first += P::width) {
+    const i64 end = smaller(first + P::width, own.end), padded = round_up(end - first, Vec::lanes);
+    for (i64 k = 0; k < depth; k += Vec::lanes)
+      for (i64 column = first; column < end; column += Vec::lanes) {
+        const i64 steps = smaller(Vec::lanes, depth - k), there = smaller(Vec::lanes, end - column);
+        Vec square[Vec::lanes];
+        for (i64 i = 0; i < Vec::lanes; i++)
+          if (i >= (for_gradient ? steps : there))
+            square[i] = set1(0.0f);
+          else if (for_gradient)
+            square[i] = load(weight + (k + i) * stride + column, there);
+          else
+            square[i] = load(weight + (is_gated ? gated_row<P>(column + i, columns) : column + i) * stride + k, steps);
+        if (!for_gradient) transpose(square);
+        for (i64 i = 0; i < steps; i++)
+          store(packed + first * depth + (k + i) * padded + column - first, rounded<T>(square[i]));
+      }
+  }
+}
+
 // T is the dtype of the activations: weights are rounded to it, also where the product takes floats. `is_gated` is only
 // for the product with the rows of the weight.
 template <class P, class T>
@@ -78,15 +104,15 @@ void pack_weight(const float* weight, i64 stride, i64 num_out, i64 num_in, bool 
       }
       return;
     }
-    const i64 step_of_k = for_gradient ? stride : 1, step_of_column = for_gradient ? 1 : stride;
-    pack_panels<P>(own.begin, own.end, depth, packed, [=](i64 k, i64 column) {
-      const i64 at = is_gated ? gated_row<P>(column, columns) : column;
-      const float value = weight[k * step_of_k + at * step_of_column];
-      if constexpr (sizeof(T) == 2)
-        return to_bf16(value);
-      else
-        return value;
-    });
+    if constexpr (std::is_same_v<P, FloatProduct>) {
+      pack_floats<T>(weight, stride, for_gradient, is_gated, own, columns, depth, packed);
+    } else {
+      const i64 step_of_k = for_gradient ? stride : 1, step_of_column = for_gradient ? 1 : stride;
+      pack_panels<P>(own.begin, own.end, depth, packed, [=](i64 k, i64 column) {
+        const i64 at = is_gated ? gated_row<P>(column, columns) : column;
+        return to_bf16(weight[k * step_of_k + at * step_of_column]);
+      });
+    }
   });
 }
 

@@ -54,6 +54,15 @@ HB_INLINE void zip(Vec& a, Vec& b) {
 }
 #endif
 
+// Values as a T holds them.
+template <class T>
+HB_INLINE Vec rounded(Vec a) {
+  if constexpr (sizeof(T) == sizeof(float)) return a;
+  T part[Vec::lanes];
+  store(part, a);
+  return load(part);
+}
+
 // e^x, relative error below 2e-7 where the result is a normal number; 0 below that range, infinity above, NaN of NaN.
 inline Vec exp(Vec x) {
   x = max(set1(-104.0f), min(set1(89.0f), x));  // of a NaN, both return the second
