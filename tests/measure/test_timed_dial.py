@@ -73,8 +73,10 @@ def test_other_dials_need_no_measurement(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_too_little(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"steps? of the smallest model here"):
+    with pytest.raises(UserError, match="time 8s is too little: a run takes 8 s to start and end"):
         chosen(corpus, tmp_path / "a", time="8s")
+    with pytest.raises(UserError, match="not enough for 50 steps of the smallest model here"):
+        chosen(corpus, tmp_path / "a", tokens="1000")
     with pytest.raises(UserError, match="too little for the smallest model"):
         chosen(corpus, tmp_path / "b", params="10")
     assert not (tmp_path / "a").exists()
@@ -83,7 +85,7 @@ def test_too_little(corpus: Path, tmp_path: Path) -> None:
 def test_too_little_text(tmp_path: Path) -> None:
     build_tiny(tmp_path / "corpus")
     with pytest.raises(UserError, match="tokens, too few for 50 steps in 3 epochs: build a larger corpus"):
-        chosen(tmp_path / "corpus", tmp_path / "a", tokens="1M")
+        chosen(tmp_path / "corpus", tmp_path / "a", time="10m")  # before anything is timed
 
 
 def test_the_timed_depth_is_the_chosen_one(corpus: Path) -> None:
@@ -102,6 +104,8 @@ def test_the_timed_depth_is_the_chosen_one(corpus: Path) -> None:
         (["auto", "--time", "0m"], "--time is '0m': expected a time"),
         (["auto", "--time", "5m", "--params", "3M"], "got --time and --params"),
         (["auto", "--time", "5m", "--steps", "9"], "--training.steps contradicts"),
+        (["auto", "--time", "5m", "--model.num-layers", "7"], "--model.num-layers contradicts --time, which sets it"),
+        (["auto", "--tokens", "5M", "--training.global-batch-size", "3"], "--training.global-batch-size contradicts"),
         (["auto", "--time", "5m", "--schedule.name", "cosine"], "remove --schedule.name and --schedule.decay-end"),
         (["auto", "--time", "5m", "--schedule.decay-end", "500"], "remove --schedule.name and --schedule.decay-end"),
         (["demo", "--time", "5m"], "--time applies only to the recipe auto"),

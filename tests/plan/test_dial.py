@@ -145,6 +145,7 @@ def test_dials(given: dict[str, object], value: float) -> None:
         ({"time": "5m", "params": "3M"}, "got `time` and `params`"),
         ({"params": "0"}, "`params` is '0': expected a number from 1"),
         ({"tokens": "-3"}, "`tokens` is '-3': expected a number such as"),
+        ({"tokens": "1,5M"}, "`tokens` is '1,5M': expected a number such as"),
         ({"flops": "1e99"}, "from 1 to 1e"),
         ({"memory": "8"}, "such as 8GB"),
     ],

@@ -134,18 +134,21 @@ def _chosen(arguments: argparse.Namespace) -> tuple["Recipe", dict[str, str]]:
     from hornbook.config.build import fit_ranks
     from hornbook.config.overrides import override_leaves
     from hornbook.config.recipe_files import merge
-    from hornbook.plan.dial import BASE, LAW, MOST_DEPTH, best_tokens, choose, num_weights, options_of, read_time
+    from hornbook.plan import dial
     from hornbook.plan.planner import make_plan
 
     if arguments.time is None:
         raise UserError("auto needs a time to plan: add `--time 12h`")
     if arguments.check or arguments.kernels:
         raise UserError("auto with --check or --kernels is not possible: use the recipe of `hornbook train auto`")
-    machine, seconds = _machine(arguments), read_time(arguments.time)
+    machine, seconds = _machine(arguments), dial.read_time(arguments.time)
+    dial.refuse_contradictions(arguments.overrides, "time")
+    length = load_recipe(dial.BASE, arguments.overrides, require_data=False).recipe.sequence_length
 
     def recipe_of(depth: int, tokens: int) -> "Recipe":
-        options = {**override_leaves(options_of(depth, tokens)), ("", "name"): Leaf(value="auto", source="--time")}
-        resolved = load_recipe(BASE, merge(options, arguments.overrides), require_data=False)
+        options = override_leaves(dial.options_of(depth, tokens, length=length))
+        tree = merge(options | {("", "name"): Leaf(value="auto", source="--time")}, arguments.overrides)
+        resolved = load_recipe(dial.BASE, tree, require_data=False)
         return fit_ranks(resolved, machine.num_ranks).recipe
 
     base, facts = planned_recipe(recipe_of(1, 1 << 20))
@@ -160,24 +163,25 @@ def _chosen(arguments: argparse.Namespace) -> tuple["Recipe", dict[str, str]]:
         return replace(recipe, model=replace(recipe.model, vocab_size=vocabulary))
 
     plans = {}
-    for depth in range(1, MOST_DEPTH + 1):
-        plan = make_plan(complete(depth, max(1 << 23, best_tokens(depth))), machine, advises=False)
+    for depth in range(1, dial.MOST_DEPTH + 1):
+        plan = make_plan(complete(depth, max(1 << 23, dial.best_tokens(depth))), machine, advises=False)
         if plan.fits:
             plans[depth] = plan.speed.seconds / (plan.recipe.training.global_batch_size * plan.recipe.sequence_length)
     if not plans:
         raise UserError("not even the smallest model fits in memory: use a larger device")
-    ranked = choose(seconds, unique, plans.__getitem__, range(1, max(plans) + 1))
+    ranked = dial.choose(seconds, unique, plans.__getitem__, range(1, max(plans) + 1))
     best = ranked[0]
     near = sorted((other for other in ranked if abs(other.depth - best.depth) == 1), key=lambda other: other.depth)
     told = "; ".join(f"depth {other.depth}: {other.loss - best.loss:+.4f} of the law's loss" for other in near)
-    beyond = num_weights(best.depth) > LAW.largest or best.tokens > LAW.longest
     sizes = (
-        f"measured up to {short(LAW.largest)} weights in blocks and {short(LAW.longest)} tokens, these are "
-        f"{short(num_weights(best.depth))} and {short(best.tokens)}"
+        f"measured up to {short(dial.LAW.largest)} weights in blocks and {short(dial.LAW.longest)} tokens, these are "
+        f"{short(dial.num_weights(best.depth))} and {short(best.tokens)}"
     )
+    is_small = best.epochs > dial.MOST_EPOCHS - 0.01
+    ends = f", {dial.MOST_EPOCHS} epochs, after which more stop helping" if is_small else ""
     facts = {"data": facts.get("data", "unknown, taken as endless")} | {
-        "chosen": f"depth {best.depth}, {best.tokens:,} tokens in {arguments.time}; {told}",
-        **({"law": f"extrapolated: {sizes}, so take the size as a start"} if beyond else {}),
+        "chosen": f"depth {best.depth}, {best.tokens:,} tokens in {arguments.time}{ends}; {told}",
+        **({"law": f"extrapolated: {sizes}, so take the size as a start"} if best.extrapolates else {}),
     }
     return complete(best.depth, best.tokens), facts
 

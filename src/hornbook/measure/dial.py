@@ -43,13 +43,13 @@ from hornbook.plan.dial import (
     num_flops,
     num_weights,
     options_of,
+    refuse_contradictions,
 )
 from hornbook.run.planning import plan_here
 from hornbook.run.run_folder import RunFolder
 from hornbook.samples.sources import Sources, complete, open_sources
 from hornbook.storage.files import replace_file
 from hornbook.storage.json_files import dump_json, read_json
-from hornbook.wording import counted
 
 NAME: Final = "auto"
 """Of the recipe, and of its run."""
@@ -57,7 +57,6 @@ _FIRST_DEPTH, _ROUNDS = 2, 2
 _VOCABULARY = 8192  # of the measured runs
 START_AND_END: Final = 8.0  # seconds: opening the run, its last validation, checkpoint and report
 OTHER: Final = 1.03  # checkpoints, logs and other processes
-_LENGTHS = (("training", "steps"), ("training", "epochs"), ("training", "tokens"))
 _PIECES, _PIECE = 16, 20_000  # tokens of the text that is compressed
 _PATIENCE = 4
 
@@ -97,31 +96,30 @@ def auto_recipe(
         return _again(draft, dial, folder)
     base = check(draft).recipe
     if dial.name == "time":
-        _refuse_fixed_end(base)
-    sources = open_sources(base)
+        _refuse_time(base, dial)
+    sources, length = open_sources(base), base.sequence_length
     unique = sum(store.num_tokens for store in sources.train if isinstance(store, TokenStore))
 
+    def windows_for(tokens: int) -> int:
+        return -(-batch_windows(tokens, length) // num_ranks) * num_ranks
+
+    if MOST_EPOCHS * unique < LEAST_STEPS * windows_for(0) * length:
+        told = f"too few for {LEAST_STEPS} steps in {MOST_EPOCHS} epochs: build a larger corpus"
+        raise UserError(f"{', '.join(base.data.train)} has {unique:,} tokens, {told}")
+
     def options_for(choice: Choice) -> dict[str, Any]:
-        windows = -(-batch_windows(choice.tokens, length) // num_ranks) * num_ranks
-        return {**options_of(choice.depth, choice.tokens, windows=windows, length=length)}
+        return {**options_of(choice.depth, choice.tokens, windows=windows_for(choice.tokens), length=length)}
 
     def recipe_of(choice: Choice) -> Recipe:
         return complete(fit_ranks(_with_options(draft, options_for(choice), dial), num_ranks).recipe, sources)
 
-    length, vocabulary = base.sequence_length, complete(base, sources).model.vocab_size
+    vocabulary = complete(base, sources).model.vocab_size
     assert vocabulary is not None, "complete sources have a vocabulary"
     found = _turn(dial, unique, vocabulary, recipe_of, device, num_ranks)
     options = options_for(found.best)
-    if (steps := options["training.steps"]) < LEAST_STEPS and found.best.epochs > MOST_EPOCHS - 0.01:
-        raise UserError(
-            f"{', '.join(base.data.train)} has {unique:,} tokens, too few for {LEAST_STEPS} steps in {MOST_EPOCHS} "
-            "epochs: build a larger corpus"
-        )
-    if steps < LEAST_STEPS:
-        raise UserError(
-            f"{dial} is enough for {counted(steps, 'step')} of the smallest model here, but teaching it anything takes "
-            f"at least {LEAST_STEPS}: give more"
-        )
+    if (steps := options["training.steps"]) < LEAST_STEPS:
+        fewest = f"{LEAST_STEPS} steps of the smallest model here, the fewest that teach it anything"
+        raise UserError(f"{dial} is not enough for {fewest}: give more")
     options |= _intervals(steps, stops=sources.validation is not None)
     resolved = _with_options(draft, options, dial)
     reasons = [*_reasons(found, dial, unique, sources)]
@@ -133,7 +131,10 @@ def auto_recipe(
     return replace(resolved, notes=(*reasons, *resolved.notes))
 
 
-def _refuse_fixed_end(recipe: Recipe) -> None:
+def _refuse_time(recipe: Recipe, dial: Dial) -> None:
+    """Raise UserError if the time is over before the first step, or if the recipe fixes the end."""
+    if dial.value <= START_AND_END:
+        raise UserError(f"{dial} is too little: a run takes {START_AND_END:g} s to start and end")
     if not isinstance(recipe.schedule, WarmupStableDecayConfig) or recipe.schedule.decay_end is not None:
         raise UserError(
             "`time` corrects the length of the run, which takes the schedule warmup_stable_decay without an end of its "
@@ -160,8 +161,7 @@ def prepared_choice(dial: Dial, overrides: Tree, output: Path | None) -> Resolve
 
 
 def _draft(dial: Dial, overrides: Tree) -> Draft:
-    if given := [key for key in _LENGTHS if key in overrides]:
-        raise UserError(f"`{'.'.join(given[0])}` contradicts `{dial.name}`, which sets the length: remove one of them")
+    refuse_contradictions(overrides, dial.name)
     draft = read_draft(BASE, overrides)
     return replace(draft, file=merge(draft.file, {("", "name"): Leaf(value=NAME, source=str(dial))}))
 

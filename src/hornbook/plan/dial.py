@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from hornbook.config.recipe_files import Tree
 from hornbook.errors import UserError
 from hornbook.plan.scaling_resamples import RESAMPLES
 
@@ -39,6 +40,10 @@ MOST_EPOCHS: Final = 3
 
 DIALS: Final = ("time", "params", "tokens", "flops", "memory")
 _SMALLEST, _LARGEST = 1.0, 1e30
+_SIZE_AND_LENGTH = {
+    "model": ("num_layers", "hidden_size", "num_heads"),
+    "training": ("steps", "epochs", "tokens", "global_batch_size"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +74,7 @@ class Dial:
         (name, words), *_ = known.items()
         if name == "time":
             return cls(name=name, words=words, value=read_time(words))
-        match = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?(?:e\+?\d+)?)\s*([a-z]*)", words.strip().lower())
+        match = re.fullmatch(r"(\d+(?:[_,]\d{3})*(?:\.\d+)?(?:e\+?\d+)?)\s*([a-z]*)", words.strip().lower())
         units = _BYTES if name == "memory" else _COUNTS
         if match is None or match[2] not in units:
             example = "8GB" if name == "memory" else "30M or 3e7"
@@ -238,6 +243,14 @@ def read_time(text: str) -> float:
     if seconds > _LONGEST:
         raise UserError(f"`time` is {text!r}: expected at most 365d")
     return seconds
+
+
+def refuse_contradictions(overrides: Tree, dial: str) -> None:
+    """Raise UserError if options of the recipe set the size or the length, which the dial chooses."""
+    for section, names in _SIZE_AND_LENGTH.items():
+        for name in names:
+            if (section, name) in overrides:
+                raise UserError(f"`{section}.{name}` contradicts `{dial}`, which sets it: remove one of them")
 
 
 def num_weights(depth: int) -> int:

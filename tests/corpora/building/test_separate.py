@@ -68,7 +68,7 @@ def test_missing_parts_are_one_line_and_a_build_without_parts_makes_them(tmp_pat
     build_tiny(tmp_path / "good", quality=QUALITY, tolerance=ALL)
     with pytest.raises(UserError) as caught:
         merge_parts(tmp_path / "corpus")
-    assert one_line(caught.value, "no parts to merge", "`part`")
+    assert one_line(caught.value, "no parts to merge", "--part K/N")
     report = build(texts, (1, 2))
     with pytest.raises(UserError) as caught:
         merge_parts(tmp_path / "corpus")

@@ -108,7 +108,7 @@ def merge_parts(
                 remove_locked_folder(work)
         return report_of(output)
     if not (work / PLAN).is_file():
-        raise UserError(f"{output} has no parts to merge; build them with `part`, to the same `output`")
+        raise UserError(f"{output} has no parts to merge; build them with `hornbook corpus build --part K/N`")
     job = load_job(work)
     job = replace(job, options=replace(job.options, tolerance=tolerance or Tolerance()))
     with lock_working_folder(work):
