@@ -141,6 +141,7 @@ def test_a_hub_that_fails_is_worth_a_retry(monkeypatch):
     assert caught.value.exit_code == 1
 
 
+@pytest.mark.slow
 def test_a_hub_that_is_down_is_worth_a_retry(tmp_path):
     nowhere = "http://127.0.0.1:1"
     *meant, bare, again = hornbook(

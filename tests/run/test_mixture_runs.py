@@ -14,6 +14,7 @@ from hornbook.track import metrics
 from hornbook.track.report import write_report
 
 WEIGHTS = "--data.weights=0.7,0.3"
+FEW = "--evaluation.max-windows=10"
 
 
 @pytest.fixture(scope="module")
@@ -27,17 +28,17 @@ def identity(folder):
 
 @pytest.mark.parametrize("step", mostly_slow([5, 2]))
 def test_a_resumed_mixture_ends_where_an_uninterrupted_one_does(tmp_path, corpora, monkeypatch, step):
-    run_mixture(tmp_path / "whole", corpora, WEIGHTS)
+    run_mixture(tmp_path / "whole", corpora, WEIGHTS, FEW)
     with monkeypatch.context() as patched:
         stop_after(patched, step)
         with pytest.raises(StoppedBySignal):
-            run_mixture(tmp_path / "parts", corpora, WEIGHTS)
-    run_mixture(tmp_path / "parts", corpora, WEIGHTS)
+            run_mixture(tmp_path / "parts", corpora, WEIGHTS, FEW)
+    run_mixture(tmp_path / "parts", corpora, WEIGHTS, FEW)
     assert digest(tmp_path / "parts", 8) == digest(tmp_path / "whole", 8)
 
 
 def test_a_part_of_a_mixture_is_trained_on_for_several_epochs(tmp_path, corpora, monkeypatch):
-    options = (WEIGHTS, "--data.max-samples=10", "--training.epochs=2")
+    options = (WEIGHTS, FEW, "--data.max-samples=10", "--training.epochs=2")
     assert run_mixture(tmp_path / "whole", corpora, *options)["step"] == 5
     with monkeypatch.context() as patched:
         stop_after(patched, 3)
@@ -100,7 +101,7 @@ def test_another_mixture_is_another_run(tmp_path, corpora, order, weights, probl
 
 
 def test_an_epoch_has_the_windows_of_all_stores(tmp_path, corpora):
-    length = ("--training.steps=none", "--training.epochs=0.1", WEIGHTS)
+    length = ("--training.steps=none", "--training.epochs=0.1", WEIGHTS, FEW)
     steps = run_mixture(tmp_path, corpora, *length)["step"]
     windows = 0
     for store in map(open_store, corpora):
