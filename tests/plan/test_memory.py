@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
-from cases import mostly_slow
 import torch
+from cases import mostly_slow
 
 from hornbook.config import AdamWConfig, MemoryConfig, MomentumConfig, ParallelConfig, bundled_recipes, load_recipe
 from hornbook.config.description import description_of
