@@ -91,6 +91,7 @@ def test_narrow_storage_learns(precision):
     assert (state.model.embedding.tokens[70:] == 0).all(), "padding stays zero"
 
 
+@pytest.mark.slow
 def test_small_updates_are_not_lost():
     """Of weights of 0.02 in bf16, steps of 1e-6 are a hundredth of the distance to the next one."""
     moved = {}

@@ -107,6 +107,7 @@ def test_a_model_of_the_hub_and_then_of_the_cache(hub, tmp_path):
     assert (tmp_path / "third" / "vocab.json").read_bytes() == (hub.folder / "vocab.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_pickled_weights_are_fetched_with_leave_alone(hub, tmp_path):
     to_pickle(hub.folder)
     refused, taken = hornbook(

@@ -24,7 +24,7 @@ TWO = {
         ("gpt", "muon", "shard 2"),
         ("value embeddings", "muon", "shard 2, phased"),
     ],
-    "chain": ["data 2", "tensor 2", "shard 2, phased", "sequence 2"],
+    "chain": ["data 2", "tensor 2", "shard 2, phased"],
     "labelled": [("span", "shard 2")],
     "kept": ["tensor 2", "sequence 2"],
 }
@@ -65,7 +65,7 @@ MORE_OF_TWO = {
         ("shortcuts", "muon", "shard 2, recomputed"),
         ("modernbert", "lamb", "sequence 2"),
     ],
-    "chain": ["shard 2, phased", "tensor 2", "shard 2", "data 2, phased"],
+    "chain": ["shard 2, phased", "tensor 2", "shard 2", "data 2, phased", "sequence 2"],
     "labelled": [("classification", "sequence 2")],
     "kept": [],
 }

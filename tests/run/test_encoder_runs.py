@@ -62,6 +62,7 @@ def test_a_run_resumes_on_another_layout(tmp_path, corpus, monkeypatch, before, 
     assert sum(row.get("padding", 0.0) for row in moved) < sum(row.get("padding", 0.0) for row in whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", mostly_slow(FAMILIES))
 def test_accumulation_changes_nothing(tmp_path, corpus, family):
     whole, singles = (

@@ -51,7 +51,7 @@ def test_a_part_of_a_mixture_is_trained_on_for_several_epochs(tmp_path, corpora,
 
 
 def test_the_validation_is_on_the_held_out_documents_of_all(tmp_path, corpora):
-    run_mixture(tmp_path, corpora, "--evaluation.every-steps=8")
+    run_mixture(tmp_path, corpora, "--evaluation.every-steps=8", "--checkpoint.every-steps=8")
     (row,) = [row for row in metrics_without_time(tmp_path) if row["kind"] == "validation" and row["step"] == 8]
     held_out = [open_store(path, "validation") for path in corpora]
     ends = [store.num_documents if store.end_of_text == "stored" else 0 for store in held_out]
@@ -63,7 +63,7 @@ def test_each_store_has_its_validation_loss_beside_the_total(tmp_path, corpora, 
     """It is the loss of a run that is measured on that store alone; training is the same."""
 
     def last_validation(folder, *overrides, stores=corpora):
-        run_mixture(tmp_path / folder, stores, "--evaluation.every-steps=4", *overrides)
+        run_mixture(tmp_path / folder, stores, "--evaluation.every-steps=4", "--checkpoint.every-steps=8", *overrides)
         return [row for row in metrics_without_time(tmp_path / folder) if row["kind"] == "validation"][-1]
 
     row = last_validation("all")
