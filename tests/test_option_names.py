@@ -5,6 +5,7 @@ import ast
 import importlib
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,8 +35,10 @@ WORDS_FOR_PROGRAMS |= {"track/environment.py", "measure/sparse_speed.py"}
 """Files that start other programs, or read words: there, a text of one word is no message."""
 
 
-def texts() -> Iterator[tuple[str, str]]:
+@cache
+def texts() -> list[tuple[str, str]]:
     """Place and text of every string outside of `hornbook.cli` that is no docstring; values in it are ``{}``."""
+    found = []
     for path in sorted(SOURCE.rglob("*.py")):
         name = path.relative_to(SOURCE).as_posix()
         if name.startswith("cli/"):
@@ -50,9 +53,10 @@ def texts() -> Iterator[tuple[str, str]]:
                 continue
             if isinstance(node, ast.JoinedStr):
                 parts = (part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
-                yield f"{name}:{node.lineno}", "".join(map(str, parts))
+                found.append((f"{name}:{node.lineno}", "".join(map(str, parts))))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield f"{name}:{node.lineno}", node.value
+                found.append((f"{name}:{node.lineno}", node.value))
+    return found
 
 
 def commands() -> Iterator[argparse.ArgumentParser]:

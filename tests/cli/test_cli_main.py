@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import mostly_slow
 from terminals import on_terminal
 
 from hornbook.__main__ import main
@@ -295,7 +296,7 @@ def test_version_and_help(capsys):
     assert all(f"  {name:<12}{line}\n" in out for name, line in COMMANDS.items())
 
 
-@pytest.mark.parametrize("words", [["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
+@pytest.mark.parametrize("words", mostly_slow([["--help"], *([name, "--help"] for name in COMMANDS)], 8), ids=" ".join)
 def test_help_is_fast_and_imports_nothing_large(words):
     script = f"""
 import sys

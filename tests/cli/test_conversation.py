@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import mostly_slow
 from written_runs import save_run
 
 pty = pytest.importorskip("pty")
@@ -128,9 +129,9 @@ def test_lines_are_edited_and_remembered(terminal: Terminal, tmp_path: Path):
 
 @pytest.mark.parametrize(
     "terminal",
-    [(["--output-length", "1000000"], ""), (["--output-length", "1000000"], _SIGNALS_COME_TOO_EARLY)],
+    mostly_slow([((["--output-length", "1000000"], early),) for early in (_SIGNALS_COME_TOO_EARLY, "")]),
     indirect=True,
-    ids=["any time", "just before the wait"],
+    ids=["just before the wait", "any time"],
 )
 def test_ctrl_c_ends_the_text_then_the_conversation(terminal: Terminal, tmp_path: Path):
     terminal.wait_for(rb"> ")

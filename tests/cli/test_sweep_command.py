@@ -59,6 +59,13 @@ def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.chdir(tmp_path)
     assert main(sweep(tmp_path, "--lr", "1e-3")) == 2
     assert "nothing to sweep" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_ends_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "learning-rate=1e-3").write_text("where the first run would be")
     assert main(sweep(tmp_path, "--lr", "1e-3,3e-3")) == 2

@@ -105,7 +105,7 @@ def test_a_line_of_ids_for_a_line_of_text(pipe):
     assert pipe("decode", output) == (0, "\n".join(lines).encode(), "")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.one_of(st.characters(codec="utf-8"), st.sampled_from("\n\r\x1c\x85 "))))
 def test_decode_undoes_encode(pipe, text):
     code, ids, _ = pipe("encode", text.encode())

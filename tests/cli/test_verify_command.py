@@ -27,6 +27,7 @@ def test_a_resumed_run_equals_a_whole_one(recipe, tmp_path, capfd):
     assert not list((tmp_path / "runs").iterdir())
 
 
+@pytest.mark.slow
 def test_a_recipe_without_data_is_verified_on_random_tokens(tmp_path, monkeypatch, capfd):
     """The bundled ones name neither data nor, some, a vocabulary; labels cannot be made up."""
     monkeypatch.chdir(tmp_path)

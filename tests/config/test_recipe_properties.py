@@ -206,7 +206,7 @@ def fitting_encoder(nested, model, objective):
     return {"model": model, "objective": objective, "data": data, "tracking": tracking}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(recipe=recipes())
 def test_toml_and_dictionary_round_trip(recipe, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "round-trip.toml"

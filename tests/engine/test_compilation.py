@@ -69,21 +69,17 @@ def test_24_layers_share_a_graph(count_graphs, name, options, num_graphs):
     assert count_graphs(name, options) == num_graphs
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize(
     ("name", "options", "num_graphs"),
     [
+        ("gpt2-small", DROPOUTS, 1),
         ("bert-tiny", {**DROPOUTS, "data.layout": "packed"}, 1),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("gpt2-small", DROPOUTS, 1),
-                ("bert-tiny", {**DROPOUTS, "data.layout": "unpadded", "training.micro_batch_size": 2}, 1),
-                ("groupbert-base-phase1", {**DROPOUTS, "data.layout": "packed", "model.convolution_group_size": 8}, 1),
-                ("llama-3.2-1b", {"data.document_mask": True, **GROUPED, **WINDOWS}, 2),
-            )
-        ),
+        ("bert-tiny", {**DROPOUTS, "data.layout": "unpadded", "training.micro_batch_size": 2}, 1),
+        ("groupbert-base-phase1", {**DROPOUTS, "data.layout": "packed", "model.convolution_group_size": 8}, 1),
+        ("llama-3.2-1b", {"data.document_mask": True, **GROUPED, **WINDOWS}, 2),
     ],
 )
 def test_24_layers_with_triton_share_a_graph_for_all_batches(monkeypatch, count_graphs, name, options, num_graphs):

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import mostly_slow
 from tiny import random_batch, snapshot, split, tensors_of, tiny_config, tiny_step_config
 
 from hornbook.config import AdamWConfig, MomentumConfig, PrecisionConfig, Recipe, TrainingConfig
@@ -79,7 +80,7 @@ def test_moments_of_16_bits_change_little_and_a_home_in_fp32_nothing():
     assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
 
 
-@pytest.mark.parametrize("precision", [BF16, FP16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("precision", mostly_slow([BF16, FP16]), ids=["bf16", "fp16"])
 def test_narrow_storage_learns(precision):
     """Updates of a hundredth of the distance between two weights add up all the same."""
     _, expected = trained(PrecisionConfig(compute="fp32"), 40)
@@ -90,6 +91,7 @@ def test_narrow_storage_learns(precision):
     assert (state.model.embedding.tokens[70:] == 0).all(), "padding stays zero"
 
 
+@pytest.mark.slow
 def test_small_updates_are_not_lost():
     """Of weights of 0.02 in bf16, steps of 1e-6 are a hundredth of the distance to the next one."""
     moved = {}
@@ -107,7 +109,7 @@ def test_small_updates_are_not_lost():
     assert slope > 6 * error, "or this test would show nothing"
 
 
-@pytest.mark.parametrize("precision", [BF16, FP16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("precision", mostly_slow([BF16, FP16]), ids=["bf16", "fp16"])
 def test_a_resume_changes_no_bit(precision):
     whole, _ = trained(precision, 6)
     first, _ = trained(precision, 4)

@@ -4,6 +4,7 @@ import math
 import re
 
 import pytest
+from cases import mostly_slow
 from tiny_tasks import GPT2, WIKITEXT_2_RAW, WIKITEXT_103, log_probabilities, tiny_input, values
 from tiny_text import one_line, tiny_tokenizer
 
@@ -47,7 +48,7 @@ def file(tmp_path):
     return str(path)
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 3, 64])
+@pytest.mark.parametrize("micro_batch_size", mostly_slow([3, 1, 64]))
 @pytest.mark.parametrize("overlap", [0, 1, 16, 23])
 def test_windows_equal_the_naive_computation(file, overlap, micro_batch_size):
     given = tiny_input(data=file, overlap=overlap, micro_batch_size=micro_batch_size)

@@ -118,6 +118,7 @@ def test_document_masks_are_refused(example, tmp_path: Path, capsys: pytest.Capt
     assert "remove --data.document-mask" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_plan_is_what_steps_need(example) -> None:
     """The memory of real steps, within the tolerance of ``--check``, 3 %."""
     example("state_space")

@@ -107,6 +107,7 @@ def test_a_model_of_the_hub_and_then_of_the_cache(hub, tmp_path):
     assert (tmp_path / "third" / "vocab.json").read_bytes() == (hub.folder / "vocab.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_pickled_weights_are_fetched_with_leave_alone(hub, tmp_path):
     to_pickle(hub.folder)
     refused, taken = hornbook(
@@ -141,6 +142,7 @@ def test_a_hub_that_fails_is_worth_a_retry(monkeypatch):
     assert caught.value.exit_code == 1
 
 
+@pytest.mark.slow
 def test_a_hub_that_is_down_is_worth_a_retry(tmp_path):
     nowhere = "http://127.0.0.1:1"
     *meant, bare, again = hornbook(

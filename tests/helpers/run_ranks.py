@@ -1,7 +1,5 @@
-"""Whole runs, one after the other, as one rank of ``torchrun``: ``run_ranks.py RUNS``, see ``ranks.train_on_ranks``."""
+"""Whole runs, one after the other, as one rank: see ``ranks.train_on_ranks``."""
 
-import json
-import sys
 from pathlib import Path
 
 import torch
@@ -22,7 +20,3 @@ def main(runs: dict[str, list[str]]) -> None:
         with open_run(described, Path(folder), world.laid_out(described.parallel)) as run:
             train_until_done(run)
     world.leave()
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

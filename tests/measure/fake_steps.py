@@ -1,4 +1,7 @@
-"""Training steps of every family, precision and layout on a GPU without values; started by test_kernel_trace.py."""
+"""Training steps of every family, precision and layout on a GPU without values; started by test_kernel_trace.py.
+
+``fake_steps.py TITLE ...`` makes the steps of these cases, or of all.
+"""
 
 import json
 import sys
@@ -46,7 +49,8 @@ CASES = {
 
 def main() -> None:
     found = {}
-    for title, (name, options) in CASES.items():
+    for title in sys.argv[1:] or CASES:
+        name, options = CASES[title]
         words = [f"--{key}={value}" for key, value in {**SMALL, **options}.items()]
         try:
             recipe = load_recipe(name, words, require_data=False).recipe

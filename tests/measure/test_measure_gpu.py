@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).parent.parent.parent / "tools" / "measure_gpu.py"
 @pytest.mark.parametrize(
     ("device", "compiled"),
     [
-        ("cpu", "none"),
+        pytest.param("cpu", "none", marks=pytest.mark.slow),
         pytest.param("cpu", "blocks", marks=pytest.mark.slow),
         pytest.param("cuda", "none", marks=pytest.mark.gpu),
         pytest.param("cuda", "blocks", marks=pytest.mark.gpu),

@@ -68,7 +68,7 @@ def known():
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    mostly_slow([("demo", ""), ("demo", "memory.execution=phased"), ("bert-tiny", ""), ("sparse-gpt", "")], 2),
+    mostly_slow([("demo", ""), ("demo", "memory.execution=phased"), ("bert-tiny", ""), ("sparse-gpt", "")]),
 )
 def test_four_runs(name, options):
     assert abs(error_of(name, options)) < TOLERANCES["resident"]
@@ -117,7 +117,7 @@ def test_every_layout_of_ranks(layout, kernels):
 
 
 @pytest.mark.parametrize("dtype", mostly_slow(["bf16", "fp32"]))
-@pytest.mark.parametrize("slow", ["linear", "attention", "layer_norm", "cross_entropy"])
+@pytest.mark.parametrize("slow", mostly_slow(["cross_entropy", "layer_norm", "attention", "linear"]))
 def test_native_operators_beside_one_of_pytorch(monkeypatch, slow, dtype):
     """``auto`` measures each kernel by itself, so that it selects some native operators and not others."""
 

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from cases import mostly_slow
 
 from hornbook import peers as transformer_peers
 from hornbook.__main__ import main
@@ -57,7 +58,7 @@ def test_contenders_take_turns_and_medians_count(monkeypatch: pytest.MonkeyPatch
     assert [(speed.step_seconds, speed.tokens_per_second) for speed in speeds.values()] == [(1.0, 6.0), (2.0, 3.0)]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", mostly_slow(FAMILIES))
 def test_all_train_on_the_same_tokens(name):
     recipe = small(name)
     with synthetic_loader(recipe, World()) as loader:

@@ -72,6 +72,7 @@ def test_other_dials_need_no_measurement(corpus: Path, tmp_path: Path) -> None:
     assert memory.recipe.model.hidden_size >= 64
 
 
+@pytest.mark.slow
 def test_too_little(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="time 8s is too little: a run takes 8 s to start and end"):
         chosen(corpus, tmp_path / "a", time="8s")

@@ -83,7 +83,7 @@ def test_a_span_is_within_its_own_sequence():
 
 
 @pytest.mark.parametrize("layout", mostly_slow(reversed(LAYOUTS)))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", mostly_slow(FAMILIES))
 @pytest.mark.parametrize("head", [*HEADS, "masked"])
 def test_the_host_never_waits_for_a_device(family, head, layout):
     """The meta device has shapes and no values, so that whoever asks for one there fails."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from cases import mostly_slow
 from tiny import hidden_states, random_batch, randomize, tiny_config
 from tiny_encoders import lay_out, loss_of, make_samples, tiny_encoder_config
 
@@ -240,9 +239,10 @@ def test_the_meta_device_gives_the_shapes_of_a_layer() -> None:
     assert layer.values.grad.shape == layer.values.shape
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default::DeprecationWarning")  # PyTorch's own, while it compiles
 @pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")
-@pytest.mark.parametrize("kernel", mostly_slow(["auto", "reference", "torch"]))
+@pytest.mark.parametrize("kernel", ["auto", "reference", "torch"])
 def test_a_block_with_sparse_maps_compiles_to_one_graph(kernel: str) -> None:
     recipe = sparse_recipe()
     recipe = replace(recipe, sparsity=replace(recipe.sparsity, kernel=kernel))

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from cases import mostly_slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
@@ -163,7 +164,7 @@ def test_the_choice_of_a_kernel_depends_on_the_dtype_of_the_activations(monkeypa
     assert choose("auto", 16, 0.3, dtype=torch.float32).kernel == "native"
 
 
-@pytest.mark.parametrize("kernel", ["reference", "torch", "native"])
+@pytest.mark.parametrize("kernel", mostly_slow(["native", "reference", "torch"]))
 @pytest.mark.parametrize("positions", [[], [0, 4, 5]])
 def test_the_operators_pass_opcheck(kernel: str, positions: list[int]) -> None:
     if kernel == "native" and isinstance(native.newest_form(), str):

@@ -1,11 +1,11 @@
 """Triton's kernels: cross-entropy, dropout and norms, with its interpreter and compiled for GPUs, which needs none."""
 
 import importlib.util
-from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from cases import mostly_slow
 from ranks import python
 
 from hornbook.ops.native import kernels
@@ -18,10 +18,11 @@ OTHERS = ("gelu", "silu", "relu", "relu_squared")
 COUNTS = dict.fromkeys(("num_rows", "num_columns", "num_real", "stride", "site", "threshold"), "i32")
 
 
-def test_results_and_gradients_are_those_of_float64():
-    done = python(Path(__file__).parent / "compare_kernels.py", TRITON_INTERPRET="1")
+@pytest.mark.parametrize(("words", "fewest"), mostly_slow([((), 150), (("all",), 300)]))
+def test_results_and_gradients_are_those_of_float64(words, fewest):
+    done = python(Path(__file__).parent / "compare_kernels.py", *words, TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 150
+    assert int(done.stdout) > fewest
 
 
 def check(kernel, types, constants, architectures=None, **options):
@@ -81,16 +82,13 @@ def test_summed_gradients_of_activations_and_dropout_compile(pointer, activation
 
 @pytest.mark.parametrize("activation", ["gelu_tanh", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 @pytest.mark.parametrize("pointer", POINTERS[::2])
-def test_products_with_activations_compile(pointer, activation):
-    from triton_kernels import ARCHITECTURES
-
+@pytest.mark.parametrize("architecture", mostly_slow([90, 80, 89]))
+def test_products_with_activations_compile(architecture, pointer, activation):
     from hornbook.ops.triton.activated_product import _activated_gradient, _activated_linear, tile
 
     types = dict.fromkeys(("x", "weight", "before", "result", "gradient"), pointer)
     types |= dict.fromkeys(("bias", "sums"), "*fp32")
-    for architecture, (kernel, has) in product(
-        ARCHITECTURES, ((_activated_linear, {"has_bias": True}), (_activated_gradient, {}))
-    ):
+    for kernel, has in ((_activated_linear, {"has_bias": True}), (_activated_gradient, {})):
         fixed = tile(architecture, is_gradient=not has)
         options = {name: fixed.pop(name) for name in ("num_warps", "num_stages")}
         constants = {"num_columns": 3072, "depth": 768, "activation": activation, "widens": False, **has, **fixed}

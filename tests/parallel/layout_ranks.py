@@ -1,10 +1,9 @@
-"""Tiny trainings on several layouts as one rank of ``torchrun``: ``layout_ranks.py FOLDER PLAN``, see test_layouts.py.
+"""Tiny trainings on several layouts as one rank: see test_layouts.py.
 
 The first rank writes what it saw of each case to ``FOLDER/<number>.pt`` and the runs to ``FOLDER/<layout>``.
 """
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -30,6 +29,7 @@ def main(
     It has ``more`` options. Fine-tunings follow, each (head, layout), pipelines of so many micro-batches a step, and
     layouts of which the tensors that layers keep are counted.
     """
+    torch.set_num_threads(1)
     world = World.join(torch.device("cpu"))
     for number, case in enumerate(cases):
         recipe = recipe_of(*case)
@@ -45,8 +45,3 @@ def main(
     counts = [tiny_layouts.kept_tensors(world, layout) for layout in kept]
     (folder / f"kept-{world.rank}.json").write_text(json.dumps(counts))
     world.leave()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]), **json.loads(sys.argv[2]))

@@ -1,35 +1,23 @@
 """What happens on one rank of two is agreed upon by both: nobody waits for the other in vain."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import uneven_ranks
+from ranks import fork_ranks
 from safetensors.torch import load_file
 from tiny import distance
 
 from hornbook.parallel.world import World
 from hornbook.track.metrics import read
 
-HERE = Path(__file__).parent
-HELPERS = HERE.parent / "helpers"
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """What two processes wrote."""
     folder = tmp_path_factory.mktemp("uneven")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    path = os.pathsep.join([str(HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command += [str(HERE / "uneven_ranks.py"), str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
-    (folder / "stderr").write_text(done.stderr, encoding="utf-8")
+    (folder / "stderr").write_text(fork_ranks(2, uneven_ranks.main, folder), encoding="utf-8")
     return folder
 
 

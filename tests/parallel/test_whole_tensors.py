@@ -1,21 +1,19 @@
 """Tensors assembled on their owners and handed back, alone and on real ranks."""
 
-from pathlib import Path
-
 import pytest
 import torch
+import whole_ranks
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks import TORCHRUN, python
+from ranks import fork_ranks
 
 from hornbook.parallel.ranks import Ranks
 from hornbook.parallel.whole_tensors import Assembly, Box, _balanced
 
 
-@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [2, 3])
 def test_parts_in_rows_columns_and_copies_are_assembled_and_handed_back(num_ranks) -> None:
-    done = python(*TORCHRUN, num_ranks, Path(__file__).parent / "whole_ranks.py")
-    assert done.returncode == 0, done.stderr
+    fork_ranks(num_ranks, whole_ranks.main)
 
 
 def test_a_single_rank_owns_everything_and_sends_nothing() -> None:

@@ -1,16 +1,13 @@
-"""Two and four processes under torchrun train as one does."""
+"""Two and four processes train as one does."""
 
 import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 import train_ranks
+from ranks import PARALLEL, TORCHRUN, fork_ranks, python
 from safetensors.torch import load_file
 from tiny import distance
 from tiny_encoder_runs import assert_same_rows, build_sentences
@@ -18,19 +15,6 @@ from tiny_encoder_runs import assert_same_rows, build_sentences
 from hornbook.errors import HornbookError
 from hornbook.parallel.world import World, _connecting
 from hornbook.track.metrics import read
-
-HERE = Path(__file__).parent
-HELPERS = HERE.parent / "helpers"
-
-
-def run_ranks(number, script, *arguments):
-    """Run a script of this folder in so many processes."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
-    path = os.pathsep.join([str(HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command += [str(HERE / script), *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +40,7 @@ def encoders_alone(corpus, tmp_path_factory):
 def ranks_folder(request, corpus, tmp_path_factory):
     """What 2 and 4 processes wrote."""
     folder = tmp_path_factory.mktemp("ranks")
-    run_ranks(request.param, "train_ranks.py", folder, corpus)
+    fork_ranks(request.param, train_ranks.main, folder, corpus)
     return folder
 
 
@@ -138,7 +122,8 @@ def test_gradients_are_summed_in_buckets_during_the_backward_pass(ranks):
 @pytest.mark.gpu
 def test_groups_beside_a_gpu():
     """Barriers, and sums of what the host knows while the GPU may not be waited for."""
-    run_ranks(1, "gpu_rank.py")
+    done = python(*TORCHRUN, 1, PARALLEL / "gpu_rank.py")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_rank_that_failed_leaves_without_waiting_for_nccl(monkeypatch, tmp_path):

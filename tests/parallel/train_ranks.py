@@ -1,4 +1,4 @@
-"""Six steps of training as one rank of ``torchrun``; run by test_world.py, and imported by it for the single process.
+"""Six steps of training as one rank; run by test_world.py, and imported by it for the single process.
 
 Each rank writes what it saw to ``<folder>/<rank>.safetensors`` and ``.json``. Step ``BAD_STEP`` holds a sample that
 makes one rank's loss NaN; the number of scored tokens differs from sample to sample, and so from rank to rank. Then all
@@ -6,7 +6,6 @@ of them make the runs ``<folder>/<family>`` of encoders.
 """
 
 import json
-import sys
 from pathlib import Path
 
 import torch
@@ -122,7 +121,3 @@ def main(folder: Path, corpus: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / f"{world.rank}.safetensors")
     (folder / f"{world.rank}.json").write_text(json.dumps({**numbers, "size": world.size}), encoding="utf-8")
     world.leave()
-
-
-if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))

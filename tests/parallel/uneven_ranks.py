@@ -1,11 +1,10 @@
-"""What goes wrong, or otherwise, on one rank of two; run by test_uneven_ranks.py under ``torchrun``.
+"""What goes wrong, or otherwise, on one rank of two; run by test_uneven_ranks.py.
 
 Each scenario writes what it saw to ``<folder>/<rank>.json``, weights to ``<rank>-<step>.safetensors``; runs go into
 ``<folder>/<scenario>``.
 """
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -213,7 +212,3 @@ def main(folder: Path) -> None:
     }
     (folder / f"{world.rank}.json").write_text(json.dumps(seen), encoding="utf-8")
     world.leave()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

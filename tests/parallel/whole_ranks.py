@@ -1,10 +1,11 @@
-"""Assemble tensors on real ranks, as one rank of ``torchrun``: see test_whole_tensors.py."""
+"""Assemble tensors on real ranks, as one rank: see test_whole_tensors.py."""
 
 import torch
 import torch.distributed as dist
 
 from hornbook.parallel.ranks import Ranks
 from hornbook.parallel.whole_tensors import Assembly, Box, Parts
+from hornbook.parallel.world import World
 
 
 def rows_of(rank: int, size: int, rows: int) -> tuple[int, int]:
@@ -14,7 +15,7 @@ def rows_of(rank: int, size: int, rows: int) -> tuple[int, int]:
 
 def main() -> None:
     """Tensors in rows of different number, in columns, in copies, and one that a single rank has."""
-    dist.init_process_group("gloo")
+    world = World.join(torch.device("cpu"))
     rank, size = dist.get_rank(), dist.get_world_size()
     ranks = Ranks(rank, size, dist.group.WORLD, dist.group.WORLD)
     for dtype in (torch.float32, torch.bfloat16):
@@ -44,8 +45,4 @@ def main() -> None:
         results = assembly.hand_back([2 * whole for whole in found], own[0])
         for result, part in zip(results, own, strict=True):
             assert torch.equal(result, 2 * part)
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    world.leave()

@@ -132,6 +132,7 @@ def test_out_again(folder: Path, tmp_path: Path) -> None:
     assert tokenizer("the cat sat")["input_ids"] == [299, *tiny_tokenizer().encode("the cat sat")]
 
 
+@pytest.mark.slow
 def test_greedy_texts(peer, folder: Path) -> None:
     model, prompts = load_model(folder, CPU, compute="fp32").model, [[5, 9, 2, 8, 1], [7, 3, 200, 4, 17]]
     decoder = make_decoder(model.eval())

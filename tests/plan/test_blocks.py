@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import mostly_slow
 
 from hornbook.config import GPTConfig, load_recipe
 from hornbook.engine.activations import counted_bytes
@@ -50,7 +51,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", mostly_slow(["bf16", "fp32"]))
 @pytest.mark.parametrize("name", MODELS)
 def test_a_block_keeps_what_the_tape_says(name, dtype):
     recipe_name, *options = MODELS[name].split()

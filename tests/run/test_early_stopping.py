@@ -16,6 +16,7 @@ from hornbook.run.early_stopping import note_measurement, why_stopped
 STALLING = (
     "--optimizer.learning-rate=1e-12",
     "--evaluation.every-steps=2",
+    "--evaluation.max-windows=10",
     "--evaluation.early-stopping-patience=2",
     "--evaluation.early-stopping-min-delta=0.01",
     "--training.steps=40",

@@ -50,7 +50,7 @@ def test_the_layout_changes_nothing_but_the_padding(tmp_path, corpus, family):
     assert sum(shares[0]) > 1.0 and sum(shares[1]) < 0.9 * sum(shares[0]) and set(shares[2]) == {0.0}
 
 
-@pytest.mark.parametrize(("before", "after"), [("padded", "packed"), ("packed", "unpadded")])
+@pytest.mark.parametrize(("before", "after"), mostly_slow([("packed", "unpadded"), ("padded", "packed")]))
 def test_a_run_resumes_on_another_layout(tmp_path, corpus, monkeypatch, before, after):
     batches = ("--training.global-batch-size=16", "--training.micro-batch-size=8")
     whole = run(tmp_path / "whole", corpus, "bert", *batches, f"--data.layout={before}")
@@ -62,6 +62,7 @@ def test_a_run_resumes_on_another_layout(tmp_path, corpus, monkeypatch, before, 
     assert sum(row.get("padding", 0.0) for row in moved) < sum(row.get("padding", 0.0) for row in whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", mostly_slow(FAMILIES))
 def test_accumulation_changes_nothing(tmp_path, corpus, family):
     whole, singles = (

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases import mostly_slow
 from tiny import tensors_of
 from tiny_labelled import CONTEXT, QUESTIONS, labelled_rows, question, word_pieces, write_jsonl, write_squad
 from tiny_runs import digest, metrics_without_time, stop_after
@@ -112,7 +113,7 @@ def test_a_run_learns_its_labels_and_is_measured(files, tmp_path, capsys, kind):
         assert "4 questions, 1 without an answer" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", ["classes", "spans"])
+@pytest.mark.parametrize("kind", mostly_slow(["spans", "classes"]))
 def test_resume_and_micro_batches_change_nothing(files, tmp_path, monkeypatch, kind):
     options = of(files, kind)
     run(tmp_path / "whole", *options)
@@ -302,7 +303,7 @@ def test_a_model_may_say_that_there_is_no_answer(files, tmp_path, capsys):
     assert rows[0]["value"] > 0.5
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("pooling", mostly_slow(["mean", "cls"]))
 def test_modernbert_keeps_the_transform_of_its_pretraining_and_learns(files, tmp_path, capfd, pooling):
     modern, vocab = ["--model.family=modernbert"], f"--model.vocab-size={word_pieces().vocab_size}"
     masked = [*modern, vocab, "--data.synthetic", "--objective.name=mlm"]

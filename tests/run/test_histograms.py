@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import tiny_runs
 import torch
+from cases import mostly_slow
 from ranks import TORCHRUN, python
 from recording_tracker import OPENED
 from safetensors.torch import load_file
@@ -18,11 +19,18 @@ TRACKED = ("--tracking.trackers=recording", "--tracking.histogram-every-steps=3"
 
 
 @pytest.mark.parametrize(
-    "narrow", [(), ("--precision.weights=bf16", "--precision.second-moment=fp16"), ("--memory.execution=phased",)]
+    "options",
+    mostly_slow(
+        [
+            (("--memory.execution=phased",),),
+            (("--precision.weights=bf16", "--precision.second-moment=fp16"),),
+            ((),),
+        ]
+    ),
 )
-def test_histograms_change_no_number(tmp_path: Path, narrow: tuple[str, ...]) -> None:
-    tiny_runs.run_tiny(tmp_path / "plain", *narrow)
-    tiny_runs.run_tiny(tmp_path / "tracked", *narrow, *TRACKED)
+def test_histograms_change_no_number(tmp_path: Path, options: tuple[str, ...]) -> None:
+    tiny_runs.run_tiny(tmp_path / "plain", *options)
+    tiny_runs.run_tiny(tmp_path / "tracked", *options, *TRACKED)
     assert tiny_runs.digest(tmp_path / "tracked", 8) == tiny_runs.digest(tmp_path / "plain", 8)
     assert sorted(OPENED[-1].of_kind("histograms")) == [3, 6, 8]
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from cases import mostly_slow
 from tiny_runs import RECIPE, digest, stop_after
 
 from hornbook.__main__ import main
@@ -156,12 +157,14 @@ def test_a_decay_under_way_is_refused_too_and_a_shorter_one(recipe, monkeypatch,
 
 @pytest.mark.parametrize(
     "schedule",
-    [
-        ["--schedule.name", "constant"],
-        ["--schedule.decay-end", "8"],
-        ["--schedule.name", "natural_exponential", "--schedule.stair-steps", "2"],
-        ["--schedule.name", "by_step", "--schedule.factors", "0=1,4=0.5"],
-    ],
+    mostly_slow(
+        [
+            ["--schedule.name", "constant"],
+            ["--schedule.decay-end", "8"],
+            ["--schedule.name", "natural_exponential", "--schedule.stair-steps", "2"],
+            ["--schedule.name", "by_step", "--schedule.factors", "0=1,4=0.5"],
+        ]
+    ),
 )
 def test_a_schedule_that_can_be_extended_continues(recipe, tmp_path, schedule):
     assert command(recipe, *schedule, "--output", "runs/a") == 0

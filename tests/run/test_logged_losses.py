@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import tiny_runs
+from cases import mostly_slow
 from tiny_encoder_runs import build_sentences, encoder, on_corpus
 from tiny_text import build_tiny
 
@@ -38,7 +39,7 @@ def test_the_loss_is_the_mean_over_the_interval(family: str, tmp_path: Path, mon
     assert len({step.counts["mlm"] for step in steps}) > 1 if family == "bert" else True, "else a plain mean would do"
 
 
-@pytest.mark.parametrize("step", [2, 4, 5])
+@pytest.mark.parametrize("step", mostly_slow([4, 2, 5]))
 def test_a_stop_within_an_interval_changes_no_row(step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ("--tracking.log-every-steps=3",)
     tiny_runs.run_tiny(tmp_path / "whole", *options)

@@ -14,6 +14,7 @@ from hornbook.track import metrics
 from hornbook.track.report import write_report
 
 WEIGHTS = "--data.weights=0.7,0.3"
+FEW = "--evaluation.max-windows=10"
 
 
 @pytest.fixture(scope="module")
@@ -27,17 +28,17 @@ def identity(folder):
 
 @pytest.mark.parametrize("step", mostly_slow([5, 2]))
 def test_a_resumed_mixture_ends_where_an_uninterrupted_one_does(tmp_path, corpora, monkeypatch, step):
-    run_mixture(tmp_path / "whole", corpora, WEIGHTS)
+    run_mixture(tmp_path / "whole", corpora, WEIGHTS, FEW)
     with monkeypatch.context() as patched:
         stop_after(patched, step)
         with pytest.raises(StoppedBySignal):
-            run_mixture(tmp_path / "parts", corpora, WEIGHTS)
-    run_mixture(tmp_path / "parts", corpora, WEIGHTS)
+            run_mixture(tmp_path / "parts", corpora, WEIGHTS, FEW)
+    run_mixture(tmp_path / "parts", corpora, WEIGHTS, FEW)
     assert digest(tmp_path / "parts", 8) == digest(tmp_path / "whole", 8)
 
 
 def test_a_part_of_a_mixture_is_trained_on_for_several_epochs(tmp_path, corpora, monkeypatch):
-    options = (WEIGHTS, "--data.max-samples=10", "--training.epochs=2")
+    options = (WEIGHTS, FEW, "--data.max-samples=10", "--training.epochs=2")
     assert run_mixture(tmp_path / "whole", corpora, *options)["step"] == 5
     with monkeypatch.context() as patched:
         stop_after(patched, 3)
@@ -50,7 +51,7 @@ def test_a_part_of_a_mixture_is_trained_on_for_several_epochs(tmp_path, corpora,
 
 
 def test_the_validation_is_on_the_held_out_documents_of_all(tmp_path, corpora):
-    run_mixture(tmp_path, corpora, "--evaluation.every-steps=8")
+    run_mixture(tmp_path, corpora, "--evaluation.every-steps=8", "--checkpoint.every-steps=8")
     (row,) = [row for row in metrics_without_time(tmp_path) if row["kind"] == "validation" and row["step"] == 8]
     held_out = [open_store(path, "validation") for path in corpora]
     ends = [store.num_documents if store.end_of_text == "stored" else 0 for store in held_out]
@@ -62,7 +63,7 @@ def test_each_store_has_its_validation_loss_beside_the_total(tmp_path, corpora, 
     """It is the loss of a run that is measured on that store alone; training is the same."""
 
     def last_validation(folder, *overrides, stores=corpora):
-        run_mixture(tmp_path / folder, stores, "--evaluation.every-steps=4", *overrides)
+        run_mixture(tmp_path / folder, stores, "--evaluation.every-steps=4", "--checkpoint.every-steps=8", *overrides)
         return [row for row in metrics_without_time(tmp_path / folder) if row["kind"] == "validation"][-1]
 
     row = last_validation("all")
@@ -100,7 +101,7 @@ def test_another_mixture_is_another_run(tmp_path, corpora, order, weights, probl
 
 
 def test_an_epoch_has_the_windows_of_all_stores(tmp_path, corpora):
-    length = ("--training.steps=none", "--training.epochs=0.1", WEIGHTS)
+    length = ("--training.steps=none", "--training.epochs=0.1", WEIGHTS, FEW)
     steps = run_mixture(tmp_path, corpora, *length)["step"]
     windows = 0
     for store in map(open_store, corpora):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import tiny_runs
+from cases import mostly_slow
 
 from hornbook import checkpoint
 from hornbook.config import choices
@@ -25,7 +26,7 @@ def test_the_table_is_complete() -> None:
     assert set(STATES) == set(choices("optimizer"))
 
 
-@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("name", mostly_slow(reversed(STATES)))
 def test_a_resumed_run_is_the_same_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = (
         f"--optimizer.name={name}",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import tiny_runs
+from cases import mostly_slow
 from tiny_encoder_runs import FAMILIES, LAYOUTS, build_sentences, encoder, on_corpus
 from tiny_text import build_tiny
 
@@ -29,7 +30,11 @@ VARIANTS = {
 ENCODERS = {f"{family}, {layout}": (family, layout) for family, layout in zip(FAMILIES, LAYOUTS, strict=True)}
 
 
-@pytest.fixture(scope="module", params=[*VARIANTS, *ENCODERS], ids=str)
+FAST = ("native bf16", "attention dropout and document mask", "groupbert, unpadded")
+WHOLE = mostly_slow(sorted([*VARIANTS, *ENCODERS], key=lambda name: name not in FAST), len(FAST))
+
+
+@pytest.fixture(scope="module", params=WHOLE, ids=str)
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, ...]]:
     folder, name = tmp_path_factory.mktemp("whole"), request.param
     if name in VARIANTS:

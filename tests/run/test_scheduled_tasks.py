@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tiny_runs
+from cases import mostly_slow
 from tiny_text import build_tiny
 
 from hornbook import checkpoint
@@ -92,7 +93,7 @@ def test_what_a_task_says_is_what_evaluate_says(folder: Path) -> None:
     assert {row["data"] for row in rows_of(folder)} == {task["data"]["name"]} == {str(folder / "lambada.jsonl")}
 
 
-@pytest.mark.parametrize("step", [4, 5, 8, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 2, 3, 6, 7))])
+@pytest.mark.parametrize("step", mostly_slow([4, *range(1, 4), *range(5, 9)]))
 def test_what_a_signal_cuts_off_is_made_up_for(folder: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks, validation and samples; after the last step nothing is cut off, since nobody would make up for it."""
     every = ("--evaluation.tasks-every-steps=4", "--tracking.sample-every-steps=4", "--tracking.sample-tokens=5")

@@ -5,6 +5,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+from cases import mostly_slow
 from in_memory import InMemoryTokens, numbered, window_of
 
 from hornbook.errors import DataError, StorageError, UserError
@@ -67,7 +68,7 @@ NUM_STEPS = -(-5 * WINDOWS.num_items // (2 * GLOBAL_BATCH_SIZE))  # two and a ha
 EXPECTED = expected_samples(NUM_STEPS * GLOBAL_BATCH_SIZE)
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("prefetch", mostly_slow([2, 0]))
 @pytest.mark.parametrize("resumed_world_size", WORLD_SIZES)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_the_same_samples_on_any_number_of_ranks(world_size, resumed_world_size, prefetch):

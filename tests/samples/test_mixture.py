@@ -113,7 +113,7 @@ def test_one_source_has_the_samples_that_it_has_alone(weights):
         assert mixture.provenance(sample) == (0, sample // windows.num_items, windows.provenance(sample))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=settings().max_examples // 3)
 @given(weights=st.just(()) | st.tuples(*[st.floats(0.01, 100)] * 3), seed=SEEDS, epochs=st.integers(1, 3))
 def test_every_window_of_a_source_once_in_each_of_its_epochs(weights, seed, epochs):
     sources, length = [FIRST, SECOND, THIRD], 5

@@ -123,7 +123,6 @@ def test_chinese_is_cut_between_characters_where_these_are_words(chinese):
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the folder of shared data is not there")
-@settings(max_examples=200, deadline=None)
 @given(text=dense, size=st.integers(1, 12))
 def test_cuts_change_no_token_of_gpt2(text, size):
     tokenizer = _gpt2()

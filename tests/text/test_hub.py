@@ -179,6 +179,7 @@ def test_refusals_are_one_line(hub, tmp_path):
     assert code == 1 and "the Hugging Face hub failed (HfHubHTTPError); try again" in error
 
 
+@pytest.mark.slow
 def test_a_full_disk_or_a_listing_that_rotted_is_one_line(hub, tmp_path):
     read(tmp_path, hub.endpoint, "hf:some/words")
     [saved] = (tmp_path / "home").rglob("hornbook-main.json")

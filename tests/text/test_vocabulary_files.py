@@ -134,6 +134,7 @@ def test_robertas_fillers_make_a_multiple_of_eight(tmp_path):
     assert vocab["<mask>"] == len(vocab) - 1 == 304
 
 
+@pytest.mark.slow
 @needs_files
 def test_roberta_itself(tmp_path):
     for path in (*GPT2.iterdir(), SHARED / "tokenizers" / "roberta" / "dict.txt"):

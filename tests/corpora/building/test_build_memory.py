@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from cases import mostly_slow
 from tiny_text import tiny_tokenizer
 
 from hornbook.corpora.store import open_store
@@ -48,7 +49,7 @@ def peak_of_build(words, folder):
 CHINESE = "天地玄黄，宇宙洪荒，日月盈昃，辰宿列张。\n" * 40
 
 
-@pytest.mark.parametrize("text", [CHINESE, "[-73.981234,40.712345]," * 100])
+@pytest.mark.parametrize("text", mostly_slow([CHINESE, "[-73.981234,40.712345]," * 100]))
 def test_text_without_blanks_takes_little_memory(tmp_path, text):
     """Almost each byte is a token of this tokenizer, so there is no worse case."""
     path = tmp_path / "dense.txt"

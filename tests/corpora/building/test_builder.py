@@ -79,6 +79,7 @@ def test_inserted_end_of_text(tmp_path):
     verify_store(tmp_path / "corpus")
 
 
+@pytest.mark.slow
 def test_a_large_vocabulary_takes_four_bytes(tmp_path):
     pairs = tiny_tokenizer()
     vocab = dict(pairs.vocab) | {f"unused{number}": number for number in range(300, 70_000)}

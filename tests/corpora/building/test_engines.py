@@ -65,6 +65,7 @@ def test_a_build_by_workers_is_that_of_one_process(tmp_path, texts):
     assert not (tmp_path / ".two.building").exists()
 
 
+@pytest.mark.slow
 def test_the_slices_of_another_size_make_the_same_corpus(tmp_path, texts, monkeypatch):
     build_tiny(tmp_path / "one", **QUALITY)
     for size in (1, 5000, 1 << 20):
@@ -147,6 +148,7 @@ def test_numbers_of_workers_that_mean_nothing(tmp_path, texts, options, part):
     assert one_line(caught.value, part)
 
 
+@pytest.mark.slow
 def test_a_full_disk_of_a_worker_is_one_line_and_the_next_build_resumes(tmp_path, texts, monkeypatch):
     build_tiny(tmp_path / "good", **QUALITY)
     notices = []

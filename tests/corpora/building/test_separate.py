@@ -2,6 +2,7 @@ import json
 import shutil
 
 import pytest
+from cases import mostly_slow
 from crashes import crashes_in_child
 from tiny_documents import some_words
 from tiny_text import TEXTS, build_tiny, one_line, tiny_tokenizer, write_texts
@@ -42,7 +43,9 @@ def build(texts, part, **options):
     return build_part([texts], tiny_tokenizer(), texts.parent / "corpus", chosen, part)
 
 
-@pytest.mark.parametrize("parts", [[(1, 1)], [(3, 3), (1, 3), (2, 3)], [(k, 40) for k in range(40, 0, -1)]])
+@pytest.mark.parametrize(
+    "parts", mostly_slow([[(3, 3), (1, 3), (2, 3)], [(1, 1)], [(k, 40) for k in range(40, 0, -1)]])
+)
 def test_parts_merged_are_the_corpus_of_one_build(tmp_path, texts, parts):
     good = build_tiny(tmp_path / "good", quality=QUALITY, tolerance=ALL)
     reports = [build(texts, part) for part in parts]

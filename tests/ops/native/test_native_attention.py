@@ -90,6 +90,7 @@ def test_same_bits_from_any_number_of_threads(dtype):
             assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
+@pytest.mark.slow
 def test_operators_are_registered_properly():
     qkv, gradient, firsts, lengths, keys = example([5, 9], 2, 8, torch.float32)
     isa = forms()[0].isa

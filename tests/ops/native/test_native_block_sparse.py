@@ -5,6 +5,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from cases import mostly_slow
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from native_forms import EMULATED, cut_for, emulated_tiles
@@ -195,8 +196,8 @@ def test_forward_products_have_the_same_bits_in_every_form(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("shape", [(1088, 1024), (1024, 1088)], ids=["rows", "columns"])
-@pytest.mark.parametrize("size", block_sparse.BLOCK_SIZES)
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("size", mostly_slow(reversed(block_sparse.BLOCK_SIZES), 2))
+@pytest.mark.parametrize("threads", mostly_slow([2, 1]))
 def test_more_tokens_than_fit_the_cache_are_added_up(shape: tuple[int, int], size: int, threads: int) -> None:
     num_rows, num_columns = shape[0] // size, shape[1] // size
     random = torch.Generator().manual_seed(size)

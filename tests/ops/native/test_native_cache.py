@@ -61,7 +61,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("which", mostly_slow(["libhornbook.so", "libhornbook.so.sha256"]))
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", mostly_slow(DAMAGES, 4))
 def test_a_build_with_a_flaw_is_not_loaded_but_built_again(sources, tmp_path, damage, which):
     if damage == "another's" and os.geteuid():
         pytest.skip("only root can give a file away")

@@ -108,6 +108,7 @@ def test_same_bits_from_any_number_of_threads(dtype):
             assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
+@pytest.mark.slow
 def test_operators_are_registered_properly():
     x = torch.randn(4, 5, 12, requires_grad=True)
     weight, bias = (torch.randn(12, requires_grad=True) for _ in range(2))

@@ -5,7 +5,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from cases import mostly_slow
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from native_forms import EMULATED, NativeCalls, all_native, emulated_tiles
@@ -288,7 +287,8 @@ def test_gradients_are_those_of_autograd(name, shape, has_bias):
         assert_near(own, expected, TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("name", mostly_slow(DTYPES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DTYPES)
 def test_the_operators_pass_opcheck(name):
     dtype, isa = DTYPES[name], instruction_sets()[0]
     x, weight = drawn(2, 5, 17, dtype=dtype).requires_grad_(), drawn(3, 4, 17).requires_grad_()

@@ -66,6 +66,7 @@ def test_languages():
     assert kept(Language(["en"], 0.0), texts) == texts
 
 
+@pytest.mark.slow
 def test_languages_of_records_come_first_if_asked_for():
     pages = [
         Document(text, "a.wet", 0, 0, languages)

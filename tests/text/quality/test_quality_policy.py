@@ -95,6 +95,7 @@ def test_evaluation_sets_are_read_when_nothing_else_is_wrong():
         assert one_line(caught.value) and "missing.jsonl" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not WEB.exists(), reason="needs ../shared/data/text/openwebtext-1000.jsonl")
 def test_duplicates_put_into_web_pages_are_counted(tmp_path, evaluation):
     pages = [json.loads(line)["text"] for line in WEB.read_text().splitlines()[:400]]
