@@ -9,7 +9,7 @@ import torch
 from cases import mostly_slow
 from ranks import python
 
-from hornbook.measure.kernel_trace import _launch, _pairs_of_tiles
+from hornbook.measure.kernel_trace import _pairs_of_tiles
 from hornbook.measure.memory_check import TOLERANCES
 from hornbook.ops.native.build import find_compiler
 from hornbook.ops.native.cache import BuildError
@@ -40,26 +40,6 @@ def test_micro_batches_of_a_recipe_share_an_update(steps):
     assert (one["num_micro_batches"], two["num_micro_batches"]) == (1, 2)
     assert one["peak_bytes"] == two["peak_bytes"] > 0
     assert one["mfu_of_recipe"] == one["mfu"] == two["mfu"] < two["mfu_of_recipe"]
-
-
-@pytest.mark.parametrize(("num_columns", "cached"), [(50304, True), (200_000, False)])
-def test_a_cross_entropy_reads_rows_again_from_the_cache_that_holds_them(num_columns, cached):
-    logits = torch.empty(64, num_columns, dtype=torch.bfloat16, device="meta")
-    launch = _launch("triton_cross_entropy", (), [logits], [], [logits], (0.0, 0.0))
-    size = logits.numel() * 2
-    assert (launch.bytes, launch.cached) == ((2 * size, size) if cached else (3 * size, 0))
-
-
-def test_updates_in_place_also_write():
-    weights, gradients, first, second = ([torch.empty(100, device="meta")] for _ in range(4))
-    lists = [weights, gradients, first, second, [], []]
-    given = [*weights, *gradients, *first, *second]
-    assert _launch("_fused_adamw_", lists, given, [], given, (0.0, 0.0)).bytes == 400 * (4 + 3)
-    assert _launch("_foreach_mul_", [weights, 0.5], weights, [], weights, (0.0, 0.0)).bytes == 400 * 2
-    assert (
-        _launch("_foreach_copy_", [weights, first], weights + first, [], weights + first, (0.0, 0.0)).bytes == 400 * 2
-    )
-    assert _launch("_foreach_zero_", [weights], weights, [], weights, (0.0, 0.0)).bytes == 400
 
 
 def test_only_tiles_with_hidden_pairs_are_masked():

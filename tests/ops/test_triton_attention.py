@@ -75,7 +75,7 @@ def test_the_roofline_counts_the_instructions_of_compiled_kernels():
     """Of the main loops on an H100, bf16, heads of 64, causal; those that look at hidden pairs on their own."""
     from triton_kernels import compiled, loop_instructions
 
-    from hornbook.measure.kernel_trace import _HASHED, _INSTRUCTIONS, _OF_A_MASK
+    from hornbook.measure.kernel_launches import _HASHED, _INSTRUCTIONS, _OF_A_MASK
     from hornbook.ops.triton import attention
 
     masks = []

@@ -11,7 +11,7 @@ from hornbook.track.units import flop_rate, size
 
 if TYPE_CHECKING:
     from hornbook.config import Recipe
-    from hornbook.measure.kernel_trace import Launch
+    from hornbook.measure.kernel_launches import Launch
 
 _OF_PEAK: Final = 0.66
 """Share of the data sheet's rate that matrix products reach: 650 of 989 TFLOP/s on an H100."""
