@@ -82,3 +82,5 @@ def test_norms_and_softmax_read_again():
         found = launched(name, given, [logarithms])
         assert sum(each.bytes for each in found.values()) == number * logits.numel() * 4, name
     assert len(launched("_log_softmax", tensors(1, 64, 1000), tensors(1, 64, 1000))) == 1
+    given = [torch.empty((), device="meta"), logits, torch.empty(64, dtype=torch.int64, device="meta")]
+    assert launched("nll_loss_backward", given, [logarithms])["nll_loss_backward"].bytes == logits.numel() * 4

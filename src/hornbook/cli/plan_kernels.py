@@ -51,11 +51,11 @@ def print_kernels(recipe: "Recipe", device: Device) -> dict[str, object]:
     groups: dict[tuple[str, str], list[Launch]] = {}
     for launch in trace.launches:
         groups.setdefault((launch.name, launch.dtype), []).append(launch)
-    totals = [(key, _total(group, device)) for key, group in groups.items()]
+    totals = [(key, total_of(group, device)) for key, group in groups.items()]
     totals.sort(key=lambda row: -row[1]["seconds"])
-    whole = _total(trace.launches, device)
+    whole = total_of(trace.launches, device)
     print_columns([*_rows(totals)], right=(2, 3, 4, 5))
-    host, seconds = whole["kernels"] * _LAUNCH, _duration(whole)
+    host, seconds = whole["kernels"] * _LAUNCH, duration(whole)
     is_launch_bound = host > whole["seconds"]
     flops = (recipe.flops_per_token(recipe.sequence_length) or 0.0) * trace.num_tokens
     peak = device.flops[recipe.precision.compute if recipe.precision.compute != "auto" else device.auto_dtype]
@@ -69,7 +69,7 @@ def print_kernels(recipe: "Recipe", device: Device) -> dict[str, object]:
     say(f"waits       {len(trace.waits)}: {', '.join(trace.waits)}")
     accumulated, num_micro_batches = mfu, recipe.training.global_batch_size // recipe.training.micro_batch_size
     if num_micro_batches > 1:  # what two take more than one, each further one takes
-        added = _duration(_total(traced_step(_with_micro_batches(recipe, 2)).launches, device)) - seconds
+        added = duration(total_of(traced_step(_with_micro_batches(recipe, 2)).launches, device)) - seconds
         accumulated = num_micro_batches * flops / (seconds + (num_micro_batches - 1) * added) / peak
         micro_batches = f"{num_micro_batches:,} micro-batches a step, each {added * 1e3:.2f} ms"
         say(f"recipe      {micro_batches}: MFU at most {accumulated:.1%}")
@@ -85,7 +85,8 @@ def _with_micro_batches(recipe: "Recipe", number: int) -> "Recipe":
     return replace(recipe, training=training)
 
 
-def _total(launches: "list[Launch]", device: Device) -> dict[str, float]:
+def total_of(launches: "list[Launch]", device: Device) -> dict[str, float]:
+    """Return the kernels, bytes, FLOPs and seconds of launches."""
     return {
         "kernels": sum(launch.kernels for launch in launches),
         "bytes": sum(launch.bytes for launch in launches),
@@ -94,9 +95,9 @@ def _total(launches: "list[Launch]", device: Device) -> dict[str, float]:
     }
 
 
-def _duration(total: dict[str, float]) -> float:
-    """Return the seconds of a step: of its kernels, or of their launches."""
-    return max(total["kernels"] * _LAUNCH, total["seconds"])
+def duration(step: dict[str, float]) -> float:
+    """Return the seconds of a step with the totals of ``total_of``: of its kernels, or of their launches."""
+    return max(step["kernels"] * _LAUNCH, step["seconds"])
 
 
 def _seconds(launch: "Launch", device: Device) -> float:

@@ -107,10 +107,11 @@ def _launch(
         moved += again - cached
     elif name in _LOOK_UPS:
         moved = 2 * sum(map(_bytes, made))
+    elif name.startswith("nll_loss"):  # an element of each row; the gradient's other ones are zeros
+        moved = sum(map(_bytes, made))
     elif name.endswith(("flash_attention_backward", "cudnn_attention_backward")):
-        moved += 8.0 * made[0].numel() - _bytes(
-            made[0]
-        )  # queries' gradients are sums in fp32, rounded by another kernel
+        # adds to fp32 sums of the queries' gradients, which another kernel rounds; one before it has read the result y
+        moved += 8.0 * made[0].numel() - _bytes(made[0]) - _bytes(given[4])
     is_list = "foreach" in name or name.startswith("_fused_")
     if is_list and not made:
         moved += sum(map(_bytes, tree_leaves([args[number] for number in _CHANGED_LISTS.get(name, (0,))])))
@@ -131,7 +132,7 @@ def _launch(
 def _beside(name: str, given: list[Tensor], made: list[Tensor]) -> Iterator[Launch]:
     """Yield what PyTorch launches besides the kernel that an operator is named after."""
     if name.endswith(("flash_attention_backward", "cudnn_attention_backward")):
-        yield from _beside_attention(*given[:3], made)
+        yield from _beside_attention(given[0], given[1], given[2], made)
     elif name == "_scaled_dot_product_efficient_attention_backward" and given[0].dtype == torch.float32:
         # Σ y dy: a product, its sums and a copy (attention_backward.cu, launchKernel); in 16 bits, the kernel sums
         yield Launch(name="attention_deltas", kernels=3, bytes=4 * _bytes(given[0]), dtype="float32")
@@ -139,7 +140,9 @@ def _beside(name: str, given: list[Tensor], made: list[Tensor]) -> Iterator[Laun
         read = _bytes(given[0]) + _bytes(given[1])
         yield Launch(name="layer_norm_gains_backward", bytes=read, dtype=_name(given[0]))
     elif name == "embedding_dense_backward":
-        yield from _beside_embedding(*given[:2], made[0])
+        yield from _beside_embedding(given[0], given[1], made[0])
+    elif name == "sort":  # cub's radix sort: numbers of the elements, counts, their sums, eight bits at a time
+        yield Launch(name="sort_passes", kernels=2 + given[0].element_size(), bytes=0.0, dtype=_name(given[0]))
     elif name == "_foreach_norm":  # ForeachReduceOp.cu: zeros for the sums of chunks, and a kernel that adds these
         yield Launch(name="_foreach_norm_sums", kernels=2, bytes=0.0, dtype=_name(given[0]))
     elif "log_softmax" in name and _ROWS_AT_A_TIME * given[0].shape[-1] * given[0].element_size() > _CACHE:
@@ -196,7 +199,8 @@ def _activated_launch(name: str, given: list[Tensor], made: list[Tensor], moved:
 
 def _block_sparse_launch(name: str, args: Any, made: Tensor, moved: float) -> Launch:
     """Return a product of blocks, in Triton's largest tiles, or in a dense matrix."""
-    (num_tokens, *_), values, (rows, _, starts, column_starts, _), kernel = args[0].shape, args[1], args[2], args[-1]
+    (num_tokens, *_), values, kernel = args[0].shape, args[1], args[-1]
+    rows, _, starts, column_starts, _ = args[2] if "gradient" in name else args[3]  # args[2] is a product's bias
     size, num_blocks, num_rows = args[3] if "weight" in name else values.shape[-1], len(rows), len(starts) - 1
     if kernel != "triton":
         flops = 2.0 * num_tokens * num_rows * (len(column_starts) - 1) * size**2

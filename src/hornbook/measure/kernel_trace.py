@@ -89,6 +89,18 @@ def traced_step(recipe: Recipe) -> Trace:
     return trace
 
 
+def traced_function(make: Callable[[], Callable[[], object]]) -> Trace:
+    """Return the trace of the second call of a function, which ``make`` returns when there is a device; peaks are 0."""
+    fake, trace = FakeTensorMode(allow_non_fake_inputs=True), Trace()
+    with _device(fake, trace), fake:
+        call = make()
+        call()
+        trace.waits.clear()
+        with _Counting(trace):
+            call()
+    return trace
+
+
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds a launch to ``trace`` for each operator on the device."""
 
