@@ -1,18 +1,20 @@
-"""Start real ranks: as forks of this process, by torchrun, or by ``hornbook train --processes``."""
+"""Start real ranks: by torchrun, as forks of this process or as a command, or by ``hornbook train --processes``."""
 
 import json
-import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.connection import wait
 from pathlib import Path
+from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
 
+import pytest
 import run_ranks
-from torch.distributed import TCPStore
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 HELPERS = Path(__file__).parent
 PARALLEL = HELPERS.parent / "parallel"
@@ -34,43 +36,44 @@ def python(*words: object, timeout: float = 600, **variables: str) -> subprocess
     )
 
 
-def fork_ranks(num_ranks: int, main: Callable[..., None], *arguments: object, timeout: float = 600) -> str:
-    """Let so many ranks call ``main(*arguments)``; return what they write to stderr, and fail if one does.
+def fork_ranks(num_ranks: int, main: Callable[..., None], *arguments: object, seconds: int = 600) -> str:
+    """Let ranks of torchrun's agent call ``main(*arguments)``; return what they write to stderr, and fail if one does.
 
-    A new process imports torch for 4 s, and torchrun is one more; a fork has what this process has imported.
+    They are forks of this process: a new one imports torch for 4 s.
     """
-    context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryFile("w+") as said, warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12 and newer, since pytest-xdist has threads
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        given = {"WORLD_SIZE": num_ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}
-        given["TORCHELASTIC_USE_AGENT_STORE"] = True
-        ranks = [
-            context.Process(target=_rank, args=(given | {"RANK": rank}, said.fileno(), main, arguments))
-            for rank in range(num_ranks)
-        ]
-        for rank in ranks:
-            rank.start()
-        running = ranks
-        while running and not any(rank.exitcode for rank in ranks):
-            if not wait([rank.sentinel for rank in running], timeout):
-                break
-            running = [rank for rank in running if rank.exitcode is None]
-        for rank in running:
-            rank.kill()
-        for rank in ranks:
-            rank.join()
-        said.seek(0)
-        text = said.read()
-    assert not any(rank.exitcode for rank in ranks), text
-    return text
+
+    def rank() -> None:
+        main(*arguments)
+
+    handlers = {number: signal.getsignal(number) for number in (SIGTERM, SIGINT, SIGHUP, SIGQUIT)}
+    with tempfile.TemporaryDirectory() as folder:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=num_ranks,
+            start_method="fork",
+            rdzv_backend="c10d",
+            rdzv_endpoint="127.0.0.1:0",
+            run_id=Path(folder).name,
+            max_restarts=0,
+            monitor_interval=0.05,
+            logs_specs=DefaultLogsSpecs(log_dir=folder, redirects=Std.ERR),
+        )
+        signal.alarm(seconds)  # ends this process, and with it the ranks
+        try:
+            elastic_launch(config, rank)()
+        except ChildFailedError as error:
+            pytest.fail(f"{error}\n{_written(folder)}")
+        finally:
+            signal.alarm(0)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        return _written(folder)
 
 
-def _rank(variables: Mapping[str, object], said: int, main: Callable[..., None], arguments: Sequence[object]) -> None:
-    os.environ.update({name: str(value) for name, value in variables.items()})
-    os.dup2(said, 2)
-    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - pytest put another in its place
-    main(*arguments)
+def _written(folder: str) -> str:
+    """Return what all ranks wrote to stderr."""
+    return "".join(path.read_text(encoding="utf-8") for path in sorted(Path(folder).rglob("stderr.log")))
 
 
 def train_on_ranks(num_ranks: int, runs: Mapping[Path, Sequence[object]]) -> None:
