@@ -1,6 +1,5 @@
 """One thread, no network, ordinary arithmetic and signals for all tests: they share a machine, and some a process."""
 
-import functools
 import os
 import shutil
 import signal
@@ -42,16 +41,6 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def git_is_asked_once() -> None:
-    """Hundreds of training runs record the commit of this repository, for which git compares all of its files."""
-    from hornbook.track import environment
-
-    ask, root = environment.git_state, Path(__file__).resolve().parents[1]
-    known = functools.cache(lambda: ask(root))
-    environment.git_state = lambda folder: known() if folder == root else ask(folder)
 
 
 @pytest.fixture(autouse=True)

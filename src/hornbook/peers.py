@@ -46,7 +46,7 @@ _ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu", "silu":
 _DECODER_SIZES = (
     "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_size", "feed_forward_size", "vocab_size",
     "max_positions", "norm_epsilon", "rope_theta", "tied", "attention_dropout", "initializer_std",
-    "activation",
+    "activation", "zero_init_outputs",
 )  # fmt: skip
 """Options of decoders that Llama and Qwen3 share; others have the values of these models."""
 

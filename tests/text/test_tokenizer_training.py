@@ -104,6 +104,15 @@ def test_training_finds_the_most_frequent_pairs():
     assert tokenizer.vocab_size == 259
 
 
+@pytest.mark.parametrize("kind", ["byte-bpe", "wordpiece"])
+def test_endless_words_take_no_endless_time(kind):
+    """The library would train for hours on a genome of so many characters."""
+    words = "gene " * 2000
+    trained = Tokenizer.train([words + "GATTACA" * 200_000, words], 400, kind=kind)
+    assert trained.decode(trained.encode("gene GATTACA")).lower() == "gene gattaca"
+    assert len(trained.encode("gene")) == 1
+
+
 def test_few_texts_give_fewer_tokens():
     assert Tokenizer.train(["ab ab"], 5000).vocab_size < 300
 

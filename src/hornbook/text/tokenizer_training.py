@@ -33,6 +33,10 @@ _MIN_CHARACTERS: Final = 1000
 _COVERAGE: Final = 0.9995
 _RAW_WORDS: Final = 1 << 20
 _REPEATED: Final = 1 << 14
+_LONGEST_WORD: Final = 1000
+"""Characters; the library's time grows with the square of a word's length."""
+_ENDLESS: Final = CUT_CHARACTERS + 4096
+"""Characters of a stretch that ends with thousands without a boundary, such as a genome."""
 
 
 def train_settings(
@@ -73,7 +77,7 @@ def _train_byte_pairs(documents: Iterable[str], vocab_size: int, special: tuple[
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(special), initial_alphabet=list(byte_symbols()), show_progress=False
     )
-    library.train_from_iterator((cut for text in documents for cut in cuts(text, GPT2_CUT)), trainer)
+    library.train_from_iterator((part for text in documents for part in _parts_of(text)), trainer)
     model = json.loads(library.to_str())["model"]  # the library has no other access to the merges
     assert not set(special) & set(model["vocab"]), "the pattern prevents merges that spell a special token"
     *first, last = special
@@ -81,11 +85,18 @@ def _train_byte_pairs(documents: Iterable[str], vocab_size: int, special: tuple[
     return byte_bpe({token: number for number, token in enumerate(tokens)}, model["merges"])
 
 
+def _parts_of(text: str) -> Iterator[str]:
+    """Split a text between its words, and endless ones at any character."""
+    for stretch in cuts(text, GPT2_CUT):
+        size = len(stretch) if len(stretch) <= _ENDLESS else _LONGEST_WORD
+        yield from (stretch[start : start + size] for start in range(0, len(stretch), max(1, size)))
+
+
 def _train_word_pieces(documents: Iterable[str], vocab_size: int, lowercase: bool) -> Settings:
     """Train WordPiece; ids: special tokens, characters, ``##`` characters, merges."""
     counts = _count_words(documents, lowercase)
     characters = _alphabet(counts, at_most=(vocab_size - len(BERT_TOKENS)) // 2)
-    words = sorted(word for word in counts if characters.issuperset(word))
+    words = sorted(word for word in counts if len(word) <= _LONGEST_WORD and characters.issuperset(word))
     symbols = [*sorted(characters), *sorted({PREFIX + character for word in words for character in word[1:]})]
     library = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
