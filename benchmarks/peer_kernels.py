@@ -27,11 +27,12 @@ from hornbook.cli.plan_kernels import duration, total_of  # noqa: E402
 from hornbook.config import load_recipe  # noqa: E402
 from hornbook.measure.kernel_launches import Launch  # noqa: E402
 from hornbook.measure.kernel_trace import traced_function  # noqa: E402
-from hornbook.peers import _build  # noqa: E402
+from hornbook.peers import build_model  # noqa: E402
 from hornbook.plan.devices import DEVICES  # noqa: E402
 
 _VOCABULARY, _WIDTH, _HEADS, _LAYERS, _LENGTH = 50304, 768, 12, 12, 1024
 _DEVICE = torch.device("cuda", 0)
+_MOST_ROWS = 14
 
 
 class _Block(nn.Module):
@@ -94,21 +95,20 @@ def main() -> None:
     size = parser.parse_args().micro_batch_size
     recipe, device = load_recipe("gpt2-small", ["--data.synthetic=true"], require_data=False).recipe, DEVICES["h100"]
     flops = (recipe.flops_per_token(_LENGTH) or 0.0) * size * _LENGTH
-    makers: dict[str, Callable[[], nn.Module]] = {"nanoGPT": NanoGPT, "transformers": partial(_build, recipe)}
+    makers: dict[str, Callable[[], nn.Module]] = {"nanoGPT": NanoGPT, "transformers": partial(build_model, recipe)}
     for name, make in makers.items():
         with patch.object(torch.cuda, "is_bf16_supported", lambda *given, **options: True):
             launches = traced_function(partial(step_of, make, size)).launches
         groups: dict[str, list[Launch]] = {}
         for launch in launches:
             groups.setdefault(launch.name, []).append(launch)
-        whole, most = (
-            total_of(launches, device),
-            sorted(groups.items(), key=lambda group: -total_of(group[1], device)["seconds"]),
-        )
+        whole = total_of(launches, device)
         seconds = duration(whole)
         mfu = flops / seconds / device.flops["bf16"]
         print(f"{name}: {whole['kernels']:.0f} kernels, {seconds * 1e3:.2f} ms, MFU at most {mfu:.1%}")
-        print("  " + ", ".join(f"{each} {total_of(group, device)['seconds'] * 1e3:.2f}" for each, group in most[:14]))
+        milliseconds = {each: total_of(group, device)["seconds"] * 1e3 for each, group in groups.items()}
+        longest = sorted(milliseconds, key=milliseconds.__getitem__, reverse=True)[:_MOST_ROWS]
+        print("  " + ", ".join(f"{each} {milliseconds[each]:.2f}" for each in longest))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def transformers_step(recipe: Recipe, world: World, *, precision: str) -> Step:
     Raises:
         UserError: transformers is not installed, or does not support the model.
     """
-    model = _build(recipe).to(world.device).train()
+    model = build_model(recipe).to(world.device).train()
     if precision == "bf16":
         model = model.bfloat16()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -117,7 +117,7 @@ def transformers_generate(
     Raises:
         UserError: transformers is not installed, or does not support the model.
     """
-    model = _build(recipe).to(device).eval()
+    model = build_model(recipe).to(device).eval()
     model = model.bfloat16() if compute == "bf16" else model
     ids_BT = torch.tensor(prompts, device=device)
     options = {"attention_mask": torch.ones_like(ids_BT), "do_sample": False, "use_cache": True, "pad_token_id": 0}
@@ -128,7 +128,8 @@ def transformers_generate(
     return write
 
 
-def _build(recipe: Recipe) -> Any:
+def build_model(recipe: Recipe) -> Any:
+    """Return transformers' model of the same shape, with random weights. Raises UserError if there is none."""
     transformers = require("transformers", extra="test", purpose="`peer='transformers'`")
     model = recipe.model
     if isinstance(model, DecoderConfig):

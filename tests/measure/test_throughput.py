@@ -39,6 +39,11 @@ def small(name):
     return load_recipe(name, overrides, require_data=False).recipe
 
 
+def test_weights_that_begin_as_zeros_do_not_exclude_a_peer():
+    recipe = load_recipe("story-1m", ["--model.vocab-size", "70"], require_data=False).recipe
+    assert type(transformer_peers.build_model(recipe)).__name__ == "Qwen3ForCausalLM"
+
+
 def test_contenders_take_turns_and_medians_count(monkeypatch: pytest.MonkeyPatch):
     """A clock that a contender turns itself, slow in the last round."""
     now, calls = [0.0], []

@@ -189,7 +189,7 @@ def _products(case: Case, up: BlockSparseLinear, down: BlockSparseLinear) -> dic
     weights = [(x, y, layer.to_dense().to(case.dtype)) for layer, x, y in sides]
     return {
         "dense forward": lambda: [x @ weight.t() for x, _, weight in weights],
-        "sparse forward": lambda: [kernel.forward(kernel.arrange(x), values, at) for x, _, values, at in maps],
+        "sparse forward": lambda: [kernel.forward(kernel.arrange(x), values, at, None) for x, _, values, at in maps],
         "dense input_gradient": lambda: [dy @ weight for _, dy, weight in weights],
         "sparse input_gradient": lambda: [kernel.input_gradient(dy, values, at) for _, dy, values, at in maps],
         "dense weight_gradient": lambda: [dy.t() @ x for x, dy, _ in weights],

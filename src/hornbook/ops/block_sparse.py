@@ -64,15 +64,19 @@ class Kernel(NamedTuple):
 
     arrange: Callable[[Tensor], Tensor]
     """x -> x, in the memory layout of the products"""
-    forward: Callable[[Tensor, Tensor, Pattern], Tensor]
-    """(x, values, pattern) -> y"""
+    forward: Callable[[Tensor, Tensor, Pattern, Tensor | None], Tensor]
+    """(x, values, pattern, bias or None) -> y"""
     input_gradient: Callable[[Tensor, Tensor, Pattern], Tensor]
     """(dy, values, pattern) -> dx"""
     weight_gradient: Callable[[Tensor, Tensor, Pattern, int], Tensor]
     """(dy, x, pattern, b) -> dvalues"""
 
 
-def _by_rows_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
+def _plus(y_NC: Tensor, bias: Tensor | None) -> Tensor:
+    return y_NC if bias is None else y_NC + bias.to(y_NC.dtype)
+
+
+def _by_rows_forward(x_NC: Tensor, values: Tensor, pattern: Pattern, bias: Tensor | None) -> Tensor:
     size, num_tokens = values.shape[-1], len(x_NC)
     x = _feature_major(x_NC, pattern.num_columns)
     y_NC = x_NC.new_zeros(num_tokens, pattern.num_rows * size)
@@ -80,7 +84,7 @@ def _by_rows_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
         weights = values[blocks].transpose(0, 1).reshape(size, -1)
         gathered = x.index_select(0, columns).flatten(0, 1)
         torch.mm(gathered.t(), weights.t(), out=y_NC[:, row * size : (row + 1) * size])
-    return y_NC
+    return _plus(y_NC, bias)
 
 
 def _by_columns_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
@@ -103,7 +107,7 @@ def _by_rows_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern
     return result
 
 
-def _native_forward(x_NC: Tensor, values: Tensor, pattern: Pattern, bias: Tensor | None = None) -> Tensor:
+def _native_forward(x_NC: Tensor, values: Tensor, pattern: Pattern, bias: Tensor | None) -> Tensor:
     return native.product(_native_form(), x_NC, values, native.Lines.rows(pattern), bias)
 
 
@@ -116,10 +120,10 @@ def _native_weight_gradient(gradient_NC: Tensor, x_NC: Tensor, pattern: Pattern,
     return native.weight_gradient(_native_form(), gradient_NC, x_NC, lines, size).to(x_NC.dtype)
 
 
-def _triton_forward(x_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
+def _triton_forward(x_NC: Tensor, values: Tensor, pattern: Pattern, bias: Tensor | None) -> Tensor:
     from hornbook.ops.triton.block_sparse import product
 
-    return product(x_NC, values, pattern.row_starts, pattern.columns)
+    return _plus(product(x_NC, values, pattern.row_starts, pattern.columns), bias)
 
 
 def _triton_input_gradient(gradient_NC: Tensor, values: Tensor, pattern: Pattern) -> Tensor:
@@ -149,7 +153,7 @@ def _feature_major(x_NC: Tensor, num_blocks: int) -> Tensor:
 KERNELS: Final[dict[str, Kernel]] = {
     "reference": Kernel(
         lambda x_NC: x_NC,
-        lambda x_NC, values, pattern: x_NC @ to_dense(values, pattern).t(),
+        lambda x_NC, values, pattern, bias: _plus(x_NC @ to_dense(values, pattern).t(), bias),
         lambda gradient_NC, values, pattern: gradient_NC @ to_dense(values, pattern),
         lambda gradient_NC, x_NC, pattern, size: from_dense(gradient_NC.t() @ x_NC, pattern, size),
     ),
@@ -305,10 +309,7 @@ def block_sparse_product(
         pattern: the tensors of a ``Pattern``.
         kernel: a name of ``KERNELS``; only ``native`` adds the bias in the same pass.
     """
-    if kernel == "native":
-        return _native_forward(x_NC, values, Pattern(*pattern), bias)
-    y_NC = KERNELS[kernel].forward(x_NC, values, Pattern(*pattern))
-    return y_NC if bias is None else y_NC + bias.to(y_NC.dtype)
+    return KERNELS[kernel].forward(x_NC, values, Pattern(*pattern), bias)
 
 
 @shapes_of("block_sparse_product")

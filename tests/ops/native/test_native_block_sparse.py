@@ -86,7 +86,7 @@ def case(num_tokens: int = 75) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
 def products(pattern: Pattern, x: torch.Tensor, upstream: torch.Tensor, values: torch.Tensor) -> list[torch.Tensor]:
     kernel = KERNELS["native"]
-    y, of_x = kernel.forward(x, values, pattern), kernel.input_gradient(upstream, values, pattern)
+    y, of_x = kernel.forward(x, values, pattern, None), kernel.input_gradient(upstream, values, pattern)
     return [y, of_x, kernel.weight_gradient(upstream, x, pattern, values.shape[-1])]
 
 
@@ -176,7 +176,7 @@ def test_every_form_of_this_machine_is_right(isa: str, monkeypatch: pytest.Monke
     for ours, exact in zip(
         products(pattern, x, upstream, values),
         (
-            KERNELS["reference"].forward(x, values, pattern),
+            KERNELS["reference"].forward(x, values, pattern, None),
             KERNELS["reference"].input_gradient(upstream, values, pattern),
             KERNELS["reference"].weight_gradient(upstream, x, pattern, 16),
         ),
