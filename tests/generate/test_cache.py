@@ -2,7 +2,7 @@
 
 import torch
 
-from hornbook.generate.cache import Cache
+from hornbook.generate.incremental_model import Cache
 
 
 def test_a_full_cache_drops_all_columns_that_no_row_uses_at_once() -> None:

@@ -28,8 +28,7 @@ import torch
 from torch import Tensor
 
 from hornbook.config.generation import Sampling
-from hornbook.generate.cache import Cache
-from hornbook.generate.incremental_model import IncrementalModel, incremental_model
+from hornbook.generate.incremental_model import Cache, IncrementalModel, incremental_model
 from hornbook.generate.sampling import Chooser, draws_of
 from hornbook.model import LanguageModel
 from hornbook.model.head import tokens_at

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tiny_libraries import KINDS, library, library_json
 from tiny_text import tiny_tokenizer
 
-from hornbook.text.streaming import TextStream
+from hornbook.generate.text import TextStream
 from hornbook.text.tokenizer import Tokenizer
 
 
