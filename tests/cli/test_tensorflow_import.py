@@ -7,7 +7,7 @@ from tiny_bundle import google_variables, with_slots, write_bundle, write_json
 from tiny_encoders import tiny_encoder, tiny_encoder_config
 
 from hornbook.__main__ import main
-from hornbook.exchange.huggingface.encoder_words import BERT
+from hornbook.exchange.huggingface.families import BERT
 
 
 @pytest.fixture

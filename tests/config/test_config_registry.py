@@ -19,7 +19,7 @@ from hornbook.config import (
     register,
 )
 from hornbook.errors import RecipeError, UserError
-from hornbook.exchange.documents import refuse_unknown_parts
+from hornbook.exchange.contents import refuse_unknown_parts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ from hornbook.checkpoint import Contents, load, save
 from hornbook.config import EncoderConfig, Recipe, TrainingConfig, recipe_from_dict, recipe_to_dict
 from hornbook.config.objectives import MaskedLMConfig, PretrainingConfig
 from hornbook.exchange.huggingface import read_folder, write_folder
-from hornbook.exchange.huggingface.encoder_words import BERT, ROBERTA
+from hornbook.exchange.huggingface.families import BERT, ROBERTA
 from hornbook.exchange.huggingface.model_card import MODEL_CARD
 from hornbook.exchange.restore import load_model
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from hornbook.checkpoint.tensors import Contents
 from hornbook.config import recipe_to_dict
-from hornbook.exchange.documents import UNTRAINED
+from hornbook.exchange.contents import UNTRAINED
 from hornbook.exchange.formats import ExportFormat, export
 from hornbook.exchange.huggingface import write_folder
 from hornbook.exchange.restore import LoadedModel, read_source

@@ -100,7 +100,7 @@ def _examined(info: "Info") -> "Info":
     """Return a checkpoint with the problem, if any, of the positions of its blocks, which no checksum can find."""
     if info.problems or not _has_blocks(info.path):
         return info
-    from hornbook.exchange.fit import misfit
+    from hornbook.exchange.contents import misfit
 
     problem = misfit(info.path)
     return replace(info, problems=[problem] if problem else [])

@@ -1,4 +1,4 @@
-"""Restore models from checkpoints; `hornbook.exchange.fit` checks what they contain.
+"""Restore models from checkpoints; `hornbook.exchange.contents` checks what they contain.
 
 ::
 
@@ -20,8 +20,14 @@ from hornbook.checkpoint.tensors import Contents
 from hornbook.config import Recipe, UnknownPart
 from hornbook.config.options import show
 from hornbook.errors import CheckpointError
-from hornbook.exchange.documents import UNTRAINED, has_start_token, recipe_of, refuse_unknown_parts, tokenizer_of
-from hornbook.exchange.fit import build_described
+from hornbook.exchange.contents import (
+    UNTRAINED,
+    build_described,
+    has_start_token,
+    recipe_of,
+    refuse_unknown_parts,
+    tokenizer_of,
+)
 from hornbook.model import LanguageModel
 from hornbook.model.initialize import fill_unsaved_buffers
 from hornbook.parallel.device import compute_dtype
@@ -41,7 +47,7 @@ class LoadedModel:
     step: int
     path: Path
     has_start_token: bool = True
-    """Whether prompts of text start with the end-of-text token, see `hornbook.exchange.documents.has_start_token`."""
+    """Whether prompts of text start with the end-of-text token, see `hornbook.exchange.contents.has_start_token`."""
     untrained: tuple[str, ...] = ()
     """Weights that were drawn at random in an import, since its source lacks them."""
 

@@ -25,8 +25,7 @@ from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, HornbookError, RecipeError, UserError
 from hornbook.evaluate import tasks
 from hornbook.evaluate.tasks import TaskInput
-from hornbook.exchange.documents import upgrade
-from hornbook.exchange.fit import refuse_mismatch, refuse_misplaced_blocks
+from hornbook.exchange.contents import refuse_mismatch, refuse_misplaced_blocks, upgrade
 from hornbook.exchange.restore import LoadedModel
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.ranks import Ranks

@@ -29,8 +29,14 @@ from hornbook.config.options import show
 from hornbook.engine.build_training import home_of
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, UserError
-from hornbook.exchange.documents import recipe_of, refuse_unknown_parts, tokenizer_of, upgrade
-from hornbook.exchange.fit import mismatches, refuse_misplaced_blocks
+from hornbook.exchange.contents import (
+    mismatches,
+    recipe_of,
+    refuse_misplaced_blocks,
+    refuse_unknown_parts,
+    tokenizer_of,
+    upgrade,
+)
 from hornbook.exchange.restore import read_source
 from hornbook.model import model_of
 from hornbook.model.sparse_layers import misplaced_blocks, sparse_layers

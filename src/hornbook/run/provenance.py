@@ -23,7 +23,7 @@ from hornbook.config.suggest import did_you_mean_path
 from hornbook.corpora.store import TokenStore
 from hornbook.engine.build_training import build_samples, num_steps
 from hornbook.errors import DataError, UserError
-from hornbook.exchange.documents import refuse_unknown_parts, stored_recipe
+from hornbook.exchange.contents import refuse_unknown_parts, stored_recipe
 from hornbook.run.run_folder import read_identity
 from hornbook.samples.batches import WindowBatches
 from hornbook.samples.instances import InstanceSource

@@ -11,8 +11,13 @@ import hornbook.checkpoint as checkpoint
 from hornbook.config import Recipe
 from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, UserError
-from hornbook.exchange.documents import tokenizer_of, upgrade
-from hornbook.exchange.fit import refuse_mismatch, refuse_misplaced_blocks, refuse_other_dtypes
+from hornbook.exchange.contents import (
+    refuse_mismatch,
+    refuse_misplaced_blocks,
+    refuse_other_dtypes,
+    tokenizer_of,
+    upgrade,
+)
 from hornbook.exchange.restore import read_source
 from hornbook.parallel.world import World
 from hornbook.run.initial_weights import InitFrom, load_origin

@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 from hornbook import checkpoint
 from hornbook.config import Recipe, changed_keys, recipe_to_dict, recipe_to_toml
 from hornbook.errors import DataError, HornbookError, StorageError, UserError
-from hornbook.exchange.documents import refuse_unknown_parts, stored_recipe
+from hornbook.exchange.contents import refuse_unknown_parts, stored_recipe
 from hornbook.run.initial_weights import InitFrom, Origin
 from hornbook.run.utilization import Peak
 from hornbook.storage import remove_file, replace_file

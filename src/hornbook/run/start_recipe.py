@@ -19,7 +19,7 @@ from hornbook.config.build import Draft, check, convert_leaf, read_draft
 from hornbook.config.options import Mistake, describe, show
 from hornbook.config.recipe_files import Leaf, Tree, merge
 from hornbook.errors import UserError
-from hornbook.exchange.documents import recipe_of, refuse_unknown_parts, stored_recipe
+from hornbook.exchange.contents import recipe_of, refuse_unknown_parts, stored_recipe
 from hornbook.exchange.restore import read_source
 from hornbook.run.initial_weights import FREE, InitFrom
 from hornbook.run.run_folder import RunFolder, read_identity

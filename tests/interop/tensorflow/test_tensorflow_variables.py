@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hornbook.config import recipe_from_dict
 from hornbook.exchange.huggingface import is_folder, read_folder
-from hornbook.exchange.huggingface.encoder_words import BERT
+from hornbook.exchange.huggingface.families import BERT
 
 PLAIN = {"qkv_bias": False, "projection_bias": False, "head_transform": False, "prediction_bias": False}
 OPTIONS = {

@@ -22,8 +22,7 @@ from torch import Tensor
 from hornbook import storage
 from hornbook.checkpoint.tensors import Contents
 from hornbook.errors import CheckpointError, UserError
-from hornbook.exchange.documents import has_start_token, recipe_of, tokenizer_of
-from hornbook.exchange.fit import build_described
+from hornbook.exchange.contents import build_described, has_start_token, recipe_of, tokenizer_of
 from hornbook.exchange.gguf.architectures import add_sizes, architecture_of, tensors_of
 from hornbook.exchange.gguf.vocabulary import add_tokenizer
 from hornbook.exchange.huggingface.weights import cast_weights

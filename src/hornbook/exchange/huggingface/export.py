@@ -24,8 +24,7 @@ from hornbook import storage
 from hornbook.checkpoint.tensors import Contents, encode
 from hornbook.config import ClassificationConfig, EncoderConfig, GPTConfig, Recipe, RobertaConfig, TransformerConfig
 from hornbook.errors import CheckpointError, StorageError, UserError
-from hornbook.exchange.documents import UNTRAINED, has_start_token, recipe_of, tokenizer_of
-from hornbook.exchange.fit import build_described
+from hornbook.exchange.contents import UNTRAINED, build_described, has_start_token, recipe_of, tokenizer_of
 from hornbook.exchange.huggingface.encoders import BIASES, EncoderFamily
 from hornbook.exchange.huggingface.families import Family, family_of
 from hornbook.exchange.huggingface.model_card import MODEL_CARD, Card, model_card

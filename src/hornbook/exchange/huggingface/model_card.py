@@ -18,7 +18,7 @@ from hornbook.config.options import describe, split_entry
 from hornbook.config.recipe import SECTIONS
 from hornbook.corpora.store_manifest import MANIFEST, Manifest
 from hornbook.errors import HornbookError
-from hornbook.exchange.documents import has_start_token, recipe_of, tokenizer_of
+from hornbook.exchange.contents import has_start_token, recipe_of, tokenizer_of
 from hornbook.storage.json_files import read_json
 from hornbook.track.evaluations import options_of, text_of
 from hornbook.track.runs import RunFiles, read_run, run_of

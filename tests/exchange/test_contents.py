@@ -3,7 +3,7 @@
 import torch
 
 from hornbook.checkpoint import Contents
-from hornbook.exchange.documents import upgrade
+from hornbook.exchange.contents import upgrade
 
 OLD = {
     "blocks.0.attention.qkv_weight": torch.arange(24.0).reshape(3, 4, 2),
