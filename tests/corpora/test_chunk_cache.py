@@ -4,8 +4,8 @@ import os
 import pytest
 from tiny_text import one_line
 
-from hornbook.corpora import chunk_cache
-from hornbook.corpora.chunk_cache import ChunkCache
+from hornbook.corpora import remote_store
+from hornbook.corpora.remote_store import ChunkCache
 from hornbook.errors import StorageError
 
 
@@ -61,7 +61,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     cache = ChunkCache(tmp_path, 1 << 20)
-    monkeypatch.setattr(chunk_cache.Path, "write_bytes", full)
+    monkeypatch.setattr(remote_store.Path, "write_bytes", full)
     with pytest.raises(StorageError, match="No space left on device") as caught:
         cache.put(*chunk(1))
     assert one_line(caught.value, "free some space")

@@ -11,9 +11,8 @@ from tiny_text import build_tiny, one_line
 
 from hornbook.config.sections import CacheOptions
 from hornbook.corpora import remote_store
-from hornbook.corpora.chunk_cache import ChunkCache
 from hornbook.corpora.describe import describe_store
-from hornbook.corpora.remote_store import RemoteTokens
+from hornbook.corpora.remote_store import ChunkCache, RemoteTokens
 from hornbook.corpora.store import folder_of, open_held_out, open_store
 from hornbook.corpora.store_manifest import CHUNK_HASHES, write_chunk_hashes
 from hornbook.corpora.verify import verify_store

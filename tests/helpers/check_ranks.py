@@ -10,7 +10,7 @@ from hornbook.config import load_recipe
 from hornbook.measure.memory_check import check_steps
 from hornbook.parallel.device import prepare
 from hornbook.parallel.world import World
-from hornbook.plan.shrink import shrunk
+from hornbook.plan.stand_ins import shrunk
 
 
 def main(runs: list[list[str]]) -> None:

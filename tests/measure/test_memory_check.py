@@ -14,7 +14,7 @@ from hornbook.ops.native import choice
 from hornbook.ops.native.library import PYTORCH, instruction_sets
 from hornbook.parallel.world import World
 from hornbook.plan.layers import ALL_NATIVE
-from hornbook.plan.shrink import shrunk
+from hornbook.plan.stand_ins import shrunk
 from hornbook.run.planning import compute_on
 
 SIXTEEN_BITS = (

@@ -18,7 +18,7 @@ from hornbook.model import build_model
 from hornbook.optim.updates import Update, build_update
 from hornbook.plan.layers import ALL_NATIVE, Compute
 from hornbook.plan.memory import full_tokens, memory_of
-from hornbook.plan.vocabulary import with_vocabulary
+from hornbook.plan.stand_ins import with_vocabulary
 from hornbook.run.initial_weights import outline
 
 LAYOUTS = {

@@ -15,8 +15,7 @@ from hornbook.plan.devices import DEVICES
 from hornbook.plan.phased import transfer_of
 from hornbook.plan.planner import Machine, make_plan, with_options
 from hornbook.plan.search import search_layouts
-from hornbook.plan.shrink import shrunk
-from hornbook.plan.vocabulary import with_vocabulary
+from hornbook.plan.stand_ins import shrunk, with_vocabulary
 
 GIB = 1 << 30
 

@@ -12,7 +12,7 @@ from hornbook.errors import UserError
 from hornbook.plan.devices import DEVICES, device_of
 from hornbook.plan.planner import Machine, make_plan, with_options
 from hornbook.plan.search import search_layouts
-from hornbook.plan.vocabulary import with_vocabulary
+from hornbook.plan.stand_ins import with_vocabulary
 from hornbook.run.utilization import peak_of
 
 GIB = 1 << 30

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hornbook.errors import StorageError
-from hornbook.storage import FileGroup, Written, file_group
+from hornbook.storage import FileGroup, Written, file_writer
 from hornbook.storage.faults import count_operations, inject
 
 
@@ -41,7 +41,7 @@ def test_operations_have_a_fixed_order_and_syncs_are_awaited_at_the_end(tmp_path
 
 def test_every_file_is_synced(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr(file_group, "flush_to_disk", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    monkeypatch.setattr(file_writer, "flush_to_disk", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
     with FileGroup(tmp_path) as group:
         for name in "abc":
             group.write(name, [name.encode()])
@@ -66,7 +66,7 @@ def test_a_failed_sync_is_reported(tmp_path, monkeypatch):
     def fail(descriptor: int) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(file_group, "flush_to_disk", fail)
+    monkeypatch.setattr(file_writer, "flush_to_disk", fail)
     with pytest.raises(StorageError, match="Input/output error"), FileGroup(tmp_path) as group:
         group.write("a", [b"1"])
     assert not list(tmp_path.iterdir())
@@ -80,9 +80,9 @@ def test_large_files_are_synced_while_they_are_written_and_the_first_failure_cou
         if len(sizes) == 1:
             raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(file_group, "flush_to_disk", fail_first)
-    monkeypatch.setattr(file_group, "_SYNCED_AT", 10)
-    monkeypatch.setattr(file_group, "_SYNCS_AT_ONCE", 1)
+    monkeypatch.setattr(file_writer, "flush_to_disk", fail_first)
+    monkeypatch.setattr(file_writer, "_SYNCED_AT", 10)
+    monkeypatch.setattr(file_writer, "_SYNCS_AT_ONCE", 1)
     with pytest.raises(StorageError, match="Input/output error"), FileGroup(tmp_path) as group:
         group.write("a", [bytes(7)] * 4)
         group.written()
@@ -91,7 +91,7 @@ def test_large_files_are_synced_while_they_are_written_and_the_first_failure_cou
 
 
 def test_chunks_that_wait_to_be_hashed_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_group, "_UNHASHED", 10)
+    monkeypatch.setattr(file_writer, "_UNHASHED", 10)
     with FileGroup(tmp_path) as group:
         for name in "abc":
             group.write(name, (bytes([number]) * 7 for number in range(20)))

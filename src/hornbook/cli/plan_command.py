@@ -214,7 +214,7 @@ def planned_recipe(recipe: "Recipe") -> tuple["Recipe", dict[str, str]]:
         UserError, DataError: a store is missing or malformed.
     """
     from hornbook.config import LabelledConfig
-    from hornbook.plan.vocabulary import assumptions, with_vocabulary
+    from hornbook.plan.stand_ins import assumptions, with_vocabulary
 
     facts: dict[str, str] = {}
     if recipe.data.train and not isinstance(recipe.objective, LabelledConfig):
@@ -256,7 +256,7 @@ def _check(arguments: argparse.Namespace, recipe: "Recipe") -> dict[str, object]
     with launched.report_once():
         num_ranks = arguments.processes or launched.num_ranks()
         if arguments.shrink:
-            from hornbook.plan.shrink import shrunk
+            from hornbook.plan.stand_ins import shrunk
 
             recipe = shrunk(recipe, num_ranks)
         refuse_unplannable(recipe, num_ranks)

@@ -6,13 +6,18 @@
             documents.npy                                               likewise, when first needed
             tokens.bin                                                  chunks of 64 KiB, when first needed
     CACHE/stores/s3/bucket/corpora/mine/          the copies
-    CACHE/chunks/3f/3fa94c...                     the chunks, `hornbook.corpora.chunk_cache`
+    CACHE/chunks/3f/3fa94c...                     the chunk whose SHA-256 is 3fa94c..., last used at its change
 
 The rest of hornbook opens the folder of copies as a store whose tokens are `RemoteTokens`, so samples and their order
 are those of a local store, and a run may move between the two. A reader that announces what it will read has it fetched
 by several threads at once. The trade-off of the chunk size: a window of 1,024 tokens is 2 KiB, so random windows of a
 store that does not fit in the cache transfer 66 bytes per token; smaller chunks would need as many requests, and more
 hashes.
+
+Any number of processes share the chunks. A chunk is written beside its place and renamed, and its hash is compared
+whenever it is read, so neither a killed process nor a damaged disk can give wrong tokens. Each process counts what it
+adds; after a sixteenth of the limit, it removes the chunks that were not used for the longest time. The price: several
+processes may together exceed the limit by a sixteenth each, and each read costs a hash, about 50 us.
 
 An attempt that fails, or is silent for a minute, is repeated three times after growing pauses.
 """
@@ -24,6 +29,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path, PurePosixPath
@@ -34,12 +40,78 @@ from numpy.typing import NDArray
 
 from hornbook.arrays import Integers
 from hornbook.config.sections import CacheOptions
-from hornbook.corpora.chunk_cache import ChunkCache
 from hornbook.corpora.store_manifest import BUILD, CHUNK_BYTES, CHUNK_HASHES, MANIFEST, Manifest
 from hornbook.errors import DataError, HornbookError, UserError
-from hornbook.storage import Written, make_directory, remove_file, replace_file, sha256_file
-from hornbook.storage.system import cache_home, wait_for_lock
+from hornbook.storage import Written, make_directory, remove_file, replace_file, sha256_file, temporary_beside
+from hornbook.storage.system import cache_home, storage_errors, wait_for_lock
 from hornbook.text.remote import network_errors, open_system, retried
+
+_PARTS: Final = 16
+
+
+class ChunkCache:
+    """See the module.
+
+    Args:
+        folder: of the chunks; created if missing.
+        limit: bytes of all chunks together.
+    """
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self._folder, self._limit = folder, limit
+        self._added = limit  # what other processes left is counted before the first addition
+        make_directory(folder)
+
+    def get(self, digest: bytes) -> bytes | None:
+        """Return the chunk with this SHA-256, marked as used now; None if it is missing or damaged."""
+        path = self._path(digest)
+        try:
+            data = path.read_bytes()
+            os.utime(path)
+        except OSError:  # removed by another process, or the disk failed: it is fetched again
+            return None
+        return data if hashlib.sha256(data).digest() == digest else None
+
+    def put(self, digest: bytes, data: bytes) -> None:
+        """Add a chunk, after making room if necessary."""
+        if self._added + len(data) > self._limit // _PARTS:
+            with wait_for_lock(self._folder / "lock"):
+                self._shrink()
+            self._added = 0
+        path = self._path(digest)
+        temporary = temporary_beside(path)
+        try:
+            with storage_errors("write", path, needed=len(data)):
+                path.parent.mkdir(exist_ok=True)
+                temporary.write_bytes(data)
+                temporary.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+        self._added += len(data)
+
+    def _path(self, digest: bytes) -> Path:
+        name = digest.hex()
+        return self._folder / name[:2] / name
+
+    def _shrink(self) -> None:
+        """Remove the chunks used longest ago until a sixteenth of the limit is free."""
+        found = []
+        with storage_errors("read the folder", self._folder):
+            for folder in self._folder.iterdir():
+                for path in folder.iterdir() if folder.is_dir() else ():
+                    with suppress(FileNotFoundError):
+                        status = path.stat()
+                        found.append((status.st_mtime_ns, status.st_size, path))
+        excess = sum(size for _, size, _ in found) - (self._limit - self._limit // _PARTS)
+        for _, size, path in sorted(found):
+            if excess <= 0:
+                break
+            with storage_errors("remove", path):
+                path.unlink(missing_ok=True)
+            excess -= size
+
 
 _THREADS: Final = 16
 _AHEAD: Final = 64

@@ -6,8 +6,7 @@ All files of runs, corpora and checkpoints are written through this package, whi
 import os
 
 from hornbook.storage.decompress import Limits, open_text_source
-from hornbook.storage.file_group import FileGroup
-from hornbook.storage.file_writer import BytesLike, FileWriter, Written
+from hornbook.storage.file_writer import BytesLike, FileGroup, FileWriter, Written
 from hornbook.storage.files import (
     Appender,
     commit_directory,

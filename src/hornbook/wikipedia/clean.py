@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hornbook.text.reading import CleanOptions
-from hornbook.wikipedia.tags import BREAK, GAP, resolve_html, resolve_opaque
-from hornbook.wikipedia.templates import drop_tables, resolve_templates
+from hornbook.wikipedia.markup import BREAK, GAP, drop_tables, resolve_html, resolve_opaque, resolve_templates
 
 _REFERENCE: Final = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
 _QUOTES: Final = re.compile(r"''+")

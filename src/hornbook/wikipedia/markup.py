@@ -1,15 +1,22 @@
-"""The first pass over wikitext: comments, and the tags whose content is not wikitext.
+"""Passes over wikitext that leave links, headings and lists to the last one: tags, then templates and tables.
 
     a<!-- b -->c <ref>{{cite|...}}</ref> <nowiki>[[d]]</nowiki> <math>x</math>   ->   ac  &#91;&#91;d&#93;&#93; x
+    {{Infobox|a={{b}}}}The {{lang|fr|Seine}} is {{convert|777|km|mi}} long.{{cn}}   ->   The Seine is 777 km long.
 
-As in MediaWiki, such a tag ends at the next closing tag with its name, whatever is between them. The content of
-``<nowiki>`` is passed on as character references, which the last pass resolves. Dropped content that a reader would see
-leaves a ``GAP``, so that the last pass can clean up the blanks and brackets around it. Formulas are dropped unless they
-are as simple as ``x_1 = 2``.
+The first pass resolves comments and the tags whose content is not wikitext. As in MediaWiki, such a tag ends at the
+next closing tag with its name, whatever is between them. The content of ``<nowiki>`` is passed on as character
+references, which the last pass resolves. Dropped content that a reader would see leaves a ``GAP``, so that the last
+pass can clean up the blanks and brackets around it. Formulas are dropped unless they are as simple as ``x_1 = 2``.
+
+Templates and tables are removed in one pass each; a template that stands for words is replaced by them. A stack of open
+braces handles nesting in linear time; unmatched braces are dropped, and the text between them is kept. No template is
+fetched or expanded: ``phrases`` has some hundred of English Wikipedia by name, and any other leaves a ``GAP``.
 """
 
 import re
 from typing import Final
+
+from hornbook.wikipedia.phrases import PHRASES
 
 GAP: Final = "\0"
 """Marks dropped content in a sentence; this character cannot occur in XML."""
@@ -120,3 +127,85 @@ def drop_nested(text: str, marks: re.Pattern[str], unclosed: str = "") -> str:
 def _replace_tag(match: re.Match[str]) -> str:
     name = match[2].lower()
     return _ENDS_AS.get(name, "") if match[1] else _STANDS_FOR.get(name, "")
+
+
+_BRACES: Final = re.compile(r"\{\{+|\}\}+")
+_BARS: Final = re.compile(r"\[\[|\]\]|\|")
+_NAMED: Final = re.compile(r"\s*([A-Za-z0-9_ -]{1,30}?)\s*=")
+_TABLE_MARK: Final = re.compile(r"^[ \t:*#]*\{\||^[ \t]*(\|\})", re.MULTILINE)
+_MAX_DEPTH: Final = 12
+_MAX_NAME: Final = 48
+
+
+def resolve_templates(text: str) -> str:
+    """Replace each ``{{...}}`` by its phrase, if known, else by a ``GAP``, and each ``{{{...}}}`` by a ``GAP``."""
+    pieces: list[str] = []
+    opened: list[tuple[int, int]] = []  # (index in pieces of the content, number of braces) of each open template
+    position = 0
+    for match in _BRACES.finditer(text):
+        pieces.append(text[position : match.start()])
+        position = match.end()
+        count = position - match.start()
+        if match[0][0] == "{":
+            opened += [(len(pieces), 2)] * (count // 2 - count % 2)
+            opened += [(len(pieces), 3)] * (count % 2)
+            continue
+        while count > 1 and opened:
+            start, width = opened.pop()
+            count -= min(width, count)
+            phrase = _phrase(pieces, start) if width == 2 and len(opened) < _MAX_DEPTH else GAP
+            pieces[start:] = [phrase]
+    pieces.append(text[position:])
+    return "".join(pieces)
+
+
+def drop_tables(text: str) -> str:
+    """Drop each ``{| ... |}`` with its content; of an unclosed one, the first line."""
+    if "{|" not in text and "|}" not in text:
+        return text
+    return drop_nested(text, _TABLE_MARK, unclosed="|")  # makes the line a table row, which the last pass drops
+
+
+def _phrase(pieces: list[str], start: int) -> str:
+    """Return the phrase, or a ``GAP``, of the template whose content begins at ``pieces[start]``."""
+    if start == len(pieces):
+        return GAP
+    head = pieces[start][: _MAX_NAME + 1]
+    name, bar, _ = head.partition("|")
+    if not bar and len(head) > _MAX_NAME:
+        return GAP
+    word, colon, _ = name.partition(":")
+    name = " ".join(name.replace("_", " ").lower().split())
+    known = PHRASES.get(name)
+    if known is None and colon:
+        known = PHRASES.get(word.strip().lower() + ":")
+    if known is None and name.startswith("lang-"):
+        known = PHRASES["nowrap"]
+    if known is None:
+        return GAP
+    content = "".join(pieces[start:])
+    positional, named = _arguments(content.partition("|")[2] if not colon else content.partition(":")[2])
+    return known(positional, named) or GAP
+
+
+def _arguments(content: str) -> tuple[list[str], dict[str, str]]:
+    """Split at the bars outside of links; return positional arguments and named ones, ``name=value``."""
+    values: list[str] = []
+    depth = position = 0
+    for match in _BARS.finditer(content):
+        if match[0] == "|":
+            if depth == 0:
+                values.append(content[position : match.start()])
+                position = match.end()
+        else:
+            depth = max(0, depth + (1 if match[0] == "[[" else -1))
+    values.append(content[position:])
+    positional: list[str] = []
+    named: dict[str, str] = {}
+    for value in values:
+        if name := _NAMED.match(value):
+            named[name[1].strip().lower()] = value[name.end() :].strip()
+        else:
+            positional.append(value)
+    numbered = [named[str(number)] for number in range(1, 10) if str(number) in named]
+    return (positional or numbered), named
