@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hornbook.run.peaks import fastest
+from hornbook.run.utilization import fastest
 from hornbook.storage.kept import keep
 
 

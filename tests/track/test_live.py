@@ -3,7 +3,7 @@
 import pytest
 from fake_run import train_row
 
-from hornbook.track.live import live_lines
+from hornbook.track.console import live_lines
 
 ROW = train_row(12_728, mfu=0.4132, memory=2.1 * 2**30, skipped_steps=2)
 NUMBERS = ["loss 2.0005", "lr 1.00e-03", "grad 0.900", "2k tokens/s", "MFU 41.3%", "2.1 GiB memory", "2 skipped"]

@@ -1,6 +1,6 @@
 """Pictures of block-sparse patterns in the report."""
 
-from hornbook.track.patterns import pattern_table
+from hornbook.track.run_tables import pattern_table
 
 
 def row(step: int, pattern: object, layer: str = "blocks.0.<up>") -> dict[str, object]:

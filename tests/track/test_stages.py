@@ -5,8 +5,8 @@ import pytest
 from fake_run import RECIPE, make_run, train_row
 
 from hornbook.track.report import write_report
+from hornbook.track.run_tables import stage_table
 from hornbook.track.runs import read_run
-from hornbook.track.stages import stage_table
 
 PIPELINE = """
 name = "staged"

@@ -7,9 +7,10 @@
 The peak of a known GPU is the data sheet's for dense bf16 products. For other GPUs, CPUs and fp32 runs it is measured
 at the start: a product of the feed-forward's shape, in the run's dtype and threads; on a CPU also in fp32, and the
 faster of the two counts. A CPU's products are timed by processor time, so that other processes on the machine lower a
-run's MFU and not its peak, and the fastest that this machine ever showed counts (`hornbook.run.peaks`). A resumed run
-keeps its peak on each device, so that its MFU before and after compare. Nothing here is saved in checkpoints or draws
-random numbers.
+run's MFU and not its peak. Even so, a rate can only be measured too low: other processes take caches, the other half of
+a core, and its clock rate. So the fastest rate that this machine ever showed, kept in the user's cache, is the peak,
+and runs of a machine are shares of the same one. A resumed run keeps its peak on each device, so that its MFU before
+and after compare. Nothing here is saved in checkpoints or draws random numbers.
 """
 
 import math
@@ -25,8 +26,8 @@ from hornbook.config import Recipe
 from hornbook.config.description import description_of
 from hornbook.parallel.device import dtype_name, synchronize
 from hornbook.parallel.world import World
-from hornbook.run.peaks import fastest, is_known
 from hornbook.samples.batches import Samples
+from hornbook.storage.kept import keep, kept
 from hornbook.track.environment import cpu_model
 from hornbook.track.units import flop_rate
 from hornbook.wording import counted
@@ -42,6 +43,9 @@ _FEWEST_ROWS = 64
 _LONGEST_SIDE = 8192
 """Elements of a weight matrix on a CPU, so that models larger than memory can be timed."""
 _FEWEST_ROUNDS, _ROUNDS_IF_KNOWN = 6, 2  # the first one warms up
+_MOST_GAIN = 5.0
+"""A kept rate that is higher than this, relative to a measured one, is not believed: no load slows a product so much,
+as only processor time counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +174,8 @@ def measure_utilization(
         kinds, tokens = {dtype, torch.float32} if on_cpu else {dtype}, tokens * recipe.training.micro_batch_size
         products = [Product.of(recipe, tokens, kind, world.device) for kind in kinds]
         names = [f"{machine}, {product.shape}" for product in products]
-        rounds = _ROUNDS_IF_KNOWN if all(map(is_known, names)) else _FEWEST_ROUNDS
+        is_known = all(isinstance(kept("peaks", name), float) for name in names)
+        rounds = _ROUNDS_IF_KNOWN if is_known else _FEWEST_ROUNDS
         peaks = [
             Peak(device=device, rate=fastest(name, now), source=f"measured: {product.shape}")
             for name, product, now in zip(names, products, measure_rates(products, world.device, rounds), strict=True)
@@ -209,6 +214,20 @@ def measure_rates(
             synchronize(device)
             shortest[number] = min(shortest[number], clock() - start)
     return [product.flops / taken for product, taken in zip(products, shortest, strict=True)]
+
+
+def fastest(product: str, rate: float) -> float:
+    """Return the fastest rate of a product that was measured on this machine, and keep it.
+
+    Args:
+        product: all that its speed depends on: processor, version of PyTorch, threads, dtype, shape.
+        rate: FLOP/s measured now.
+    """
+    before = kept("peaks", product)
+    if isinstance(before, float) and rate <= before <= _MOST_GAIN * rate:
+        return before
+    keep("peaks", product, rate)
+    return rate
 
 
 def compute_clock(device: torch.device) -> Callable[[], float]:

@@ -12,10 +12,9 @@ from hornbook.track import metrics, units
 from hornbook.track.curves import Over, run_labels
 from hornbook.track.figures import curves_of, line_styles, style_class
 from hornbook.track.page import Html, Parts, document, join, notes_of, section, table, tag
-from hornbook.track.patterns import pattern_table
 from hornbook.track.report import sample_list
+from hornbook.track.run_tables import pattern_table, stage_table
 from hornbook.track.runs import Comparison, Row, RunFiles, RunSummary, plain_value
-from hornbook.track.stages import stage_table
 from hornbook.version import __version__
 
 Labelled: TypeAlias = tuple[str, int, RunFiles]

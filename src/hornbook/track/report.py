@@ -22,9 +22,8 @@ from hornbook.track import metrics, units
 from hornbook.track.evaluations import options_of, own_bits_per_byte, text_of, value_of
 from hornbook.track.figures import TERMS, curves_of
 from hornbook.track.page import Html, Parts, card, document, facts, join, notes_of, section, table, tag
-from hornbook.track.patterns import pattern_table
+from hornbook.track.run_tables import pattern_table, stage_table
 from hornbook.track.runs import Row, RunFiles, RunSummary, last, read_run, summary_of
-from hornbook.track.stages import stage_table
 from hornbook.track.units import number
 from hornbook.version import __version__
 from hornbook.wording import counted
