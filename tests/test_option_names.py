@@ -15,9 +15,8 @@ import hornbook
 from hornbook.__main__ import main
 from hornbook.cli.arguments import CommandParser
 from hornbook.cli.main import COMMANDS, build_parsers
-from hornbook.cli.option_names import flags_of, running
 from hornbook.errors import RecipeError, UserError
-from hornbook.wording import spelled
+from hornbook.wording import spelled, spelling
 
 SOURCE = Path(hornbook.__file__).parent
 COMMAND = re.compile(r"`(?:hornbook|torchrun) [^`]*`?|^hornbook .*")
@@ -88,7 +87,8 @@ def test_no_message_of_the_library_has_an_option() -> None:
 
 
 def test_every_argument_that_a_message_names_is_an_option_of_a_command() -> None:
-    known = {name for parser in commands() for name in flags_of(parser._actions)}
+    actions = [action for parser in commands() for action in parser._actions if action.option_strings]
+    known = {action.dest.replace("-", "_") for action in actions}
     assert {"format", "source_format", "output", "training.steps", "on_error", "suffixes"} <= known
     other = {"gunzip", "from"}  # a program, and a key that only a recipe file has
     unknown = {
@@ -133,7 +133,7 @@ def test_messages_as_a_command_spells_them(message: str, expected: str) -> None:
         parser.add_argument(*words)
     parser.add_argument("--from", dest="format")
     parser.add_argument("--allow-pickle", action="store_true")
-    with pytest.raises(RecipeError) as caught, running(flags_of(parser._actions)):
+    with pytest.raises(RecipeError) as caught, spelling(parser._actions):
         assert spelled(message) == expected
         raise RecipeError([message, "another"])
     assert caught.value.problems == [expected, "another"] and str(caught.value) == f"{expected}; another"

@@ -8,7 +8,7 @@
 
 A message is one line that says what happened, what was expected and how to fix it. It names arguments of functions and
 keys of recipes in backquotes, with a value as in Python: `stop` is empty; use `format='text'`; set `training.steps`.
-The command line spells them as its options (`hornbook.cli.option_names`), so no message outside of `hornbook.cli` has
+The command line spells them as its options (`hornbook.wording`), so no message outside of `hornbook.cli` has
 an option. Tracebacks are shown only with ``--debug``.
 """
 

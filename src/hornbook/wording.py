@@ -1,13 +1,24 @@
 """Format counts and short lists for messages, spell the arguments that they name, and escape untrusted text.
 
-"`output_length` is 0"                               what a function says, and a caller from Python reads
-with spelling(...): spelled("`output_length` is 0")  "--output-length is 0", where a command runs
+    hornbook (Python)      `output_length=0` is ...; `data.train` names ...; read it with `format='text'`
+    command line           --output-length 0 is ...; --data.train names ...; read it with --from text
+
+Errors come from functions, whose callers know arguments and recipe keys, so messages name those, in backquotes, with
+a value as Python writes it. Which option sets an argument is known to the command's parser only. A name that is no
+option of the command, and other text in backquotes, stays as it is.
 """
 
+import ast
 import re
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from hornbook.errors import HornbookError, RecipeError
+
+if TYPE_CHECKING:
+    import argparse
 
 _SINGULARS: Final = {
     "documents": "document",
@@ -38,23 +49,45 @@ _SECRETS = (
 )
 """A password of an address, a value of its query, and a value of an option."""
 _MOST_NAMED: Final = 4
-_spelling: list[Callable[[str], str]] = []
-"""The innermost spelling is the last."""
+_NAMED = re.compile(r"`(?P<name>[a-z]\w*(?:\.\w+)?)(?:=(?P<value>[^`]+))?`")
+_options: "list[Mapping[str, argparse.Action]]" = []
+"""The options of the running commands, the innermost last, by the names of the arguments that they set."""
+
+
+@contextmanager
+def spelling(actions: "Iterable[argparse.Action]") -> Iterator[None]:
+    """Spell messages (`spelled`), and those of the block's errors, for the options among the actions of a parser."""
+    _options.append({action.dest.replace("-", "_"): action for action in actions if action.option_strings})
+    try:
+        yield
+    except HornbookError as error:
+        if isinstance(error, RecipeError):
+            error.problems = [spelled(problem) for problem in error.problems]
+        error.args = (spelled(str(error)), *error.args[1:])
+        raise
+    finally:
+        _options.pop()
 
 
 def spelled(message: str) -> str:
     """Return a message in which arguments, in backquotes, are spelled for the user: as the options of a command."""
-    return _spelling[-1](message) if _spelling else message
+    return _NAMED.sub(lambda match: _spell(match, _options[-1].get(match["name"])), message) if _options else message
 
 
-@contextmanager
-def spelling(spell: Callable[[str], str]) -> Iterator[None]:
-    """Let ``spelled`` call ``spell`` during the block."""
-    _spelling.append(spell)
+def _spell(match: re.Match[str], action: "argparse.Action | None") -> str:
+    if action is None:
+        return match[0]
+    flag, value = action.option_strings[0], match["value"]
+    return flag if value is None or action.nargs == 0 else f"{flag} {_word(value)}"
+
+
+def _word(value: str) -> str:
+    """Return a value as typed in a shell; what is not a string of Python, such as a placeholder, is unchanged."""
     try:
-        yield
-    finally:
-        _spelling.pop()
+        read = ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return value
+    return shlex.quote(read) if isinstance(read, str) else value
 
 
 def first_few(problems: list[str]) -> list[str]:

@@ -8,7 +8,6 @@ from pathlib import Path
 import hornbook
 from hornbook.api.writing import GenerateOptions
 from hornbook.cli import generate_command
-from hornbook.cli.option_names import flags_of
 from hornbook.config.generation import GenerationConfig
 from hornbook.config.options import describe
 
@@ -16,7 +15,7 @@ from hornbook.config.options import describe
 def test_the_command_has_every_option_with_its_help_and_default() -> None:
     parser = argparse.ArgumentParser()
     generate_command.add_arguments(parser)
-    flags = flags_of(parser._actions)
+    flags = {action.dest: action for action in parser._actions}
     for name, spec in describe(GenerationConfig).items():
         text = flags[name].help or ""
         assert text.startswith(spec.help)

@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 
-from hornbook.cli.option_names import flags_of
 from hornbook.cli.table import wrap_line
 from hornbook.config.options import TAGS, Bounds, Mistake, Spec, choices, convert, describe, parse_text, show
 from hornbook.config.recipe import SECTIONS, Recipe, dotted, specs
@@ -135,7 +134,7 @@ class CommandParser(argparse.ArgumentParser):
             self.error(self._unknown(unknown[0], given))
         if self.takes_recipe:
             namespace.overrides = overrides
-        vars(namespace).setdefault("flags", flags_of(self._actions))  # of the innermost parser
+        vars(namespace).setdefault("actions", self._actions)  # of the innermost parser
         return namespace, unknown
 
     def error(self, message: str) -> NoReturn:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from hornbook.cli.arguments import TOKENIZER_HELP, add_declared, declared_values, positive_integer
-from hornbook.cli.imports import collector_paused
 from hornbook.cli.inputs import add_held_out_arguments, add_input_arguments, note, read_options, report_faults
 from hornbook.cli.table import say, token_progress
 from hornbook.errors import UserError
+from hornbook.parallel.before_torch import collector_paused
 from hornbook.parallel.launched import leave_cleanly
 from hornbook.storage.system import format_bytes
 from hornbook.text.quality.policy import KINDS, QualityOptions, Tolerance

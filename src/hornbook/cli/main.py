@@ -26,16 +26,14 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Literal
 
 from hornbook.cli.arguments import CommandParser
-from hornbook.cli.option_names import running
 from hornbook.cli.table import say
 from hornbook.errors import HornbookError, PathError, RankError, RecipeError, StoppedBySignal, StorageError
 from hornbook.parallel import launched
 from hornbook.version import __version__
-from hornbook.wording import one_line
+from hornbook.wording import one_line, spelling
 
 Handler = Callable[[argparse.Namespace], dict[str, object] | None]
 COMMANDS = {
@@ -165,14 +163,9 @@ def execute(words: Sequence[str]) -> dict[str, object]:
     module = importlib.import_module(f"hornbook.cli.{chosen}_command")
     module.add_arguments(parsers[chosen])
     arguments = parser.parse_args(words, argparse.Namespace(words=words))
-    with running(arguments.flags):
-        return handler_of(module, arguments)(arguments) or {}
-
-
-def handler_of(module: ModuleType, arguments: argparse.Namespace) -> Handler:
-    """Return the function that runs a command: its subcommand's ``handler``, or its module's ``run``."""
-    found: Handler = getattr(arguments, "handler", None) or module.run
-    return found
+    run: Handler = getattr(arguments, "handler", None) or module.run
+    with spelling(arguments.actions):
+        return run(arguments) or {}
 
 
 def build_parsers() -> tuple[CommandParser, dict[str, CommandParser]]:

@@ -1,20 +1,30 @@
-"""``hornbook runs``: list, compare, tag and report runs, or serve them as a page.
+"""``hornbook runs``: list, compare, tag and report runs, or serve them as a page until Ctrl-C.
 
 hornbook runs compare runs/demo runs/demo-wide
+hornbook runs serve runs/mine runs/other --port 8800
+hornbook runs tag runs/mine runs/other --add baseline
+hornbook runs note runs/mine "the learning rate was too high"
+
+Tags and a note are kept in the folder of a run.
 """
 
 import argparse
 import dataclasses
+import secrets
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hornbook.cli import runs_compare, runs_notes, runs_serve
+from hornbook.cli import runs_compare
+from hornbook.cli.arguments import Number
 from hornbook.cli.table import column_lines, print_columns, say
+from hornbook.config.options import Bounds, Spec
+from hornbook.errors import UserError
 
 if TYPE_CHECKING:
+    from hornbook.track.notes import Notes
     from hornbook.track.runs import RunSummary
 
 _MARK, _PART = "*", "~"
@@ -31,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     found.set_defaults(handler=list_command)
     runs_compare.add_arguments(commands)
-    runs_serve.add_arguments(commands)
-    runs_notes.add_arguments(commands)
+    _add_serve(commands)
+    _add_notes(commands)
     written = commands.add_parser("report", help="write the report page", description="Write RUN/report.html.")
     written.add_argument("run", metavar="RUN", help="run folder")
     written.set_defaults(handler=report_command)
@@ -131,3 +141,132 @@ def _print_table(summaries: "Sequence[RunSummary]") -> None:
         say(f"{_PART} over a part of the validation text{part}; `hornbook evaluate` measures all of it")
     if any("@" in cell for row in rows for cell in row[5:9]):
         say("@ the step at which a number was measured, where that is not the run's last step")
+
+
+def _add_serve(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Declare ``serve``."""
+    served = commands.add_parser(
+        "serve",
+        help="show runs in a browser while they train",
+        description="Serve a page that shows runs while they train. Press Ctrl-C to stop.",
+    )
+    served.add_argument(
+        "folders", nargs="*", default=["runs"], metavar="FOLDER", help="runs, or folders with runs (default: runs)"
+    )
+    served.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine)")
+    served.add_argument(
+        "--port",
+        type=Number(Spec(type=int, bounds=Bounds(minimum=0, maximum=65535))),
+        default=0,
+        metavar="N",
+        help="port; 0: a free one (default: 0)",
+    )
+    served.add_argument(
+        "--no-token", action="store_true", help="let everyone who can connect read the runs, other users included"
+    )
+    served.set_defaults(handler=serve_command)
+
+
+def serve_command(arguments: argparse.Namespace) -> dict[str, object]:
+    """Print the URL and serve until Ctrl-C.
+
+    Raises:
+        UserError: a folder does not exist, or the address is not available.
+    """
+    from hornbook.config.suggest import did_you_mean_path
+    from hornbook.track.board import Board
+    from hornbook.track.serve import BoardServer
+
+    folders = [Path(folder) for folder in arguments.folders]
+    for folder in folders:
+        if not folder.is_dir():
+            hint = did_you_mean_path(folder) or "; `hornbook train` makes the folder runs; or name another"
+            raise UserError(f"no folder {folder} here{hint}")
+    token = "" if arguments.no_token else secrets.token_urlsafe(24)
+    with BoardServer(Board(folders), arguments.host, arguments.port, token) as server:
+        if not server.is_loopback:
+            who = "can read these runs" if arguments.no_token else "with this address can read these runs, unencrypted"
+            print(f"hornbook: warning: other machines {who}", file=sys.stderr)
+        elif arguments.no_token:
+            print("hornbook: warning: other users of this machine can read these runs", file=sys.stderr)
+        print(f"{server.url}   Ctrl-C ends it", flush=True)
+        try:
+            server.serve_forever(poll_interval=0.1)
+        except KeyboardInterrupt:
+            print()
+        return {"url": server.url}
+
+
+def _add_notes(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Declare ``tag`` and ``note``."""
+    tag = commands.add_parser(
+        "tag",
+        help="show or change the tags of runs",
+        description="Add tags to runs or remove them; without options, print the tags.",
+    )
+    tag.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
+    tag.add_argument("--add", action="append", default=[], metavar="TAG", help="add a tag; may be repeated")
+    tag.add_argument("--remove", action="append", default=[], metavar="TAG", help="remove a tag; may be repeated")
+    tag.set_defaults(handler=tag_command)
+    note = commands.add_parser(
+        "note", help="show or change the note of a run", description="Set the note of a run; without a text, print it."
+    )
+    note.add_argument("run", metavar="RUN", help="run folder")
+    note.add_argument("text", nargs="?", metavar="TEXT", help='the new note; "" removes it')
+    note.set_defaults(handler=note_command)
+
+
+def tag_command(arguments: argparse.Namespace) -> dict[str, object]:
+    """Change the tags of all runs, or of none if one cannot be changed, and print them.
+
+    Raises:
+        UserError: a folder is not a run, or has not the tag to remove; a tag is not one word.
+        DataError: the file of a run's notes is malformed.
+        StorageError: it cannot be read or written.
+    """
+    from hornbook.errors import UserError
+    from hornbook.track.notes import tagged
+
+    notes = {folder: _notes_of(folder) for folder in dict.fromkeys(map(Path, arguments.runs))}
+    for tag in arguments.remove:
+        if not any(tag in found.tags for found in notes.values()):
+            raise UserError(f"none of these runs has the tag {tag!r} to remove; `hornbook runs tag RUN` shows the tags")
+    changed = {folder: tagged(found, arguments.add, arguments.remove) for folder, found in notes.items()}
+    for folder, found in changed.items():
+        if found != notes[folder]:
+            _save(folder, found)
+    print_columns([[str(folder), " ".join(found.tags) or "no tags"] for folder, found in changed.items()])
+    return {"runs": [{"folder": str(folder), "tags": list(found.tags)} for folder, found in changed.items()]}
+
+
+def note_command(arguments: argparse.Namespace) -> dict[str, object]:
+    """Set the note of a run, or print it; see `tag_command` for the errors."""
+    from dataclasses import replace
+
+    folder = Path(arguments.run)
+    notes = _notes_of(folder)
+    if arguments.text is not None:
+        notes = replace(notes, note=arguments.text.strip())
+        _save(folder, notes)
+    say(notes.note or "no note")
+    return {"folder": str(folder), "note": notes.note}
+
+
+def _notes_of(folder: Path) -> "Notes":
+    from hornbook.errors import UserError
+    from hornbook.track.notes import read_notes
+    from hornbook.track.runs import is_run
+
+    if not is_run(folder):
+        raise UserError(f"no run in {folder}; expected a folder with metrics.jsonl, as `hornbook train` leaves")
+    return read_notes(folder)
+
+
+def _save(folder: Path, notes: "Notes") -> None:
+    """Write the notes, and the report again if there is one."""
+    from hornbook.track.notes import write_notes
+    from hornbook.track.report import write_report
+
+    write_notes(folder, notes)
+    if (folder / "report.html").exists():
+        write_report(folder)

@@ -3,11 +3,15 @@
 hornbook train gpt2-small --data.train corpora/mine --optimizer.learning-rate 3e-4
 
 ``hornbook train FOLDER``, or the same command again, resumes the run. ``--print-recipe`` prints the resolved recipe and
-the source of each value, as TOML that is a valid recipe.
+the source of each value, as TOML that is a valid recipe. ``--dry-run`` prints shapes, parameters, layout and plan of
+the run; the model is built on the meta device, so it takes no memory.
 """
 
 import argparse
+import math
+import re
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +22,8 @@ from hornbook.cli.arguments import (
     prepared_device,
     start_processes,
 )
-from hornbook.cli.imports import collector_paused
 from hornbook.parallel import launched
+from hornbook.parallel.before_torch import collector_paused
 from hornbook.parallel.launched import leave_cleanly, report_once
 from hornbook.parallel.launched import num_ranks as num_launched
 from hornbook.storage import refuse_file
@@ -27,6 +31,9 @@ from hornbook.storage import refuse_file
 if TYPE_CHECKING:
     from hornbook.config import Recipe, Resolved
     from hornbook.run.initial_weights import InitFrom
+
+_REFUSED = 2
+"""Exit code of a dry run that does not fit in memory."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,9 +98,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
                 refuse_early(resolved.recipe, arguments.device, arguments.processes or num_launched())
         if arguments.dry_run:
             sys.stderr.writelines(f"hornbook: {note}\n" for note in resolved.notes)
-            from hornbook.cli.dry_run import dry_run
-
-            return dry_run(resolved.recipe, arguments)
+            return _dry_run(resolved.recipe, arguments)
         if looking:
             print("".join(f"# {note}\n" for note in resolved.notes), end="")
             print(recipe_to_toml(resolved.recipe, resolved.sources), end="")
@@ -186,3 +191,44 @@ def resolve_run(arguments: argparse.Namespace, *, require_data: bool) -> "tuple[
         require_data=require_data,
     )
     return fit_ranks(resolved, num_ranks), init_from
+
+
+def _dry_run(recipe: "Recipe", arguments: argparse.Namespace) -> dict[str, object]:
+    """Print what would be trained; the result's exit code is 2 if it does not fit in memory.
+
+    Args:
+        recipe: resolved; the default vocabulary is that of its data, or of the published model.
+        arguments: of ``hornbook train``.
+    """
+    from hornbook.cli.plan_command import planned_recipe
+    from hornbook.cli.plan_table import describe_plan, print_plan
+    from hornbook.cli.table import print_columns
+    from hornbook.parallel.device import choose_device
+    from hornbook.plan.planner import refuse_unplannable
+    from hornbook.run.initial_weights import outline
+    from hornbook.run.planning import plan_here
+
+    recipe, facts = planned_recipe(recipe)
+    num_ranks = arguments.processes or num_launched()
+    refuse_unplannable(recipe, num_ranks)
+    shapes = {name: shard.shape for name, shard in outline(recipe).home.tensors()["model"].items()}
+    plan = plan_here(recipe, num_ranks, choose_device(arguments.device), timed=True)
+    if launched.rank() == 0:
+        print_columns([*_rows(shapes)], right=(2, 3))
+        print()
+        print_plan(plan, facts)
+    listed = {name: list(shape) for name, shape in shapes.items()}
+    return {"shapes": listed, **describe_plan(plan), **facts, "exit_code": 0 if plan.fits else _REFUSED}
+
+
+def _rows(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield rows of parameters; one row for those of the same name and shape in several blocks."""
+    groups: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    for name, shape in shapes.items():
+        block = re.match(r"blocks\.(\d+)\.", name)
+        key = re.sub(r"^blocks\.\d+\.", "blocks.*.", name), tuple(shape)
+        groups.setdefault(key, []).append(int(block[1]) if block else 0)
+    yield "parameter", "shape", "blocks", "numbers"
+    for (name, shape), members in groups.items():
+        count = f"{len(members):,}" if name.startswith("blocks.") else ""
+        yield name, " x ".join(f"{size:,}" for size in shape), count, f"{math.prod(shape) * len(members):,}"

@@ -15,7 +15,7 @@ from hornbook.config.ranks import refuse_misfit
 from hornbook.config.sections import DTYPE_BYTES
 from hornbook.config.task_names import refuse_unknown_task
 from hornbook.errors import UserError
-from hornbook.parallel.device_names import device_without_torch
+from hornbook.parallel.before_torch import device_without_torch
 from hornbook.storage.system import format_bytes
 from hornbook.track.environment import memory_bytes
 from hornbook.track.units import short

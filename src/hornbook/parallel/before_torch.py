@@ -1,9 +1,11 @@
-"""The choice of a device by its name, also before torch is imported, if the machine surely has no GPU."""
+"""What commands do before torch is imported: choose a device, if there is surely no GPU, and import torch faster."""
 
 import ctypes
+import gc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
@@ -58,3 +60,24 @@ def _has_only_cpu(version: str) -> bool:
     except OSError:
         return not Path("/dev/kfd").exists()
     return False
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause the garbage collector in the ``with`` block, and never look at what it left, such as modules.
+
+    Modules are not garbage, but their objects would be visited again and again while more are made, and twice at exit.
+    Without this, importing torch and exiting takes 1.3 to 1.45 times as long. If torch was there before, nothing is
+    done: what earlier commands of the process left would be kept for good.
+    """
+    if "torch" in sys.modules:
+        yield
+        return
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
