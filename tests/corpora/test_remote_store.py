@@ -12,9 +12,9 @@ from tiny_text import build_tiny, one_line
 from hornbook.config.sections import CacheOptions
 from hornbook.corpora import remote_store
 from hornbook.corpora.describe import describe_store
+from hornbook.corpora.folders import CHUNK_HASHES, write_chunk_hashes
 from hornbook.corpora.remote_store import ChunkCache, RemoteTokens
 from hornbook.corpora.store import folder_of, open_held_out, open_store
-from hornbook.corpora.store_manifest import CHUNK_HASHES, write_chunk_hashes
 from hornbook.corpora.verify import verify_store
 from hornbook.errors import DataError, HornbookError
 from hornbook.samples.windows import Windows
@@ -107,7 +107,7 @@ def test_verify_reads_every_chunk(bucket, cache, monkeypatch):
 def tokens(tmp_path, monkeypatch):
     """Tokens of 40 chunks and a bit, of 4 KiB each, in memory."""
     monkeypatch.setattr(remote_store, "CHUNK_BYTES", 1 << 12)
-    monkeypatch.setattr("hornbook.corpora.store_manifest.CHUNK_BYTES", 1 << 12)
+    monkeypatch.setattr("hornbook.corpora.folders.CHUNK_BYTES", 1 << 12)
     expected = np.arange(40 * 2048 + 7, dtype="<u2")
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "tokens.bin").write_bytes(expected.tobytes())

@@ -6,8 +6,8 @@ import pytest
 from tiny_sentences import sentence_starts, sentence_store
 from tiny_text import one_line
 
+from hornbook.corpora.folders import MANIFEST
 from hornbook.corpora.store import open_store
-from hornbook.corpora.store_manifest import MANIFEST
 from hornbook.errors import DataError
 from hornbook.samples.windows import Stream
 

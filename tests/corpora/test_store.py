@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 from tiny_text import SHARED, TEXTS, build_tiny, one_line, tiny_tokenizer
 
-from hornbook.corpora.locate import splits_of
+from hornbook.corpora.folders import STORE_FILES, splits_of
 from hornbook.corpora.megatron import IndexedWriter
 from hornbook.corpora.store import open_store
-from hornbook.corpora.store_manifest import STORE_FILES
 from hornbook.errors import DataError
 from hornbook.text.tokenizer import Tokenizer
 

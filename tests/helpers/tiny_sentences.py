@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from hornbook.corpora.folders import DOCUMENT_ROW, MANIFEST, STORE_FILES, Manifest
 from hornbook.corpora.megatron import IndexedWriter
-from hornbook.corpora.store_manifest import DOCUMENT_ROW, MANIFEST, STORE_FILES, Manifest
 from hornbook.formats.npy import npy_bytes
 from hornbook.storage import Written, sha256_file, write_file
 

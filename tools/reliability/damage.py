@@ -23,7 +23,7 @@ from trials import Part, Trial, in_child
 
 import hornbook
 from hornbook.checkpoint import load, newest_sound, save, verify
-from hornbook.corpora.locate import splits_of
+from hornbook.corpora.folders import splits_of
 from hornbook.corpora.store import open_store
 from hornbook.corpora.verify import verify_hashes, verify_store
 from hornbook.errors import HornbookError

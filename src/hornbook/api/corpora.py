@@ -25,7 +25,7 @@ from hornbook.config.suggest import did_you_mean
 from hornbook.corpora.building import tokenizer as tokenizers
 from hornbook.corpora.building.builder import BuildOptions
 from hornbook.corpora.building.builder import build_corpus as build
-from hornbook.corpora.locate import SPLITS
+from hornbook.corpora.folders import SPLITS
 from hornbook.corpora.store import open_store
 from hornbook.errors import UserError
 from hornbook.samples.windows import Windows

@@ -105,7 +105,7 @@ def inspect_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Print and return the numbers of each store of a corpus, or of a file of instances."""
     from hornbook.cli.corpus_instances import are_instances, inspect_instances
     from hornbook.corpora.describe import describe_store
-    from hornbook.corpora.locate import splits_of
+    from hornbook.corpora.folders import splits_of
     from hornbook.corpora.store import folder_of, open_store
     from hornbook.errors import UserError
 
@@ -170,9 +170,8 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
 
 def verify_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Verify each store of a corpus, and return what was checked."""
-    from hornbook.corpora.locate import splits_of
+    from hornbook.corpora.folders import BUILD, read_record, splits_of
     from hornbook.corpora.store import folder_of
-    from hornbook.corpora.store_manifest import BUILD, read_record
     from hornbook.corpora.verify import verify_store
 
     folder = folder_of(arguments.store)

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Write instances and return their counts; raise UserError if an option does not apply."""
-    from hornbook.corpora.locate import splits_of
+    from hornbook.corpora.folders import splits_of
     from hornbook.corpora.store import open_store
     from hornbook.errors import UserError
     from hornbook.interop.instances.instance_builder import build_instances

@@ -89,7 +89,7 @@ def _refuse_early(arguments: argparse.Namespace, asked: "list[str]") -> None:
     from hornbook.config.options import is_url, split_entry
     from hornbook.config.suggest import did_you_mean_path
     from hornbook.config.task_names import refuse_unknown_task
-    from hornbook.corpora.locate import locate_store
+    from hornbook.corpora.folders import locate_store
     from hornbook.errors import UserError
     from hornbook.parallel.before_torch import device_without_torch
     from hornbook.samples.instances import holds_instances

@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from hornbook.arrays import Integers
 from hornbook.config.sections import CacheOptions
-from hornbook.corpora.store_manifest import BUILD, CHUNK_BYTES, CHUNK_HASHES, MANIFEST, Manifest
+from hornbook.corpora.folders import BUILD, CHUNK_BYTES, CHUNK_HASHES, MANIFEST, Manifest
 from hornbook.errors import DataError, HornbookError, UserError
 from hornbook.storage import Written, make_directory, remove_file, replace_file, sha256_file, temporary_beside
 from hornbook.storage.system import cache_home, storage_errors, wait_for_lock

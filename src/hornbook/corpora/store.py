@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 from hornbook.arrays import Int64s, Integers
 from hornbook.config.options import is_url
 from hornbook.config.sections import CacheOptions
-from hornbook.corpora.locate import locate_store, splits_of
+from hornbook.corpora.folders import MANIFEST, Manifest, locate_store, read_rows, splits_of
 from hornbook.corpora.megatron import IndexedFile
 from hornbook.corpora.remote_store import RemoteCorpus, RemoteStore, RemoteTokens
-from hornbook.corpora.store_manifest import MANIFEST, Manifest, read_rows
 from hornbook.errors import DataError, UserError
 from hornbook.storage import sha256_file
 from hornbook.storage.system import open_regular, storage_errors

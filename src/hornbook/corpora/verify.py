@@ -13,9 +13,8 @@ from typing import Final
 import numpy as np
 
 from hornbook.config.options import is_url
-from hornbook.corpora.locate import locate_store
+from hornbook.corpora.folders import CHUNK_HASHES, MANIFEST, MOST_IDS, Manifest, locate_store
 from hornbook.corpora.store import TokenStore, open_store
-from hornbook.corpora.store_manifest import CHUNK_HASHES, MANIFEST, MOST_IDS, Manifest
 from hornbook.errors import DataError
 from hornbook.storage import sha256_file
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from hornbook.config import MaskingConfig, Recipe
+from hornbook.corpora.folders import CHUNK_BYTES
 from hornbook.corpora.joined import by_name, join
 from hornbook.corpora.store import TokenStore, open_held_out, open_store, refuse_other_tokenizers
-from hornbook.corpora.store_manifest import CHUNK_BYTES
 from hornbook.errors import UserError
 from hornbook.samples.batches import HeldOutWindows, Samples, WindowBatches
 from hornbook.samples.instances import InstanceSource, holds_instances, open_instances

@@ -8,8 +8,8 @@ from hornbook.corpora.building.joining import join_parts
 from hornbook.corpora.building.parts import Part, Parts
 from hornbook.corpora.building.report import Report, SplitCounts
 from hornbook.corpora.building.token_pipeline import falls_to_validation
+from hornbook.corpora.folders import DOCUMENT_ROW
 from hornbook.corpora.megatron import IndexedFile
-from hornbook.corpora.store_manifest import DOCUMENT_ROW
 from hornbook.errors import DataError
 from hornbook.text.reading import Position
 

@@ -41,9 +41,7 @@ from hornbook.corpora.building.request import (
     printable,
 )
 from hornbook.corpora.building.token_pipeline import LONG_TEXT
-from hornbook.corpora.megatron import smallest_dtype
-from hornbook.corpora.store import open_store
-from hornbook.corpora.store_manifest import (
+from hornbook.corpora.folders import (
     BUILD,
     MANIFEST,
     RECORD_FORMAT,
@@ -52,6 +50,8 @@ from hornbook.corpora.store_manifest import (
     recorded_splits,
     write_chunk_hashes,
 )
+from hornbook.corpora.megatron import smallest_dtype
+from hornbook.corpora.store import open_store
 from hornbook.errors import DataError, StoppedBySignal, StorageError, UserError
 from hornbook.storage import (
     commit_directory,

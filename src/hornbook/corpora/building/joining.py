@@ -18,8 +18,8 @@ from hornbook.arrays import Bools, Integers
 from hornbook.corpora.building.duplicates import find_droppers
 from hornbook.corpora.building.parts import Part
 from hornbook.corpora.building.report import EXAMPLES_PER_FILTER, Example, Report, SplitCounts
+from hornbook.corpora.folders import DOCUMENT_ROW
 from hornbook.corpora.megatron import JoinedPart, join_indexed
-from hornbook.corpora.store_manifest import DOCUMENT_ROW
 from hornbook.formats.npy import npy_header
 from hornbook.storage import BytesLike, Written, write_file
 from hornbook.text.quality.policy import Filters

@@ -22,8 +22,8 @@ from hornbook.arrays import Int64s
 from hornbook.corpora.building.batches import CANDIDATE, Candidates
 from hornbook.corpora.building.report import Report, SplitCounts
 from hornbook.corpora.building.token_pipeline import TokenBatch
+from hornbook.corpora.folders import DOCUMENT_ROW
 from hornbook.corpora.megatron import IndexedWriter
-from hornbook.corpora.store_manifest import DOCUMENT_ROW
 from hornbook.errors import DataError
 from hornbook.formats.npy import map_array, npy_bytes
 from hornbook.storage import remove_file, replace_file, write_file

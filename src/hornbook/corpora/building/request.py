@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 import tokenizers
 
-from hornbook.corpora.store_manifest import splits_of_share
+from hornbook.corpora.folders import splits_of_share
 from hornbook.errors import DataError, UserError
 from hornbook.storage import replace_file
 from hornbook.storage.json_files import dump_json, parse_json, read_bytes

@@ -17,7 +17,7 @@ from hornbook.corpora.building.builder import Build, BuildReport, OnNotice, repo
 from hornbook.corpora.building.engines import run_slices
 from hornbook.corpora.building.progress import OnProgress, Watch
 from hornbook.corpora.building.request import PLAN, BuildJob, BuildOptions, load_job, plan_build
-from hornbook.corpora.store_manifest import BUILD
+from hornbook.corpora.folders import BUILD
 from hornbook.errors import UserError
 from hornbook.storage import lock_working_folder, remove_locked_folder
 from hornbook.text.documents import list_sources

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from hornbook.arrays import Bools, Int64s, Integers
 from hornbook.corpora.building.batches import Batch, Candidates
 from hornbook.corpora.building.report import Report
-from hornbook.corpora.store_manifest import DOCUMENT_ROW, splits_of_share
+from hornbook.corpora.folders import DOCUMENT_ROW, splits_of_share
 from hornbook.text.reading import Document
 
 Encode = Callable[[Sequence[str]], list[NDArray[np.int32]]]

@@ -16,7 +16,7 @@ from hornbook.checkpoint.tensors import Contents
 from hornbook.config import EncoderConfig, LabelledConfig, Recipe, recipe_to_toml
 from hornbook.config.options import describe, split_entry
 from hornbook.config.recipe import SECTIONS
-from hornbook.corpora.store_manifest import MANIFEST, Manifest
+from hornbook.corpora.folders import MANIFEST, Manifest
 from hornbook.errors import HornbookError
 from hornbook.exchange.contents import has_start_token, recipe_of, tokenizer_of
 from hornbook.storage.json_files import read_json

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from hornbook.config.options import option
-from hornbook.corpora.locate import SPLITS, splits_of
+from hornbook.corpora.folders import SPLITS, splits_of
 from hornbook.corpora.verify import verify_hashes
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.interop.convert import DOCUMENT_FORMATS, DOCUMENT_SOURCES, INSTANCE_FORMATS

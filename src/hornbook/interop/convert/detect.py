@@ -13,9 +13,8 @@ Raw tokens, such as nanoGPT's, and files with unknown suffixes need ``--from``; 
 from pathlib import Path
 from typing import Final
 
-from hornbook.corpora.locate import splits_of
+from hornbook.corpora.folders import MANIFEST, splits_of
 from hornbook.corpora.megatron import index_paths
-from hornbook.corpora.store_manifest import MANIFEST
 from hornbook.errors import DataError, UserError
 from hornbook.formats.arrow import is_dataset
 from hornbook.formats.foreign import name_foreign

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from hornbook.arrays import Int64s
 from hornbook.corpora.building.request import printable
-from hornbook.corpora.locate import splits_of
+from hornbook.corpora.folders import DOCUMENT_ROW, MANIFEST, STORE_FILES, Manifest, splits_of, write_chunk_hashes
 from hornbook.corpora.megatron import DTYPES, IndexedFile, IndexedWriter, index_paths, smallest_dtype
 from hornbook.corpora.store import TokenStore, open_store
-from hornbook.corpora.store_manifest import DOCUMENT_ROW, MANIFEST, STORE_FILES, Manifest, write_chunk_hashes
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.formats.npy import npy_bytes
 from hornbook.interop.convert.token_documents import Documents, TokenDocument, as_tokens

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from hornbook.arrays import Int64s
-from hornbook.corpora.locate import splits_of
+from hornbook.corpora.folders import splits_of
 from hornbook.errors import DataError, UserError
 from hornbook.interop.convert import INSTANCE_FORMATS, INSTANCE_SOURCES
 from hornbook.interop.convert.bert_arrow import NumberedRows

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tiny_text import one_line
 
-from hornbook.corpora.store_manifest import DOCUMENT_ROW, MANIFEST, STORE_FILES, Manifest, read_rows
+from hornbook.corpora.folders import DOCUMENT_ROW, MANIFEST, STORE_FILES, Manifest, read_rows
 from hornbook.errors import DataError
 from hornbook.formats.npy import npy_bytes
 from hornbook.storage import Written
