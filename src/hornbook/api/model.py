@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.api import exporting, passes
+from hornbook.api import passes
 from hornbook.api.passes import EmbedOptions, One, Several, read_inputs, refuse_below_one
 from hornbook.api.writing import GenerateOptions, write
 from hornbook.config import GenerationConfig, Recipe
 from hornbook.config.sections import Compute
 from hornbook.engine.validation import validate
 from hornbook.errors import UserError
+from hornbook.exchange import formats
 from hornbook.exchange.restore import LoadedModel, load_model
 from hornbook.generate.answers import FoundAnswer
 from hornbook.generate.classes import Classified
@@ -340,7 +341,7 @@ class Model:
         found = passes.predict(self._loaded, firsts, seconds, top_k=top_k, batch_size=batch_size, window=window)
         return found[0] if isinstance(texts, str) else found
 
-    def export(self, path: str | Path, **options: Unpack[exporting.ExportOptions]) -> list[Path]:
+    def export(self, path: str | Path, **options: Unpack[formats.ExportOptions]) -> list[Path]:
         """Write the model with its present weights, as ``hornbook checkpoint export`` does; return the files.
 
         Args:
@@ -351,7 +352,7 @@ class Model:
 
         Raises UserError if ``path`` exists or the library ``gguf`` is missing, CheckpointError if no such model exists.
         """
-        return exporting.export_loaded(self._loaded, Path(path), **options)
+        return formats.export_loaded(self._loaded, Path(path), **options)
 
     def to_transformers(self) -> Any:
         """Return a copy of the model as a transformers model, with the same logits, in fp32 and on the same device.
@@ -363,7 +364,7 @@ class Model:
             UserError: transformers is not installed.
             CheckpointError: transformers has no equivalent model.
         """
-        return exporting.to_transformers(self._loaded).to(self.device).eval()
+        return formats.to_transformers(self._loaded).to(self.device).eval()
 
     def __repr__(self) -> str:
         family, size = self.recipe.model.family, self.module.num_parameters

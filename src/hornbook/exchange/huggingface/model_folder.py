@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
+from hornbook.checkpoint.load import checkpoints_of, committed
 from hornbook.checkpoint.manifest import MANIFEST
 from hornbook.checkpoint.tensors import Contents
 from hornbook.config import Recipe, recipe_from_dict, recipe_to_dict
@@ -43,6 +44,8 @@ def is_folder(path: Path) -> bool:
     """Return whether ``path`` is a Hugging Face folder or a TensorFlow checkpoint, rather than a hornbook one."""
     if path.is_dir() and any((path / name).exists() for name in (CONFIG, SAFE_FILES[1], *PICKLED_FILES)):
         return not (path / MANIFEST).exists()
+    if (path / MANIFEST).exists() or committed(checkpoints_of(path)):
+        return False
     return any(room.is_checkpoint(path) for room in plugged("checkpoint readers"))
 
 
