@@ -8,7 +8,6 @@ from hornbook.cli.arguments import (
     add_recipe_arguments,
     fraction,
     natural_number,
-    non_negative_number,
     positive_integer,
     positive_number,
 )
@@ -22,7 +21,6 @@ from hornbook.errors import UserError
         (positive_integer, "1e3", 1000),
         (natural_number, "0", 0),
         (positive_number, "5", 5.0),
-        (non_negative_number, "0", 0.0),
         (fraction, "1", 1.0),
     ],
 )
@@ -38,7 +36,6 @@ def test_numbers(kind, text, value):
         (positive_integer, "1.5", '"1.5": expected an integer, got a float'),
         (natural_number, "-1", '"-1": must be at least 0'),
         (positive_number, "nan", '"nan": expected a finite number'),
-        (non_negative_number, "-0.1", '"-0.1": must be at least 0'),
         (fraction, "1.1", '"1.1": must be at least 0 and at most 1'),
     ],
 )

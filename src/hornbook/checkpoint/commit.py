@@ -24,7 +24,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from hornbook import storage
+import hornbook.storage as storage
 from hornbook.checkpoint.load import committed
 from hornbook.checkpoint.manifest import (
     MANIFEST,

@@ -177,7 +177,6 @@ class Number:
 positive_integer = Number(Spec(type=int, bounds=Bounds(minimum=1)))
 natural_number = Number(Spec(type=int, bounds=Bounds(minimum=0)))
 positive_number = Number(Spec(type=float, bounds=Bounds(above=0)))
-non_negative_number = Number(Spec(type=float, bounds=Bounds(minimum=0)))
 fraction = Number(Spec(type=float, bounds=Bounds(minimum=0, maximum=1)))
 tail_fraction = Number(Spec(type=float, bounds=Bounds(minimum=0, maximum=0.25)))
 positive_fraction = Number(Spec(type=float, bounds=Bounds(above=0, maximum=1)))

@@ -18,7 +18,6 @@ from hornbook.config.options import describe
 from hornbook.parallel.before_torch import collector_paused
 
 if TYPE_CHECKING:
-    from hornbook.cli.conversation import Output
     from hornbook.exchange.restore import LoadedModel
     from hornbook.generate import Request, TextWriter
     from hornbook.text.prompts import Prompt
@@ -102,16 +101,34 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _write(arguments: argparse.Namespace, writer: "TextWriter", prompts: "list[Prompt]") -> dict[str, Any]:
-    """Continue the prompts with a decoder; without prompts, start a conversation."""
-    from hornbook.cli.conversation import Output, converse, timing_line
+    """Continue the prompts with a decoder, in batches; without prompts, start a conversation.
 
-    requests = _requests(writer, prompts)
+    On a terminal, a single text is shown while it is generated.
+    """
+    from hornbook.cli.conversation import Output, Screen, converse, timing_line
+
+    requests, screen, number, batch_size = _requests(writer, prompts), Screen(), 0, writer.options.batch_size
+    is_streaming = len(requests) == 1 and screen.is_terminal and not arguments.json_lines
     with Output(as_json=arguments.json_lines, file=arguments.output) as output:
-        if requests:
-            _write_all(writer, requests, output)
-        else:
+        if not requests:
             print("enter the beginning of a text; Ctrl-C ends the text, Ctrl-D exits", file=sys.stderr)
             converse(writer, output, num_samples=writer.options.num_samples)
+        if is_streaming:
+            screen.write_prompt(requests[0].prompt)
+        for start in range(0, len(requests), batch_size):
+            batch = requests[start : start + batch_size]
+            texts = writer.write(batch, on_text=(lambda _, piece: screen.write(piece)) if is_streaming else None)
+            for text in texts:
+                number += 1
+                output.add(text)
+                if output.as_json:
+                    continue
+                if len(requests) > 1:
+                    screen.write(f"--- {number} of {len(requests)}\n")
+                if not is_streaming:
+                    screen.write_prompt(text.prompt)
+                    screen.write(text.text)
+                screen.end_line()
     print(timing_line(writer.timing), file=sys.stderr)
     return {**writer.timing.summary(), "results": output.records}
 
@@ -160,27 +177,3 @@ def _requests(writer: "TextWriter", prompts: "Sequence[Prompt]") -> "list[Reques
         more = f", and {len(cut) - 1} more" if len(cut) > 1 else ""
         Console().warn(f"truncated to the last --input-length tokens: {cut[0]}{more}")
     return requests
-
-
-def _write_all(writer: "TextWriter", requests: "Sequence[Request]", output: "Output") -> None:
-    """Generate the texts in batches; on a terminal, show a single text while it is generated."""
-    from hornbook.cli.conversation import Screen
-
-    screen, number, batch_size = Screen(), 0, writer.options.batch_size
-    is_streaming = len(requests) == 1 and screen.is_terminal and not output.as_json
-    if is_streaming:
-        screen.write_prompt(requests[0].prompt)
-    for start in range(0, len(requests), batch_size):
-        batch = requests[start : start + batch_size]
-        texts = writer.write(batch, on_text=(lambda _, piece: screen.write(piece)) if is_streaming else None)
-        for text in texts:
-            number += 1
-            output.add(text)
-            if output.as_json:
-                continue
-            if len(requests) > 1:
-                screen.write(f"--- {number} of {len(requests)}\n")
-            if not is_streaming:
-                screen.write_prompt(text.prompt)
-                screen.write(text.text)
-            screen.end_line()

@@ -26,7 +26,6 @@ from hornbook.parallel import launched
 from hornbook.parallel.before_torch import collector_paused
 from hornbook.parallel.launched import leave_cleanly, report_once
 from hornbook.parallel.launched import num_ranks as num_launched
-from hornbook.storage import refuse_file
 
 if TYPE_CHECKING:
     from hornbook.config import Recipe, Resolved
@@ -93,9 +92,8 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         with report_once():
             resolved, init_from = _resolve(arguments, looking)
             if not looking:
-                _refuse_missing_data(resolved.recipe)
-                refuse_file(arguments.output or resolved.output)
-                refuse_early(resolved.recipe, arguments.device, arguments.processes or num_launched())
+                num_ranks, output = arguments.processes or num_launched(), arguments.output or resolved.output
+                refuse_early(resolved.recipe, output, arguments.device, num_ranks)
         if arguments.dry_run:
             sys.stderr.writelines(f"hornbook: {note}\n" for note in resolved.notes)
             return _dry_run(resolved.recipe, arguments)
@@ -116,17 +114,6 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
             init_from=init_from,
             allow_rate_change=arguments.allow_learning_rate_change,
         )
-
-
-def _refuse_missing_data(recipe: "Recipe") -> None:
-    """Raise DataError if there is no training data at a path, before torch is imported."""
-    from hornbook.config import CausalLMConfig
-    from hornbook.config.options import is_url
-    from hornbook.corpora.locate import locate_store
-
-    for path in (Path(entry) for entry in recipe.data.train if not is_url(entry)):
-        if isinstance(recipe.objective, CausalLMConfig) or not path.parent.is_dir():
-            locate_store(path, "train")
 
 
 def _resolve(arguments: argparse.Namespace, looking: bool) -> "tuple[Resolved, InitFrom | None]":

@@ -166,19 +166,19 @@ def option(
     return field  # type: ignore[no-any-return]  # a Field here, a value of type T for users of the dataclass
 
 
+_described: dict[type, dict[str, Spec]] = {}
+
+
 def describe(section: type) -> dict[str, Spec]:
     """Return the options of a section's dataclass by name, in order, without fields that have a ``default_factory``.
 
     Raises UserError if a field has an unsupported type, or no default.
     """
-    return _describe(section)
-
-
-@functools.cache
-def _describe(section: type) -> dict[str, Spec]:
-    hints = get_type_hints(section)
-    options = [field for field in dataclasses.fields(section) if field.default_factory is dataclasses.MISSING]
-    return {field.name: _spec(section, field, hints[field.name]) for field in options}
+    if section not in _described:
+        hints = get_type_hints(section)
+        options = [field for field in dataclasses.fields(section) if field.default_factory is dataclasses.MISSING]
+        _described[section] = {field.name: _spec(section, field, hints[field.name]) for field in options}
+    return _described[section]
 
 
 def _spec(section: type, field: "dataclasses.Field[Any]", annotation: object) -> Spec:

@@ -8,31 +8,42 @@ The start makes the same checks again, with what it then knows: the data's vocab
 
 import math
 import sys
+from pathlib import Path
 
-from hornbook.config import Recipe
+from hornbook.config import CausalLMConfig, Recipe
 from hornbook.config.description import description_of
+from hornbook.config.options import is_url
 from hornbook.config.ranks import refuse_misfit
 from hornbook.config.sections import DTYPE_BYTES
 from hornbook.config.task_names import refuse_unknown_task
+from hornbook.corpora.folders import locate_store
 from hornbook.errors import UserError
 from hornbook.parallel.before_torch import device_without_torch
+from hornbook.storage.files import refuse_file
 from hornbook.storage.system import format_bytes
 from hornbook.track.environment import memory_bytes
 from hornbook.track.units import short
 
 
-def refuse_early(recipe: Recipe, device: str, num_ranks: int) -> None:
+def refuse_early(recipe: Recipe, output: Path, device: str, num_ranks: int) -> None:
     """Raise an error for a recipe that cannot be trained on this machine, as far as it is known without torch.
 
     Args:
         recipe: without a vocabulary, the token table does not count.
+        output: folder of the run.
         device: auto, cpu, cuda or mps.
         num_ranks: of the run, all on such a machine.
 
     Raises:
+        DataError: there is no training data at a path.
+        PathError: there is a file in place of the folder.
         UserError: there is no such device, the ranks do not fit the recipe, a task is unknown, or the model, its
             gradients and optimizer state exceed the memory.
     """
+    for path in (Path(entry) for entry in recipe.data.train if not is_url(entry)):
+        if isinstance(recipe.objective, CausalLMConfig) or not path.parent.is_dir():
+            locate_store(path, "train")
+    refuse_file(output)
     found = device_without_torch(device)
     refuse_misfit(recipe, num_ranks)
     if "torch" not in sys.modules:  # else a script may have registered tasks of its own
