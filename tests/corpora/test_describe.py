@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from tiny_text import build_tiny
 
-from hornbook.corpora.describe import describe_lengths, samples, tokens_per_byte
+from hornbook.corpora.inspection import describe_lengths, samples, tokens_per_byte
 from hornbook.corpora.megatron import IndexedWriter
 from hornbook.corpora.store import open_store
 

@@ -11,11 +11,10 @@ from tiny_text import build_tiny, one_line
 
 from hornbook.config.sections import CacheOptions
 from hornbook.corpora import remote_store
-from hornbook.corpora.describe import describe_store
 from hornbook.corpora.folders import CHUNK_HASHES, write_chunk_hashes
+from hornbook.corpora.inspection import describe_store, verify_store
 from hornbook.corpora.remote_store import ChunkCache, RemoteTokens
 from hornbook.corpora.store import folder_of, open_held_out, open_store
-from hornbook.corpora.verify import verify_store
 from hornbook.errors import DataError, HornbookError
 from hornbook.samples.windows import Windows
 from hornbook.text import remote

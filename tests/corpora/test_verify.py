@@ -9,8 +9,8 @@ from tiny_text import build_tiny, one_line
 
 from hornbook.__main__ import main
 from hornbook.corpora.folders import STORE_FILES, Manifest, read_record
+from hornbook.corpora.inspection import verify_store
 from hornbook.corpora.megatron import IndexedWriter
-from hornbook.corpora.verify import verify_store
 from hornbook.errors import DataError
 from hornbook.formats.npy import npy_bytes
 from hornbook.storage import Written, sha256_file

@@ -24,8 +24,8 @@ from trials import Part, Trial, in_child
 import hornbook
 from hornbook.checkpoint import load, newest_sound, save, verify
 from hornbook.corpora.folders import splits_of
+from hornbook.corpora.inspection import verify_hashes, verify_store
 from hornbook.corpora.store import open_store
-from hornbook.corpora.verify import verify_hashes, verify_store
 from hornbook.errors import HornbookError
 from hornbook.ops.native import build, cache
 from hornbook.ops.native.choice import KERNELS

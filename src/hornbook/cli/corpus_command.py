@@ -104,8 +104,8 @@ def _add_inspect(parser: argparse.ArgumentParser) -> None:
 def inspect_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Print and return the numbers of each store of a corpus, or of a file of instances."""
     from hornbook.cli.corpus_instances import are_instances, inspect_instances
-    from hornbook.corpora.describe import describe_store
     from hornbook.corpora.folders import splits_of
+    from hornbook.corpora.inspection import describe_store
     from hornbook.corpora.store import folder_of, open_store
     from hornbook.errors import UserError
 
@@ -171,8 +171,8 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
 def verify_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Verify each store of a corpus, and return what was checked."""
     from hornbook.corpora.folders import BUILD, read_record, splits_of
+    from hornbook.corpora.inspection import verify_store
     from hornbook.corpora.store import folder_of
-    from hornbook.corpora.verify import verify_store
 
     folder = folder_of(arguments.store)
     if (folder / BUILD).exists():

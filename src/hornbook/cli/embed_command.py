@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from hornbook.cli.texts_of_file import add_file_arguments, in_groups, load, note_speed, write_records
+from hornbook.cli.predict_command import add_file_arguments, in_groups, load, note_speed, write_records
 
 if TYPE_CHECKING:
     import numpy as np

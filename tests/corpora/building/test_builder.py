@@ -11,8 +11,8 @@ from tiny_text import build_tiny, one_line, tiny_tokenizer, write_texts
 
 from hornbook.corpora.building.builder import BuildOptions, build_corpus
 from hornbook.corpora.building.token_pipeline import falls_to_validation
+from hornbook.corpora.inspection import verify_store
 from hornbook.corpora.store import open_store
-from hornbook.corpora.verify import verify_store
 from hornbook.errors import DataError, UserError
 from hornbook.storage import lock_folder
 from hornbook.text.documents import ReadOptions

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tiny_documents import comparing, droppers_of, parts_of, some_words
 from tiny_text import SHARED
 
-from hornbook.corpora.building import duplicates, external_sort
+from hornbook.corpora.building import duplicates
 from hornbook.corpora.building.batches import CANDIDATE
 from hornbook.text.quality.duplicates import band_rows, num_equal, signature_of
 from hornbook.text.quality.filters import Length
@@ -87,7 +87,7 @@ def test_a_copy_counts_as_such_even_if_a_later_filter_dropped_it_in_its_slice(tm
 @pytest.mark.parametrize("threshold", [0.3, 0.5, 0.8, 1.0])
 @pytest.mark.parametrize("file_bytes", [64 << 20, 1 << 12])
 def test_similar_ones_are_those_of_a_sequential_filter(tmp_path, monkeypatch, threshold, file_bytes):
-    monkeypatch.setattr(external_sort, "FILE_BYTES", file_bytes)
+    monkeypatch.setattr(duplicates, "FILE_BYTES", file_bytes)
     monkeypatch.setattr(duplicates, "FILE_BYTES", file_bytes)
     signatures = clustered_signatures(600, 7)
     if threshold == 1.0:

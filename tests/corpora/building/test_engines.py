@@ -13,8 +13,8 @@ from tiny_documents import some_words
 from tiny_text import TEXTS, build_tiny, one_line, tiny_tokenizer
 
 from hornbook.corpora.building import engines
+from hornbook.corpora.building.engines import Workshop
 from hornbook.corpora.building.request import BuildOptions, load_job, plan_build
-from hornbook.corpora.building.slice_build import Workshop
 from hornbook.errors import DataError, HornbookError, StorageError, UserError
 from hornbook.storage import lock_folder
 from hornbook.text import slices

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hornbook.corpora.building import external_sort
-from hornbook.corpora.building.external_sort import num_buckets, previous_equal, scratch_array
+from hornbook.corpora.building import duplicates
+from hornbook.corpora.building.duplicates import num_buckets, previous_equal, scratch_array
 from hornbook.errors import StorageError
 from hornbook.text.quality.words import scramble
 
@@ -34,8 +34,8 @@ def sorted_pairs(pieces, total, width, folder):
 def test_every_number_meets_the_previous_one_of_its_key(tmp_path_factory, numbers, width, file_bytes, cuts):
     """Also where a file is read piece by piece, since one key is as frequent as all others together."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(external_sort, "FILE_BYTES", file_bytes)
-        patch.setattr(external_sort, "_ROWS_AT_ONCE", 7)
+        patch.setattr(duplicates, "FILE_BYTES", file_bytes)
+        patch.setattr(duplicates, "_ROWS_AT_ONCE", 7)
         keys = np.array([0 if number > 10 else number for number in numbers], dtype=np.uint64)
         columns = np.column_stack([scramble(keys // np.uint64(2)), keys][:width])
         pieces = zip(np.split(columns, sorted(cuts)), np.split(np.arange(len(keys)), sorted(cuts)), strict=True)

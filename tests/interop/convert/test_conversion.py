@@ -11,9 +11,9 @@ from tiny_formats import BERT_TFRECORD, documents, instances, lists, same
 from tiny_sentences import sentence_store
 from tiny_text import SHARED, build_tiny, tiny_tokenizer
 
+from hornbook.corpora.inspection import verify_store
 from hornbook.corpora.megatron import IndexedWriter
 from hornbook.corpora.store import open_store
-from hornbook.corpora.verify import verify_store
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.interop.convert import DOCUMENT_FORMATS, INSTANCE_FORMATS
 from hornbook.interop.convert.bert_tfrecord import write_plain

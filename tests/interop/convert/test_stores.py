@@ -8,9 +8,9 @@ from tiny_sentences import sentence_store
 from tiny_text import SHARED, build_tiny, tiny_tokenizer, write_texts
 
 from hornbook.corpora.building.builder import build_corpus
+from hornbook.corpora.inspection import verify_store
 from hornbook.corpora.megatron import IndexedFile, IndexedWriter, index_paths
 from hornbook.corpora.store import open_store
-from hornbook.corpora.verify import verify_store
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.interop.convert.stores import megatron_prefix, read_store, write_megatron, write_store
 from hornbook.interop.convert.token_documents import Documents, TokenDocument, with_end_of_text

@@ -21,7 +21,7 @@ import numpy as np
 
 from hornbook.config.options import option
 from hornbook.corpora.folders import SPLITS, splits_of
-from hornbook.corpora.verify import verify_hashes
+from hornbook.corpora.inspection import verify_hashes
 from hornbook.errors import DataError, StorageError, UserError
 from hornbook.interop.convert import DOCUMENT_FORMATS, DOCUMENT_SOURCES, INSTANCE_FORMATS
 from hornbook.interop.convert.bert_arrow import read_arrow, write_arrow
