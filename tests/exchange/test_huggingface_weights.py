@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from tiny_huggingface import INDEX, WEIGHTS, refusal, same, shard, tiny_contents, tiny_folder, to_pickle, write_index
 
 from hornbook.errors import CheckpointError
-from hornbook.exchange.foreign import inside
+from hornbook.exchange.contents import inside
 from hornbook.exchange.huggingface import read_folder
 
 EXPECTED = tiny_contents().tensors["model"]

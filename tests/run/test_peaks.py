@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hornbook.run.utilization import fastest
-from hornbook.storage.kept import keep
+from hornbook.storage.json_files import keep
 
 
 @pytest.fixture(autouse=True)

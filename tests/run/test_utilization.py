@@ -98,7 +98,7 @@ def test_measuring_gives_a_rate_and_draws_no_random_number() -> None:
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Keep the rates of this file's tests, some of which are made up, out of the user's cache."""
-    monkeypatch.setattr("hornbook.storage.kept.cache_home", lambda: tmp_path)
+    monkeypatch.setattr("hornbook.storage.json_files.cache_home", lambda: tmp_path)
 
 
 @pytest.mark.parametrize("faster", [torch.float32, torch.bfloat16])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hornbook.storage.kept import keep, kept
+from hornbook.storage.json_files import keep, kept
 
 
 @pytest.fixture(autouse=True)

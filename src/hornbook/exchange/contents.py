@@ -16,7 +16,7 @@ tensors must fit the model of the recipe::
                   positions of blocks inside of their matrices, ordered, each once
 
 Every reader makes these checks, before it copies or uses a tensor: the hashes of a checkpoint prove only that nobody
-changed it since it was written.
+changed it since it was written. Names and links of files in folders of other systems must not lead outside (`inside`).
 """
 
 import math
@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.checkpoint.load import StoredTensors, dtypes_of, load, shapes_of
+from hornbook.checkpoint.manifest import is_plain_name
 from hornbook.checkpoint.tensors import DTYPES, Contents, Shard
 from hornbook.config import Recipe, recipe_from_dict
 from hornbook.config.options import TAGS, choices, show
@@ -38,7 +39,7 @@ from hornbook.config.recipe import SCRIPTS
 from hornbook.errors import CheckpointError, DataError, HornbookError, RecipeError
 from hornbook.model import LanguageModel, model_of
 from hornbook.model.sparse_layers import misplaced_blocks
-from hornbook.storage.system import format_bytes
+from hornbook.storage.system import format_bytes, storage_errors
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.wording import first_few
 
@@ -268,3 +269,21 @@ def mismatches(own: Shapes, stored: Tensors) -> list[str]:
             ]
         )
     return problems
+
+
+def inside(folder: Path, name: str) -> Path:
+    """Return the regular file ``name`` of a folder, or of the cache's blobs if the folder is a snapshot in it.
+
+    Raises CheckpointError if the name is not plain, the file is missing, or a link leads out of the folder.
+    """
+    if not is_plain_name(name):
+        raise CheckpointError(f"{folder}: {name!r:.120} is not a plain file name; files must be in the folder itself")
+    path = folder / name
+    with storage_errors("read", path):
+        target, home = path.resolve(), folder.resolve()
+        blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+        if not (target.is_relative_to(home) or target.is_relative_to(blobs)):
+            raise CheckpointError(f"{path} is a link out of its folder; replace it by the file")
+        if not target.is_file():
+            raise CheckpointError(f"{path} is missing or not a plain file; download the folder again")
+    return path

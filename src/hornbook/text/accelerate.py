@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
 from hornbook.errors import HornbookError
-from hornbook.storage.kept import keep, kept
+from hornbook.storage.json_files import keep, kept
 from hornbook.text.cuts import CUT_CHARACTERS
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.tokenizer_json import byte_symbols

@@ -22,8 +22,7 @@ from hornbook.checkpoint.manifest import MANIFEST
 from hornbook.checkpoint.tensors import Contents
 from hornbook.config import Recipe, recipe_from_dict, recipe_to_dict
 from hornbook.errors import CheckpointError, DataError, RecipeError
-from hornbook.exchange.contents import START, UNTRAINED
-from hornbook.exchange.foreign import inside
+from hornbook.exchange.contents import START, UNTRAINED, inside
 from hornbook.exchange.huggingface.common import labels_of
 from hornbook.exchange.huggingface.families import FAMILIES, objective_of
 from hornbook.exchange.huggingface.tokenizer_files import has_start_token, read_tokenizer

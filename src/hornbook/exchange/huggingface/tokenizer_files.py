@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hornbook.errors import CheckpointError, DataError
-from hornbook.exchange.foreign import inside
+from hornbook.exchange.contents import inside
 from hornbook.storage.json_files import dump_json, read_json
 from hornbook.text.special_tokens import ROLE_NAMES, start_of, with_start
 from hornbook.text.tokenizer import Tokenizer

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hornbook.checkpoint.tensors import read
 from hornbook.errors import CheckpointError, DataError
-from hornbook.exchange.foreign import inside
+from hornbook.exchange.contents import inside
 from hornbook.exchange.huggingface.torch_pickles import read_pickled
 from hornbook.storage.json_files import read_json
 from hornbook.wording import first_few

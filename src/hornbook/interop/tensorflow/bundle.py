@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import CheckpointError, DataError
-from hornbook.exchange.foreign import inside
+from hornbook.exchange.contents import inside
 from hornbook.interop.formats.crc32c import masked_crc32c
 from hornbook.interop.formats.protobuf import DELIMITED, VARINT, Malformed, read_fields, read_varint
 from hornbook.storage.json_files import read_bytes

@@ -33,7 +33,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from hornbook.errors import CheckpointError
-from hornbook.exchange.foreign import inside
+from hornbook.exchange.contents import inside
 from hornbook.interop.tensorflow.bundle import Bundle, Variable, is_table, open_bundle, read_variables
 from hornbook.storage.json_files import read_bytes
 from hornbook.wording import counted
