@@ -160,7 +160,7 @@ def test_a_syntax_error_names_line_and_column(recipe, trained, tmp_path, capsys)
 def test_mistakes_are_noticed_before_torch_is_imported(tmp_path):
     (tmp_path / "texts.txt").write_text("some text\n")
     code = (
-        "import sys; from hornbook.__main__ import main; from hornbook.parallel import before_torch as names\n"
+        "import sys; from hornbook.__main__ import main; from hornbook.parallel import launched as names\n"
         "found = [main(['train', 'demo', '--data', name]) for name in ('texts.txt', 'corpora/mine')]\n"
         "start = ['train', 'demo', '--data.synthetic', '--model.vocab-size', '64']\n"
         "found.append(main([*start, '--output', 'texts.txt/run']))\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import hornbook
-from hornbook.parallel.before_torch import collector_paused
+from hornbook.parallel.launched import collector_paused
 
 SOURCE = Path(hornbook.__file__).parent
 NOT_BEFORE_THE_FIRST_STEP = (

@@ -8,7 +8,7 @@ from tiny import random_batch, randomize
 from torch.nn import functional
 
 from hornbook.config import DecoderConfig, Recipe, load_recipe
-from hornbook.config.optimizers import MuonConfig
+from hornbook.config.optimizers import MuonConfig, role_of
 from hornbook.errors import UserError
 from hornbook.model import LanguageModel, initialize, model_of
 
@@ -98,7 +98,7 @@ def test_parameters_are_those_of_the_description() -> None:
 
 
 def test_muon_updates_only_the_matrices_of_products() -> None:
-    kinds = {name: MuonConfig().kind_of(name, shape) for name, shape in CONFIG.shapes()}
+    kinds = {name: MuonConfig().kind_of(name, role_of(name, shape)) for name, shape in CONFIG.shapes()}
     prefix = "blocks.2.attention."
     assert kinds[f"{prefix}value_embedding.table"] == "table"
     assert (

@@ -58,10 +58,10 @@ def matrices_of(slot: Slot, tensor: Tensor) -> list[Tensor]:
 
 
 def test_kinds_follow_place_and_shape() -> None:
-    found = {name: MuonConfig().kind_of(name, shape) for name, shape in SHAPES.items()}
+    found = {name: MuonConfig().kind_of(name, role_of(name, shape)) for name, shape in SHAPES.items()}
     assert found == {name: KINDS.get(name, "hidden") for name in SHAPES}
-    assert MuonConfig().kind_of("blocks.1.attention.out.values", (5, 16, 16)) == "vector"
-    assert MuonConfig().kind_of("blocks.1.convolution.filter_weight", (8, 4, 3)) == "vector"
+    assert MuonConfig().kind_of("blocks.1.attention.out.values", "matrix") == "vector"
+    assert MuonConfig().kind_of("blocks.1.convolution.filter_weight", "matrix") == "vector"
 
 
 @pytest.mark.parametrize("scale", ["spectral", "rms"])

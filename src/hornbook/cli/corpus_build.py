@@ -18,8 +18,7 @@ from hornbook.cli.arguments import TOKENIZER_HELP, add_declared, declared_values
 from hornbook.cli.inputs import add_held_out_arguments, add_input_arguments, note, read_options, report_faults
 from hornbook.cli.table import say, token_progress
 from hornbook.errors import UserError
-from hornbook.parallel.before_torch import collector_paused
-from hornbook.parallel.launched import leave_cleanly
+from hornbook.parallel.launched import collector_paused, leave_cleanly
 from hornbook.storage.system import format_bytes
 from hornbook.text.quality.policy import KINDS, QualityOptions, Tolerance
 from hornbook.wording import counted, counted_kind

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hornbook.cli.arguments import COMPUTE, add_device_arguments, natural_number, positive_integer, prepared_device
 from hornbook.cli.table import print_columns, say
-from hornbook.parallel.before_torch import collector_paused
+from hornbook.parallel.launched import collector_paused
 
 if TYPE_CHECKING:
     from hornbook.exchange.restore import LoadedModel
@@ -91,7 +91,7 @@ def _refuse_early(arguments: argparse.Namespace, asked: "list[str]") -> None:
     from hornbook.config.task_names import refuse_unknown_task
     from hornbook.corpora.folders import locate_store
     from hornbook.errors import UserError
-    from hornbook.parallel.before_torch import device_without_torch
+    from hornbook.parallel.launched import device_without_torch
     from hornbook.samples.instances import holds_instances
     from hornbook.track.run_state import document_of, newest_checkpoint
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hornbook.cli.arguments import COMPUTE, add_declared, add_device_arguments, declared_values, prepared_device
 from hornbook.config.generation import GenerationConfig
 from hornbook.config.options import describe
-from hornbook.parallel.before_torch import collector_paused
+from hornbook.parallel.launched import collector_paused
 
 if TYPE_CHECKING:
     from hornbook.exchange.restore import LoadedModel
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Generate the texts, print the timing, and return both."""
     from hornbook.checkpoint.load import require_source
     from hornbook.errors import UserError
-    from hornbook.parallel.before_torch import device_without_torch
+    from hornbook.parallel.launched import device_without_torch
     from hornbook.text.prompts import Prompt, read_prompts
 
     require_source(arguments.checkpoint)

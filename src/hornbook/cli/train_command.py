@@ -23,8 +23,7 @@ from hornbook.cli.arguments import (
     start_processes,
 )
 from hornbook.parallel import launched
-from hornbook.parallel.before_torch import collector_paused
-from hornbook.parallel.launched import leave_cleanly, report_once
+from hornbook.parallel.launched import collector_paused, leave_cleanly, report_once
 from hornbook.parallel.launched import num_ranks as num_launched
 
 if TYPE_CHECKING:

@@ -275,17 +275,17 @@ class MuonConfig(MomentsConfig):
             problems.append(Problem(("cautious_decay", "weight_decay"), message))
         return problems
 
-    def kind_of(self, name: str, shape: Sequence[int]) -> MuonKind:
+    def kind_of(self, name: str, role: Role) -> MuonKind:
         """Return how a parameter is updated: ``hidden`` by orthogonalized momentum, the others by AdamW."""
         place = name.partition(".")[0]
-        if role_of(name, shape) != "matrix":
+        if role != "matrix":
             return "vector"
         if place == "blocks" and not name.endswith("value_embedding.table"):
             return "vector" if name.endswith(("filter_weight", ".values", ".gate")) else "hidden"
         return "head" if place == "head" else "table"
 
     def states(self, name: str, shape: Shape) -> Mapping[str, Shape]:
-        if self.kind_of(name, shape) != "hidden":
+        if self.kind_of(name, role_of(name, shape)) != "hidden":
             return super().states(name, shape)
         return {"momentum": shape} | ({"row_square": (*shape[:-1], 1)} if self.row_moments else {})
 

@@ -71,7 +71,7 @@ def muon(slots: Sequence[Slot], config: MuonConfig, *, learning_rate: float, cou
     """
     by_kind: dict[MuonKind, list[Slot]] = {"hidden": [], "table": [], "head": [], "vector": []}
     for slot in slots:
-        by_kind[config.kind_of(slot.name, slot.parameter.shape)].append(slot)
+        by_kind[config.kind_of(slot.name, slot.role)].append(slot)
     hidden = by_kind["hidden"]
     for slot, move in zip(hidden, _moves(hidden, config) if hidden else (), strict=True):
         weight, rate = slot.parameter, learning_rate * slot.rate_scale

@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 
-from hornbook.parallel.before_torch import choose_name
+from hornbook.parallel.launched import choose_name
 from hornbook.storage.system import cpu_flags, usable_cores
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4

@@ -18,7 +18,7 @@ from hornbook.config.sections import DTYPE_BYTES
 from hornbook.config.task_names import refuse_unknown_task
 from hornbook.corpora.folders import locate_store
 from hornbook.errors import UserError
-from hornbook.parallel.before_torch import device_without_torch
+from hornbook.parallel.launched import device_without_torch
 from hornbook.storage.files import refuse_file
 from hornbook.storage.system import format_bytes
 from hornbook.track.environment import memory_bytes

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hornbook.errors import UserError
-from hornbook.parallel import before_torch
-from hornbook.parallel.before_torch import device_without_torch
+from hornbook.parallel import launched
+from hornbook.parallel.launched import device_without_torch
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def machine(monkeypatch):
         monkeypatch.delitem(sys.modules, "torch")
         monkeypatch.setattr(sys, "platform", system)
         monkeypatch.setattr(metadata, "version", lambda name: version)
-        monkeypatch.setattr(before_torch.ctypes, "CDLL", load)
+        monkeypatch.setattr(launched.ctypes, "CDLL", load)
         monkeypatch.setattr(Path, "exists", lambda path: has_amd)
 
     return pretend
