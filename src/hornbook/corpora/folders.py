@@ -64,6 +64,7 @@ _KINDS: Final[dict[str, type]] = (
 )
 _NAMES: Final = {int: "an integer from 0", str: "a string", dict: "an object", list: "an array"}
 _READ: Final = {"sources", "empty", "faults", "messages", "skipped", "line_ends", "dropped", "examples"}
+SPLITS: Final = ("train", "validation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,9 +214,6 @@ def read_record(corpus: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if not isinstance(request, dict) or not isinstance(read, dict) or set(read) != _READ or not is_intact(record):
         raise DataError(f"{path}: the record of the build is damaged; {remedy}")
     return request, read
-
-
-SPLITS: Final = ("train", "validation")
 
 
 def splits_of(path: str | Path) -> tuple[str, ...]:

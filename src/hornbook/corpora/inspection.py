@@ -21,6 +21,7 @@ from hornbook.errors import DataError
 from hornbook.storage import sha256_file
 
 _CHECKED_TOKENS: Final = 1 << 22
+_SAMPLE_TOKENS = 48
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +119,6 @@ def _verify_ends(store: TokenStore) -> None:
             f"{bin_path}: all documents end with the end-of-text token {store.end_of_text_id}, which the manifest says "
             "readers insert; build the store again"
         )
-
-
-_SAMPLE_TOKENS = 48
 
 
 def describe_store(store: TokenStore, num_samples: int) -> dict[str, Any]:

@@ -47,6 +47,13 @@ from hornbook.storage.system import cache_home, storage_errors, wait_for_lock
 from hornbook.text.remote import network_errors, open_system, retried
 
 _PARTS: Final = 16
+_THREADS: Final = 16
+_AHEAD: Final = 64
+"""The most chunks that are fetched but not yet read, 4 MiB."""
+_KEPT: Final = 256
+"""The chunks in memory, 16 MiB: neighboring windows of an evaluation share them."""
+_PATIENCE: Final = 60.0
+_COPIED_BYTES: Final = 8 << 20
 
 
 class ChunkCache:
@@ -111,15 +118,6 @@ class ChunkCache:
             with storage_errors("remove", path):
                 path.unlink(missing_ok=True)
             excess -= size
-
-
-_THREADS: Final = 16
-_AHEAD: Final = 64
-"""The most chunks that are fetched but not yet read, 4 MiB."""
-_KEPT: Final = 256
-"""The chunks in memory, 16 MiB: neighboring windows of an evaluation share them."""
-_PATIENCE: Final = 60.0
-_COPIED_BYTES: Final = 8 << 20
 
 
 class _OtherContentError(OSError):

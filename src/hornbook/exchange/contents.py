@@ -47,6 +47,9 @@ START: Final = "start_token"
 """Name of the document of an imported model: whether its prompts start with the end-of-text token."""
 UNTRAINED: Final = "untrained"
 """Name of the document of an imported model: the weights that were drawn at random, since its source lacks them."""
+Tensors = Mapping[str, Mapping[str, Tensor]]
+Shapes = Mapping[str, Mapping[str, Tensor | Shard]]
+"""Tensors of a model by group and name, or a rank's shards of them; only their shapes matter."""
 
 
 def stored_recipe(document: object, path: str) -> Recipe:
@@ -165,11 +168,6 @@ def upgrade(contents: Contents, own: Mapping[str, Collection[str]]) -> Contents:
             upgraded[names.get(name, name)] = tensor
         groups[group] = upgraded if names else stored
     return replace(contents, tensors=groups)
-
-
-Tensors = Mapping[str, Mapping[str, Tensor]]
-Shapes = Mapping[str, Mapping[str, Tensor | Shard]]
-"""Tensors of a model by group and name, or a rank's shards of them; only their shapes matter."""
 
 
 def build_described(

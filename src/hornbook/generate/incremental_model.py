@@ -49,6 +49,9 @@ from hornbook.ops.native.token_block import (
     TokenValues,
 )
 
+_FORWARD = ("forward", "make_context")
+"""Methods of `LanguageModel` that read all tokens of a window if a subclass overrides them."""
+
 
 class Cache:
     """Keys and values of all layers; its tensors keep their addresses from the first token to the last.
@@ -171,10 +174,6 @@ class Columns:
         """Return the keys and values in all rows of each module that has attended, in their order."""
         length = self.cache.end - self.first
         return [tensor.narrow(3, self.first, length) for tensor in self.cache.in_use.values()]
-
-
-_FORWARD = ("forward", "make_context")
-"""Methods of `LanguageModel` that read all tokens of a window if a subclass overrides them."""
 
 
 class IncrementalModel:

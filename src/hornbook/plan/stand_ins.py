@@ -15,6 +15,10 @@ _USUAL: Final = {
 }  # fmt: skip
 """Vocabulary sizes of the published models, by family; of decoders, that of the first Llama."""
 _USUAL_LABELS: Final = 2
+_LENGTH: Final = 128
+_VOCABULARY: Final = 2048
+_MICRO_BATCH: Final = 4
+"""Of a small recipe."""
 
 
 def with_vocabulary(recipe: Recipe) -> Recipe:
@@ -41,11 +45,6 @@ def assumptions(recipe: Recipe) -> Iterator[str]:
         yield f"{planned.num_labels} classes (`model.num_labels` sets them)"
     if recipe.training.epochs is not None:
         yield "1,000 steps in place of epochs (`data.train` sets them)"
-
-
-_LENGTH: Final = 128
-_VOCABULARY: Final = 2048
-_MICRO_BATCH: Final = 4
 
 
 def shrunk(recipe: Recipe, num_ranks: int = 1) -> Recipe:

@@ -27,6 +27,12 @@ from hornbook.storage.system import create_new, flush_to_disk, perform, storage_
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 """Data to write; pass a contiguous numpy array as ``memoryview(array)`` to avoid a copy."""
+_UNHASHED: Final = 64 << 20
+"""Bytes that may wait to be hashed."""
+_SYNCED_AT: Final = 8 << 20
+"""Bytes, so that the disk is busy while the rest of a file is written."""
+_SYNCS_AT_ONCE: Final = 4
+"""A file system with a journal commits those that wait at the same time together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,14 +117,6 @@ class FileWriter(NewFile):
         except BaseException:
             self.abandon()
             raise
-
-
-_UNHASHED: Final = 64 << 20
-"""Bytes that may wait to be hashed."""
-_SYNCED_AT: Final = 8 << 20
-"""Bytes, so that the disk is busy while the rest of a file is written."""
-_SYNCS_AT_ONCE: Final = 4
-"""A file system with a journal commits those that wait at the same time together."""
 
 
 class _File(NewFile):

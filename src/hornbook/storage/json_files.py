@@ -26,6 +26,8 @@ from hornbook.storage.files import temporary_beside
 from hornbook.storage.system import cache_home, format_bytes, open_regular, read_at_most, storage_errors
 
 MAX_JSON_BYTES: Final = 64 << 20
+_MOST_BYTES: Final = 4096
+"""Of a kept fact."""
 
 
 def read_bytes(path: Path, what: str, *, limit: int = MAX_JSON_BYTES, follow: bool = True) -> bytes:
@@ -107,9 +109,6 @@ def _finite(digits: str) -> float:
 
 def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is not a number")
-
-
-_MOST_BYTES: Final = 4096
 
 
 def kept(kind: str, of: str) -> Any:

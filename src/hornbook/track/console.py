@@ -43,6 +43,10 @@ from hornbook.wording import one_line, spelled, visible
 
 _SECONDS_BETWEEN_DRAWINGS = 0.1
 _NARROWEST, _UNBROKEN = 20, 1 << 20
+_GAP = "  "
+_SHORTEST_BAR = 8
+_LONGEST_LINE = 100
+"""Most columns with a bar: longer lines say no more, and leave remains when the window becomes narrower."""
 
 
 class Console:
@@ -216,12 +220,6 @@ class _SteadyStream(io.TextIOBase):
             self._target.flush()
         except (OSError, ValueError):
             return
-
-
-_GAP = "  "
-_SHORTEST_BAR = 8
-_LONGEST_LINE = 100
-"""Most columns with a bar: longer lines say no more, and leave remains when the window becomes narrower."""
 
 
 def numbers_of(row: Mapping[str, Any], *, more: bool = False, mfu_too: bool = False) -> list[str]:

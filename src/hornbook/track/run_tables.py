@@ -21,6 +21,9 @@ from hornbook.track.page import Html, join, table, tag
 from hornbook.track.runs import Row, RunFiles
 from hornbook.track.units import number, significant
 
+_LEVELS = 15
+_DIGITS = re.compile("[0-9a-f]*")
+
 
 def stage_table(run: RunFiles) -> Html:
     """Return a row for each stage, with its idle share if the run measured it.
@@ -78,10 +81,6 @@ def _holds(layers: range, stage: int, num_stages: int) -> str:
 def _bar(cost: float, most: float) -> Html:
     bar = tag("span", tag("i", style=f"width:{100 * cost / most:.1f}%"), class_="bar", aria_hidden="true")
     return tag("div", bar, tag("span", significant(cost)), class_="work")
-
-
-_LEVELS = 15
-_DIGITS = re.compile("[0-9a-f]*")
 
 
 def pattern_table(rows: Sequence[Row]) -> Html:

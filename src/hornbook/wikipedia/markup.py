@@ -52,6 +52,12 @@ _STANDS_FOR: Final = (
     | {"br": BREAK, "li": "\n* "}
 )
 _ENDS_AS: Final = dict.fromkeys((*_BLOCKS, "h1", "h2", "h3", "h4", "h5", "h6"), "\n")
+_BRACES: Final = re.compile(r"\{\{+|\}\}+")
+_BARS: Final = re.compile(r"\[\[|\]\]|\|")
+_NAMED: Final = re.compile(r"\s*([A-Za-z0-9_ -]{1,30}?)\s*=")
+_TABLE_MARK: Final = re.compile(r"^[ \t:*#]*\{\||^[ \t]*(\|\})", re.MULTILINE)
+_MAX_DEPTH: Final = 12
+_MAX_NAME: Final = 48
 
 
 def resolve_opaque(text: str) -> str:
@@ -127,14 +133,6 @@ def drop_nested(text: str, marks: re.Pattern[str], unclosed: str = "") -> str:
 def _replace_tag(match: re.Match[str]) -> str:
     name = match[2].lower()
     return _ENDS_AS.get(name, "") if match[1] else _STANDS_FOR.get(name, "")
-
-
-_BRACES: Final = re.compile(r"\{\{+|\}\}+")
-_BARS: Final = re.compile(r"\[\[|\]\]|\|")
-_NAMED: Final = re.compile(r"\s*([A-Za-z0-9_ -]{1,30}?)\s*=")
-_TABLE_MARK: Final = re.compile(r"^[ \t:*#]*\{\||^[ \t]*(\|\})", re.MULTILINE)
-_MAX_DEPTH: Final = 12
-_MAX_NAME: Final = 48
 
 
 def resolve_templates(text: str) -> str:

@@ -38,6 +38,11 @@ from hornbook.text.quality.policy import EXACT, NEAR, Filters
 FILE_BYTES: Final = 64 << 20
 _MOST_FILES: Final = 512
 _ROWS_AT_ONCE: Final = 1 << 16
+_LONGEST_CHAIN: Final = 128
+_MOST_BUCKETS: Final = 256
+"""No more files than a process may open; from 50 million documents on, a bucket is larger than 64 MiB."""
+_BAND_BITS: Final = np.uint64(6)
+"""At most 64 bands."""
 
 
 class Buckets:
@@ -129,13 +134,6 @@ def scratch_array(folder: Path, shape: tuple[int, ...], dtype: DTypeLike) -> NDA
     file = ScratchFile(folder)
     file.reserve(size * np.dtype(dtype).itemsize)
     return np.frombuffer(file.map(), dtype=dtype, count=size).reshape(shape)
-
-
-_LONGEST_CHAIN: Final = 128
-_MOST_BUCKETS: Final = 256
-"""No more files than a process may open; from 50 million documents on, a bucket is larger than 64 MiB."""
-_BAND_BITS: Final = np.uint64(6)
-"""At most 64 bands."""
 
 
 def find_droppers(parts: Sequence[Part], filters: Filters, folder: Path) -> NDArray[np.uint8]:

@@ -49,6 +49,15 @@ _LARGE_INPUT: Final = 4 << 20
 
 AfterBatch = Callable[[int, InputMeter, dict[str, SplitCounts]], None]
 """Called after each batch with the slice's number, the bytes read of it so far, and the counts of the batch."""
+_POLL_SECONDS: Final = 0.5
+_QUEUED: Final = 2
+"""Slices submitted per worker, so that none waits for work, and few are started after an error."""
+_RETRIES: Final = 3
+_CONNECT_SECONDS: Final = 10
+_LOCK_SECONDS: Final = 60
+_Task = TypeVar("_Task")
+Poll = Callable[[Sequence[int]], None]
+"""Called twice a second with the numbers of the slices that may have progressed."""
 
 
 class Workshop:
@@ -125,18 +134,6 @@ class Workshop:
                     with lock:
                         batches = chain((first,), stages)
                         parts.write(batches, job.splits, plan.dtype, partial(after_batch, number, meter))
-
-
-_POLL_SECONDS: Final = 0.5
-_QUEUED: Final = 2
-"""Slices submitted per worker, so that none waits for work, and few are started after an error."""
-_RETRIES: Final = 3
-_CONNECT_SECONDS: Final = 10
-_LOCK_SECONDS: Final = 60
-
-_Task = TypeVar("_Task")
-Poll = Callable[[Sequence[int]], None]
-"""Called twice a second with the numbers of the slices that may have progressed."""
 
 
 def run_slices(job: BuildJob, numbers: Sequence[int], watch: Watch, on_notice: Callable[[str], None]) -> None:

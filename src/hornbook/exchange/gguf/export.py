@@ -48,6 +48,14 @@ _FILE_TYPES: Final = {"fp32": "ALL_F32", "fp16": "MOSTLY_F16", "bf16": "MOSTLY_B
 _TENSOR_TYPES: Final = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 """The library's names of the dtypes of files and of tensors."""
 _POSITIONS: Final = "position_embd.weight"
+_WORDS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_MARKS: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_PATTERNS: Final = {
+    (rf"{_WORDS}\p{{N}}{{1,3}}{_MARKS}", True): "llama-bpe",
+    (rf"{_WORDS}\p{{N}}{{1,3}}{_MARKS}", False): "dbrx",
+    (rf"{_WORDS}\p{{N}}{_MARKS}", False): "qwen2",
+}
+"""llama.cpp's names of the patterns of Llama 3, GPT-4 and Qwen, by pattern and ``ignore_merges``."""
 
 
 def write_gguf(
@@ -125,16 +133,6 @@ def _chunks(header: bytes, tensors: Mapping[str, Tensor], alignment: int) -> Ite
         data: memoryview = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
         yield data
         yield bytes(-data.nbytes % alignment)
-
-
-_WORDS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_MARKS: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_PATTERNS: Final = {
-    (rf"{_WORDS}\p{{N}}{{1,3}}{_MARKS}", True): "llama-bpe",
-    (rf"{_WORDS}\p{{N}}{{1,3}}{_MARKS}", False): "dbrx",
-    (rf"{_WORDS}\p{{N}}{_MARKS}", False): "qwen2",
-}
-"""llama.cpp's names of the patterns of Llama 3, GPT-4 and Qwen, by pattern and ``ignore_merges``."""
 
 
 def add_tokenizer(
