@@ -24,12 +24,12 @@ STEP = "--between hornbook.engine.step:train_step"
 @pytest.mark.parametrize(
     ("command", "most_files", "most_functions"),
     [
-        (f"{STEP} {TRAIN} {NATIVE}", 34, 133),
-        (f"{STEP} {TRAIN} --precision.kernels=torch", 29, 106),
+        (f"{STEP} {TRAIN} {NATIVE}", 34, 132),
+        (f"{STEP} {TRAIN} --precision.kernels=torch", 29, 105),
         (f"{STEP} {BERT} {NATIVE}", 36, 149),
-        (f"--until hornbook.optim.adam:adamw {TRAIN} {NATIVE}", 86, 598),
-        ("generate run --prompt a --output-length 8", 66, 372),
-        (BUILD, 40, 277),
+        (f"--until hornbook.optim.adam:adamw {TRAIN} {NATIVE}", 80, 592),
+        ("generate run --prompt a --output-length 8", 57, 364),
+        (BUILD, 37, 272),
     ],
     ids=["one step", "one step by PyTorch", "one BERT step", "until the first update", "generation", "corpus build"],
 )

@@ -22,7 +22,7 @@ changed it since it was written. Names and links of files in folders of other sy
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -38,7 +38,7 @@ from hornbook.config.options import TAGS, choices, show
 from hornbook.config.recipe import SCRIPTS
 from hornbook.errors import CheckpointError, DataError, HornbookError, RecipeError
 from hornbook.model import LanguageModel, model_of
-from hornbook.model.sparse_layers import misplaced_blocks
+from hornbook.model.sparse_layers import BlockSparseLinear
 from hornbook.storage.system import format_bytes, storage_errors
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.wording import first_few
@@ -214,6 +214,24 @@ def misfit(path: Path) -> str | None:
     except HornbookError as error:
         return str(error)
     return None
+
+
+def misplaced_blocks(model: nn.Module, stored: Mapping[str, Tensor], num_updates: int | None = None) -> Iterator[str]:
+    """Yield what is wrong with the stored positions and ages of blocks, with the names of the tensors.
+
+    Args:
+        model: on any device, including meta.
+        stored: tensors of a checkpoint, with the shapes and dtypes of the model's; layers without any are skipped.
+        num_updates: updates of the weights so far, which no block can be younger than; None if they do not matter.
+    """
+    for name, layer in model.named_modules():
+        if isinstance(layer, BlockSparseLinear) and f"{name}.rows" in stored:
+            rows, columns, grown_at = (stored[f"{name}.{kind}"] for kind in ("rows", "columns", "grown_at"))
+            yield from (f"{name}: {fault}" for fault in layer.faults(rows, columns))
+            first, last = (int(end) for end in torch.aminmax(grown_at))
+            if first < 0 or (num_updates is not None and last > num_updates):
+                grown = first if first < 0 else last
+                yield f"{name}: a block grew after update {grown}, expected 0 to {num_updates or 'the last one'}"
 
 
 def refuse_misplaced_blocks(

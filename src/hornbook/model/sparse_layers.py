@@ -266,24 +266,6 @@ def sparse_layers(model: nn.Module) -> dict[str, BlockSparseLinear]:
     return {name: module for name, module in found.items() if not module.values.is_meta}
 
 
-def misplaced_blocks(model: nn.Module, stored: Mapping[str, Tensor], num_updates: int | None = None) -> Iterator[str]:
-    """Yield what is wrong with the stored positions and ages of blocks, with the names of the tensors.
-
-    Args:
-        model: on any device, including meta.
-        stored: tensors of a checkpoint, with the shapes and dtypes of the model's; layers without any are skipped.
-        num_updates: updates of the weights so far, which no block can be younger than; None if they do not matter.
-    """
-    for name, layer in model.named_modules():
-        if isinstance(layer, BlockSparseLinear) and f"{name}.rows" in stored:
-            rows, columns, grown_at = (stored[f"{name}.{kind}"] for kind in ("rows", "columns", "grown_at"))
-            yield from (f"{name}: {fault}" for fault in layer.faults(rows, columns))
-            first, last = (int(end) for end in torch.aminmax(grown_at))
-            if first < 0 or (num_updates is not None and last > num_updates):
-                grown = first if first < 0 else last
-                yield f"{name}: a block grew after update {grown}, expected 0 to {num_updates or 'the last one'}"
-
-
 def describe_blocks(model: LanguageModel) -> str:
     """Return a summary: the number of sparse layers, the share of their weights that is stored, and the kernels."""
     found = sparse_layers(model)

@@ -31,6 +31,7 @@ from hornbook.engine.state import Progress, TrainState
 from hornbook.errors import CheckpointError, UserError
 from hornbook.exchange.contents import (
     mismatches,
+    misplaced_blocks,
     recipe_of,
     refuse_misplaced_blocks,
     refuse_unknown_parts,
@@ -39,7 +40,7 @@ from hornbook.exchange.contents import (
 )
 from hornbook.exchange.restore import read_source
 from hornbook.model import model_of
-from hornbook.model.sparse_layers import misplaced_blocks, sparse_layers
+from hornbook.model.sparse_layers import sparse_layers
 from hornbook.optim.updates import build_update
 from hornbook.parallel.world import World
 from hornbook.text.tokenizer import Tokenizer
