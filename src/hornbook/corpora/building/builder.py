@@ -4,7 +4,7 @@
 
     list_sources     files, in order                                                     hornbook.text.documents
       plan_build     checked options, slices of the inputs, and the request              .request
-        build_slices in this process, in several, on several machines                    .slice_build, .engines
+        build_slices in this process, in several, on several machines                    .engines
           read_sources -> read_batches -> tokenize_batches                               .batches, .token_pipeline
             Parts    finished one by one; an interrupted build resumes after them        .parts
         join_parts   without duplicates                                                  .joining, .duplicates
