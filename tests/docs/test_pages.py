@@ -1,15 +1,18 @@
 """What the pages say of the program is so: links, commands, options and their defaults, exit codes, make targets."""
 
+import argparse
 import re
 import shlex
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pages import PAGES, ROOT, commands_of, prose_of
 
 from hornbook import errors
 from hornbook.__main__ import main
+from hornbook.cli.arguments import CommandParser
 from hornbook.cli.sweep_command import candidates_of
 from hornbook.config import bundled_recipes, load_recipe
 from hornbook.config.options import TAGS, show
@@ -37,8 +40,14 @@ def test_links_lead_somewhere(page: Path) -> None:
 @each_page
 def test_commands_are_understood(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every ``hornbook`` line of a block of commands gets past the parser, and its recipe past the validator."""
-    understood = []
-    monkeypatch.setattr("hornbook.cli.main.handler_of", lambda *_: understood.append)
+    understood: list[argparse.Namespace] = []
+
+    def parse(parser: CommandParser, *words: Any) -> argparse.Namespace:
+        arguments = argparse.ArgumentParser.parse_args(parser, *words)
+        arguments.handler = understood.append
+        return arguments
+
+    monkeypatch.setattr(CommandParser, "parse_args", parse)
     calls = [words for command in commands_of(page, "sh", "shell") for words in words_of(command)]
     assert [words for words in calls if main(words) != 0] == []
     assert len(understood) == len(calls)
