@@ -15,11 +15,11 @@ from hornbook.config.models import (
     EncoderConfig,
     GPTConfig,
     GroupBertConfig,
-    ModernBertConfig,
     RobertaConfig,
     TransformerConfig,
     TunableConfig,
 )
+from hornbook.config.modernbert import ModernBertConfig
 from hornbook.config.objectives import (
     CausalLMConfig,
     ClassificationConfig,
