@@ -28,5 +28,5 @@ RESAMPLES: Final[tuple[tuple[float, ...], ...]] = (
     (3.324, 0.2448, 17.92, 0.2323, 1.416, -0.2842, 0.2267, 0.9923, 1.153, -0.2422),
     (8.553, 0.3381, 11.79, 0.1828, 1.286, -0.5074, 0.3198, 1.032, 1.438, -0.3257),
 )
-"""A row per resample: size, alpha, data, beta and repeats of `hornbook.plan.dial.Law`; then the floor and the scale of
-a corpus as lines over the bits per byte of xz, of each the value at 0 and the slope."""
+"""A row per resample: size, alpha, data, beta and repeats of `hornbook.plan.dial.Law`; then level and slope, as
+`hornbook.plan.dial.Corpus.of` takes them."""
