@@ -226,7 +226,7 @@ def test_ctrl_c_while_the_command_line_is_imported(monkeypatch, capsys):
 
     monkeypatch.setitem(sys.modules, "hornbook.cli.main", Interrupted("hornbook.cli.main"))
     with pytest.raises(SystemExit, match="130"):
-        runpy.run_module("hornbook.__main__")
+        runpy.run_path(str(sys.modules["hornbook.__main__"].__file__))
     assert capsys.readouterr().err == "hornbook: error: interrupted\n"
 
 

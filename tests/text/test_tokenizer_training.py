@@ -155,12 +155,3 @@ def test_ctrl_c_does_not_wait_for_the_library(monkeypatch):
             _train(SimpleNamespace(train_from_iterator=train_from_iterator), iter(()), None)
     finally:
         released.set()
-
-
-def test_an_error_of_the_texts_is_the_error_of_the_training():
-    def texts():
-        yield "some text"
-        raise DataError("broken")
-
-    with pytest.raises(DataError, match="broken"):
-        train_settings(texts(), 300)
