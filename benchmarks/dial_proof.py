@@ -5,37 +5,47 @@
     python benchmarks/dial_proof.py corpora/new results --seconds 120
 
 Time is processor time of one thread, so other work on the machine hardly matters: steps of each depth and batch are
-timed, `hornbook.plan.dial.choose` chooses by these times, and each neighbor gets as many tokens as fit the time. The
-grid has three depths and three batches, the choice in its middle, which is repeated with other seeds.
+timed in turns, `hornbook.plan.dial.choose` chooses by the medians, and each neighbor gets as many tokens as fit the
+time. The grid has three depths and three batches; the choice is repeated with other seeds.
 """
 
 import argparse
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy
 import torch
 
 from hornbook.config import Recipe, load_recipe
 from hornbook.corpora.store import open_store
-from hornbook.measure.dial import OTHER, START_AND_END, compressed_bits
+from hornbook.measure.dial import OTHER, START_AND_END
+from hornbook.measure.text_bits import text_bits
 from hornbook.measure.throughput import hornbook_step
 from hornbook.parallel.world import World
-from hornbook.plan.dial import BASE, Corpus, batch_windows, choose, options_of
+from hornbook.plan.dial import BASE, MOST_EPOCHS, Corpus, batch_windows, choose, options_of
 from hornbook.samples.sources import complete, open_sources
 from scaling_runs import Trial, run
 
-_DEPTHS, _STEPS = range(1, 7), 6
+_DEPTHS, _STEPS, _TURNS = range(1, 7), 4, 5
 _SEEDS = 3
 
+Point = tuple[int, int | None]  # depth, and windows of a batch unless it is for the dial to choose
 
-def token_seconds(recipe: Recipe) -> float:
-    """Return the processor time of training on a token."""
-    step = hornbook_step(recipe, World(device=torch.device("cpu")))
-    step()
-    before = time.process_time()
-    tokens = sum(step() for _ in range(_STEPS))
-    return (time.process_time() - before) / tokens
+
+def token_seconds(recipes: Mapping[Point, Recipe]) -> dict[Point, float]:
+    """Return the processor time of training on a token: the median of turns in which each recipe takes some steps."""
+    steps = {key: hornbook_step(recipe, World(device=torch.device("cpu"))) for key, recipe in recipes.items()}
+    for step in steps.values():
+        step()
+    turns: dict[Point, list[float]] = {key: [] for key in recipes}
+    for _ in range(_TURNS):
+        for key, step in steps.items():
+            before = time.process_time()
+            tokens = sum(step() for _ in range(_STEPS))
+            turns[key].append((time.process_time() - before) / tokens)
+    return {key: float(numpy.median(seconds)) for key, seconds in turns.items()}
 
 
 def main() -> None:
@@ -54,21 +64,17 @@ def main() -> None:
         recipe = load_recipe(BASE, ["--data.train", str(given.corpus), *words]).recipe
         return complete(recipe, open_sources(recipe))
 
-    timed = {depth: token_seconds(recipe_of(depth, 1 << 20)) for depth in _DEPTHS}
-    best = choose(seconds, unique, timed.__getitem__, _DEPTHS)[0]
-    corpus, middle = Corpus.of(compressed_bits(open_sources(recipe_of(1, 1 << 20)))), batch_windows(best.tokens)
+    timed = token_seconds({(depth, None): recipe_of(depth, 1 << 20) for depth in _DEPTHS})
+    best = choose(seconds, unique, lambda depth: timed[depth, None], _DEPTHS)[0]
+    corpus, middle = Corpus.of(text_bits(open_sources(recipe_of(1, 1 << 20)))), batch_windows(best.tokens)
     predicted = corpus.floor + corpus.scale * best.loss
     print(f"chosen: depth {best.depth}, batches of {middle} windows; predicted {predicted:.4f}", flush=True)
-    grid = [(best.depth, middle, seed) for seed in range(_SEEDS)]
-    grid += [
-        (depth, windows, 0)
-        for depth in range(max(1, best.depth - 1), best.depth + 2)
-        for windows in (middle // 2, middle, 2 * middle)
-        if (depth, windows) != (best.depth, middle)
-    ]
-    for depth, windows, seed in grid:
-        recipe = recipe_of(depth, best.tokens, windows)
-        tokens = int(seconds / token_seconds(recipe))
+    first = max(1, best.depth - 1)
+    grid = [(depth, windows) for depth in range(first, first + 3) for windows in (middle // 2, middle, 2 * middle)]
+    grid.sort(key=lambda point: point != (best.depth, middle))
+    timed |= token_seconds({(depth, windows): recipe_of(depth, best.tokens, windows) for depth, windows in grid})
+    for depth, windows, seed in [(*point, 0) for point in grid] + [(*grid[0], seed) for seed in range(1, _SEEDS)]:
+        tokens = min(int(seconds / timed[depth, windows]), MOST_EPOCHS * unique)
         trial = Trial(given.corpus, depth, tokens, seed, windows)
         run(trial, given.folder)
         bits = json.loads((given.folder / f"{trial.name}.json").read_text())["bits_per_byte"]

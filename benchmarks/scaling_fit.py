@@ -2,13 +2,15 @@
 
 ::
 
-    python benchmarks/scaling_fit.py benchmarks/scaling_runs.json --resamples src/hornbook/plan/scaling_resamples.py
+    cd benchmarks
+    python scaling_fit.py scaling_runs.json text_runs.json --resamples ../src/hornbook/plan/scaling_resamples.py
 
 The loss of a corpus c in bits per byte is scale_c (E_c + A / N^alpha + B / D'^beta), where D' is what D tokens are
 worth of which only U are different (`hornbook.plan.dial.Law`). As Besiroglu et al. (2024, arXiv 2404.10102) found
 necessary, the Huber losses are summed, not averaged, and minimized to a small tolerance from many starts. Intervals
-are those of a bootstrap over the runs, whose fits the dial keeps for its predictions. Other fits leave out the longest
-runs of each depth, or a corpus, and predict them. All together take some minutes.
+are those of a bootstrap over the runs, whose fits the dial keeps for its predictions. Another fit leaves out the
+longest runs of each depth and predicts them. Runs on further corpora tell how floor and scale depend on the text. All
+together take some minutes.
 """
 
 import argparse
@@ -24,12 +26,20 @@ from typing import Any
 import numpy
 import torch
 
-from hornbook.plan.dial import num_weights
+from hornbook.plan.dial import LAW, Corpus, Law, TextBits, num_weights
 
 _DELTA = 1e-3
 _STARTS = {"alpha": (0.15, 0.35), "beta": (0.25, 0.4), "repeats": (3.0, 15.0)}
 _RESAMPLES = 24
-_COMPRESSED = {"books": 2.534, "owt": 2.595, "py": 1.590}  # bits per byte of xz, see `hornbook.measure.dial`
+_TEXTS = {
+    "anarchism": TextBits(compressed=2.7338, bigram=1.7268),
+    "books": TextBits(compressed=3.0168, bigram=2.2271),
+    "cpp": TextBits(compressed=0.9342, bigram=1.7850),
+    "linux": TextBits(compressed=2.3705, bigram=2.5439),
+    "owt-2": TextBits(compressed=3.0277, bigram=2.2788),
+    "py-2": TextBits(compressed=1.7370, bigram=1.8009),
+}
+"""By `hornbook.measure.text_bits`; the corpora ``owt`` and ``py`` of the law were not kept."""
 
 Run = dict[str, Any]
 
@@ -117,6 +127,7 @@ def main() -> None:
     """Print the fit, intervals of its exponents, and how well it predicts runs that it was not fitted to."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("runs", type=Path, help="file of results")
+    parser.add_argument("texts", type=Path, help="file of results on further corpora")
     parser.add_argument("--resamples", type=Path, metavar="FILE", help="module to write the bootstrap's fits to")
     given = parser.parse_args()
     runs: list[Run] = json.loads(given.runs.read_text())
@@ -130,10 +141,9 @@ def main() -> None:
         longest[run["corpus"], run["depth"]] = max(longest[run["corpus"], run["depth"]], run["tokens"])
     held_out = [run for run in runs if run["tokens"] == longest[run["corpus"], run["depth"]] > min(longest.values())]
     _report("held out, the longest of each depth", fit([run for run in runs if run not in held_out]), held_out)
+    texts = json.loads(given.texts.read_text()) + [run for run in runs if run["corpus"] in _TEXTS]
+    _report_texts(replace(LAW, **found.shared), texts)
     few = {name: values[:1] for name, values in _STARTS.items()}
-    for corpus in found.corpora:
-        own = [run for run in runs if run["corpus"] == corpus]
-        _report(f"of {corpus}, left out", _elsewhere(corpus, fit([run for run in runs if run not in own], few)), own)
     draw = torch.Generator().manual_seed(0)
     again = [
         fit([runs[i] for i in torch.randint(len(runs), (len(runs),), generator=draw)], few) for _ in range(_RESAMPLES)
@@ -142,25 +152,48 @@ def main() -> None:
         values = sorted(each.shared[name] for each in again)
         print(f"{name}: {values[_RESAMPLES // 10]:.4g} to {values[-1 - _RESAMPLES // 10]:.4g}, 80 % of resamples")
     if given.resamples is not None:
-        _write_resamples(again, given.resamples)
+        _write_resamples([replace(LAW, **each.shared) for each in again], texts, given.resamples)
 
 
-def _lines(found: Fit) -> tuple[list[float], list[float]]:
-    """Return floor and scale as lines over the bits per byte of xz, of each the value at 0 and the slope."""
-    compressed = [_COMPRESSED[corpus] for corpus in found.corpora]
-    floors = [scale * floor for scale, floor in zip(found.scales, found.floors, strict=True)]
-    floor, scale = (numpy.polyfit(compressed, values, 1)[::-1].tolist() for values in (floors, found.scales))
-    return floor, scale
+def _text_lines(law: Law, runs: Sequence[Run]) -> tuple[list[float], list[float]]:
+    """Return how level and slope depend on a text: the coefficients of `hornbook.plan.dial.Corpus.of`."""
+    corpora = sorted({run["corpus"] for run in runs})
+    levels, slopes = list[float](), list[float]()
+    for corpus in corpora:
+        own = [run for run in runs if run["corpus"] == corpus]
+        losses = [law.loss(run["depth"], run["tokens"], run["unique_tokens"]) for run in own]
+        slope, floor = numpy.polyfit(losses, [run["bits_per_byte"] for run in own], 1)
+        levels.append(floor + slope)
+        slopes.append(slope / levels[-1])
+    texts = [_TEXTS[corpus] for corpus in corpora]
+    measures = [(1.0, math.log(text.compressed), math.log(text.bigram)) for text in texts]
+    level = numpy.linalg.lstsq(measures, numpy.log(levels))[0].tolist()
+    return level, numpy.polyfit([text.compressed for text in texts], slopes, 1)[::-1].tolist()
 
 
-def _elsewhere(corpus: str, found: Fit) -> Fit:
-    """Return a fit to other corpora for one of which only the bits per byte of xz are known."""
-    floor, scale = (max(0.1, at + slope * _COMPRESSED[corpus]) for at, slope in _lines(found))
-    return replace(found, corpora=[corpus], floors=[floor / scale], scales=[scale])
+def _report_texts(law: Law, runs: Sequence[Run]) -> None:
+    """Print how a corpus's losses depend on its text, and how well other corpora predict them."""
+    print("level, slope of texts:", *([float(f"{value:.4g}") for value in line] for line in _text_lines(law, runs)))
+    means = list[float]()
+    for corpus in sorted({run["corpus"] for run in runs}):
+        own = [run for run in runs if run["corpus"] == corpus]
+        found = Corpus.of(_TEXTS[corpus], *_text_lines(law, [run for run in runs if run not in own]))
+        errors = [
+            (found.floor + found.scale * law.loss(run["depth"], run["tokens"], run["unique_tokens"]))
+            / run["bits_per_byte"]
+            - 1
+            for run in own
+        ]
+        print(f"error of {corpus}, left out of its own prediction: {min(errors):+.1%} to {max(errors):+.1%}")
+        means.append(statistics.mean(errors))
+    print(f"error of a corpus, root mean square of {len(means)}: {math.sqrt(statistics.mean(e**2 for e in means)):.1%}")
 
 
-def _write_resamples(fits: Sequence[Fit], path: Path) -> None:
-    rows = [[*each.shared.values(), *itertools.chain(*_lines(each))] for each in fits]
+def _write_resamples(laws: Sequence[Law], texts: Sequence[Run], path: Path) -> None:
+    rows = [
+        [law.size, law.alpha, law.data, law.beta, law.repeats, *itertools.chain(*_text_lines(law, texts))]
+        for law in laws
+    ]
     text = path.read_text()
     start = text.index(" = (\n") + len(" = (\n")
     lines = "".join(f"    ({', '.join(f'{value:.4g}' for value in row)}),\n" for row in rows)

@@ -2,7 +2,11 @@
 
 import sys
 
-from hornbook.cli.main import main
+try:
+    from hornbook.cli.main import main
+except KeyboardInterrupt:  # `main` answers later ones
+    sys.stderr.write("hornbook: error: interrupted\n")
+    sys.exit(130)
 
 __all__ = ["main"]
 

@@ -3,6 +3,7 @@ import io
 import json
 import logging
 import os
+import runpy
 import subprocess
 import sys
 import types
@@ -216,6 +217,17 @@ def test_ctrl_c(command, capsys):
     out, err = capsys.readouterr()
     assert err == "hornbook: error: interrupted\n"
     assert json.loads(out) == {"error": "interrupted", "exit_code": 130}
+
+
+def test_ctrl_c_while_the_command_line_is_imported(monkeypatch, capsys):
+    class Interrupted(types.ModuleType):
+        def __getattr__(self, name):
+            raise KeyboardInterrupt if name == "main" else AttributeError(name)
+
+    monkeypatch.setitem(sys.modules, "hornbook.cli.main", Interrupted("hornbook.cli.main"))
+    with pytest.raises(SystemExit, match="130"):
+        runpy.run_path(str(sys.modules["hornbook.__main__"].__file__))
+    assert capsys.readouterr().err == "hornbook: error: interrupted\n"
 
 
 def test_a_reader_that_went_away_is_no_news():

@@ -12,7 +12,7 @@ from tiny_text import tiny_tokenizer
 import hornbook
 from hornbook.__main__ import main
 from hornbook.checkpoint import Contents
-from hornbook.config import DecoderConfig, Recipe, TrainingConfig, recipe_to_dict
+from hornbook.config import DecoderConfig, Recipe, TrainingConfig, load_recipe, recipe_to_dict
 from hornbook.errors import CheckpointError
 from hornbook.exchange.huggingface import read_folder, write_folder
 from hornbook.exchange.huggingface.decoder_families import decoder_of
@@ -28,7 +28,7 @@ KINDS = {
     "gemma3_text": {
         "query_key_norm": "head",
         "norm_placement": "both",
-        "embedding_scale": 32**0.5,
+        "embedding_scale": None,
         "activation": "gelu_tanh",
         "window": 6,
         "window_pattern": "LG",
@@ -72,6 +72,12 @@ def test_each_family_is_recognized_by_its_options(model_type: str, options: dict
         "hidden_size": 32,
         "intermediate_size": config.effective_feed_forward_size,
     }
+
+
+def test_a_published_recipe_of_another_width_stays_in_its_family() -> None:
+    model = load_recipe("gemma3-270m", ["--model.hidden-size=64"], require_data=False).recipe.model
+    assert isinstance(model, DecoderConfig) and model.effective_embedding_scale == 8.0
+    assert decoder_of(model).model_type == "gemma3_text"
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,12 @@ def test_pickled_weights_only_with_leave(folder, legacy):
     assert same(read_folder(folder, allow_pickle=True).tensors["model"], EXPECTED)
 
 
+@pytest.mark.parametrize("name", [WEIGHTS, "config.json", "tokenizer.json"])
+def test_a_pointer_of_git_lfs_is_named_as_such(folder, name):
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 523\n")
+    assert f"{folder / name} is a pointer of Git LFS, not the file: run `git lfs pull` in {folder}" in refusal(folder)
+
+
 def test_safetensors_are_taken_even_if_pickles_may_be(folder):
     (folder / "pytorch_model.bin").write_bytes(b"never opened")
     assert same(read_folder(folder, allow_pickle=True).tensors["model"], EXPECTED)

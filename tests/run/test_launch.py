@@ -74,6 +74,15 @@ def test_a_finished_run_folder_has_nothing_to_do(recipe, capsys):
     assert "runs/a is finished: 8 steps; nothing to do" in capsys.readouterr().err
 
 
+def test_a_run_cannot_get_fewer_steps_than_are_done(recipe, tmp_path, capsys):
+    assert command(recipe, "--output", "runs/a") == 0
+    before = files_of(tmp_path / "runs/a")
+    capsys.readouterr()
+    assert command("runs/a", "--training.steps", "2") == 2
+    assert "the run would have 2 steps, but 8 are done: keep its length, or choose another" in capsys.readouterr().err
+    assert files_of(tmp_path / "runs/a") == before
+
+
 def test_what_may_not_change_is_refused_and_the_recipe_of_the_run_stays(recipe, tmp_path, monkeypatch, capsys):
     assert stopped(monkeypatch, 4, recipe, "--output", "runs/a") == 75
     before = files_of(tmp_path / "runs/a")

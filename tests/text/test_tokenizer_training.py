@@ -1,7 +1,11 @@
+import os
+import signal
 import subprocess
 import sys
 from collections import Counter
 from itertools import pairwise
+from threading import Event, Thread
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -12,7 +16,7 @@ from hornbook.errors import DataError, UserError
 from hornbook.text.special_tokens import BERT_TOKENS, ROBERTA_TOKENS
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.tokenizer_json import byte_symbols
-from hornbook.text.tokenizer_training import MIN_VOCAB_SIZES, Kind
+from hornbook.text.tokenizer_training import MIN_VOCAB_SIZES, Kind, _train
 
 KINDS = get_args(Kind)
 
@@ -135,3 +139,19 @@ def test_training_passes_errors_on(kind):
         Tokenizer.train(broken(), 300, kind=kind)
     with pytest.raises(UserError, match="no text"):
         Tokenizer.train([], 300, kind=kind)
+
+
+def test_ctrl_c_does_not_wait_for_the_library(monkeypatch):
+    begun, released = Event(), Event()
+
+    def train_from_iterator(*_):
+        begun.set()
+        released.wait(60)
+
+    monkeypatch.setattr("hornbook.text.tokenizer_training._PATIENCE", 0.01)
+    Thread(target=lambda: begun.wait(60) and os.kill(os.getpid(), signal.SIGINT)).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _train(SimpleNamespace(train_from_iterator=train_from_iterator), iter(()), None)
+    finally:
+        released.set()

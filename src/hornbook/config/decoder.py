@@ -43,7 +43,7 @@ class DecoderConfig(TransformerConfig):
         "before", help="norms before attention and feed-forward, after them (but before the addition), or both"
     )
     embedding_norm: bool = option(False, help="norm of the embeddings")
-    embedding_scale: float = option(1.0, help="factor of the embeddings", above=0)
+    embedding_scale: float | None = option(1.0, help="factor of the embeddings; none: √hidden_size", above=0)
     positions: Literal["rotary", "learned", "none"] = option(
         "rotary", help="rotation of queries and keys, a learned table, or no positions"
     )
@@ -100,6 +100,11 @@ class DecoderConfig(TransformerConfig):
     tied: bool = option(True, help="whether the output table is that of the embedding")
     logit_cap: float | None = option(None, help="soft limit of the logits: cap * tanh(x / cap)", above=0)
     zero_init_outputs: bool = option(False, help="initialize the output layers of attention and feed-forward to zero")
+
+    @property
+    def effective_embedding_scale(self) -> float:
+        """Factor of the embeddings, given or derived."""
+        return self.hidden_size**0.5 if self.embedding_scale is None else self.embedding_scale
 
     @property
     def effective_kv_heads(self) -> int:

@@ -273,7 +273,8 @@ def shape_of(recipe: Recipe) -> Shape:
     model, default = recipe.model, DEFAULT_SHAPE
     hidden_size = getattr(model, "hidden_size", default.hidden_size)
     return Shape(
-        tokens=recipe.sequence_length,  # not of a micro-batch: the operators must not depend on how a batch is divided
+        # not of a micro-batch: the operators must not depend on how a batch is divided
+        tokens=recipe.training.global_batch_size * recipe.sequence_length,
         hidden_size=hidden_size,
         feed_forward_size=getattr(model, "effective_feed_forward_size", 4 * hidden_size),
         sequence_length=recipe.sequence_length,

@@ -47,6 +47,8 @@ START: Final = "start_token"
 """Name of the document of an imported model: whether its prompts start with the end-of-text token."""
 UNTRAINED: Final = "untrained"
 """Name of the document of an imported model: the weights that were drawn at random, since its source lacks them."""
+_POINTER: Final = b"version https://git-lfs.github.com/spec/"
+"""Start of what git leaves instead of a large file if Git LFS is not installed."""
 Tensors = Mapping[str, Mapping[str, Tensor]]
 Shapes = Mapping[str, Mapping[str, Tensor | Shard]]
 """Tensors of a model by group and name, or a rank's shards of them; only their shapes matter."""
@@ -290,7 +292,8 @@ def mismatches(own: Shapes, stored: Tensors) -> list[str]:
 def inside(folder: Path, name: str) -> Path:
     """Return the regular file ``name`` of a folder, or of the cache's blobs if the folder is a snapshot in it.
 
-    Raises CheckpointError if the name is not plain, the file is missing, or a link leads out of the folder.
+    Raises CheckpointError if the name is not plain, the file is missing or only a pointer of Git LFS, or a link leads
+    out of the folder.
     """
     if not is_plain_name(name):
         raise CheckpointError(f"{folder}: {name!r:.120} is not a plain file name; files must be in the folder itself")
@@ -302,4 +305,7 @@ def inside(folder: Path, name: str) -> Path:
             raise CheckpointError(f"{path} is a link out of its folder; replace it by the file")
         if not target.is_file():
             raise CheckpointError(f"{path} is missing or not a plain file; download the folder again")
+        with path.open("rb") as file:
+            if file.read(len(_POINTER)) == _POINTER:
+                raise CheckpointError(f"{path} is a pointer of Git LFS, not the file: run `git lfs pull` in {folder}")
     return path

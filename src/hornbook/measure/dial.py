@@ -6,7 +6,6 @@ The FLOP/s of depths that were not timed are those of the nearest that was. The 
 so that the same command resumes the run instead of choosing again.
 """
 
-import lzma
 import math
 import time
 from bisect import bisect_right
@@ -15,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import numpy
 import torch
 
 from hornbook.config import WarmupStableDecayConfig, load_recipe
@@ -25,6 +23,7 @@ from hornbook.config.recipe import Recipe
 from hornbook.config.recipe_files import Leaf, Tree, merge
 from hornbook.corpora.store import TokenStore
 from hornbook.errors import UserError
+from hornbook.measure.text_bits import text_bits
 from hornbook.measure.throughput import hornbook_step, measure_steps
 from hornbook.parallel.world import World
 from hornbook.plan.dial import (
@@ -57,7 +56,6 @@ _FIRST_DEPTH, _ROUNDS = 2, 2
 _VOCABULARY = 8192  # of the measured runs
 START_AND_END: Final = 8.0  # seconds: opening the run, its last validation, checkpoint and report
 OTHER: Final = 1.03  # checkpoints, logs and other processes
-_PIECES, _PIECE = 16, 20_000  # tokens of the text that is compressed
 _PATIENCE = 4
 
 
@@ -203,10 +201,10 @@ def _reasons(found: Dialed, dial: Dial, unique: int, sources: Sources) -> Iterat
         f"{dial}: depth {best.depth}, {num_weights(best.depth):,} weights in blocks, {best.tokens:,} tokens, "
         f"{best.epochs:.2g} epochs{speed}"
     )
-    compressed = compressed_bits(sources)
-    corpus = Corpus.of(compressed)
+    text = text_bits(sources)
+    corpus = Corpus.of(text)
     loss = corpus.floor + corpus.scale * best.loss
-    low, high = interval(best.depth, best.tokens, unique, compressed, loss)
+    low, high = interval(best.depth, best.tokens, unique, text, loss)
     yield f"predicted loss {loss:.3f} bits per byte on held-out text like this, 80 % between {low:.2f} and {high:.2f}"
     for other in found.others:
         yield (
@@ -219,26 +217,6 @@ def _reasons(found: Dialed, dial: Dial, unique: int, sources: Sources) -> Iterat
         yield f"the corpus is small for {dial}: after {MOST_EPOCHS} epochs more stop helping, so the run ends; add text"
     if sources.validation is None:
         yield "nothing is held out to measure the loss: build the corpus with `hornbook corpus build --validation 0.05`"
-
-
-def compressed_bits(sources: Sources) -> float:
-    """Return the bits per byte of xz on about a mebibyte of the training text, in pieces from all of it."""
-    if sources.tokenizer is None:
-        raise UserError(
-            "the corpus does not name its tokenizer, which the recipe auto needs: build it with `hornbook corpus build`"
-        )
-    text = b""
-    for store in sources.train:
-        if not isinstance(store, TokenStore):
-            continue
-        ends = numpy.cumsum(store.document_lengths)
-        for place in numpy.linspace(0, int(ends[-1]), _PIECES, endpoint=False).astype(int).tolist():
-            document = int(numpy.searchsorted(ends, place, side="right"))
-            length = int(store.document_lengths[document])
-            start = max(0, min(place - int(ends[document]) + length, length - _PIECE))
-            ids = store.read(document, start, min(_PIECE, length - start)).tolist()
-            text += sources.tokenizer.decode(ids).encode()
-    return 8 * len(lzma.compress(text)) / max(1, len(text))
 
 
 def _turn(

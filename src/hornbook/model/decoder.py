@@ -258,7 +258,7 @@ def build_decoder(config: DecoderConfig, compute_dtype: torch.dtype) -> Language
         config.hidden_size,
         positions="learned" if config.positions == "learned" else "none",
         norm=make_norm(config.hidden_size) if config.embedding_norm else None,
-        scale=config.embedding_scale,
+        scale=config.effective_embedding_scale,
         dropout=config.embedding_dropout,
         std=config.initializer_std,
         compute_dtype=compute_dtype,

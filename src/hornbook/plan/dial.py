@@ -13,7 +13,7 @@ square root. Rates grow with the square root of the batch, and the batch with a 
 import math
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -117,6 +117,24 @@ class Law:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TextBits:
+    """How well simple models predict a text, in bits per byte; see `hornbook.measure.text_bits`.
+
+    Attributes:
+        compressed: of xz, on pieces of 64 KiB.
+        bigram: of a bigram model that has seen 2^19 tokens, on held-out text.
+    """
+
+    compressed: float
+    bigram: float
+
+
+_LEVEL: Final = (-0.4034, 0.2750, 1.013)
+_SLOPE: Final = (1.306, -0.2858)
+"""Fitted by ``benchmarks/scaling_fit.py`` to six corpora."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Corpus:
     """Floor and scale of a corpus's loss: ``floor + scale * Law.loss``, in bits per byte.
 
@@ -129,14 +147,20 @@ class Corpus:
     scale: float
 
     @classmethod
-    def of(cls, compressed: float) -> "Corpus":
-        """Estimate them from the bits per byte of xz on 1 MiB of the text: straight lines through the fit's corpora."""
-        return cls(floor=max(0.0, -1.724 + 1.137 * compressed), scale=max(0.1, 1.982 - 0.430 * compressed))
+    def of(cls, text: TextBits, level: Sequence[float] = _LEVEL, slope: Sequence[float] = _SLOPE) -> "Corpus":
+        """Estimate them for a text.
+
+        The level, which is the loss at ``Law.loss`` = 1, is a product of powers of the text's two measures, and the
+        share of it by which the loss falls is a line over `TextBits.compressed`: code is learned faster than prose.
+        """
+        at_one = math.exp(level[0]) * text.compressed ** level[1] * text.bigram ** level[2]
+        share = max(0.05, slope[0] + slope[1] * text.compressed)
+        return cls(floor=at_one * max(0.0, 1 - share), scale=at_one * share)
 
 
-CORPUS_ERROR: Final = 0.026
-"""Share of a prediction by which a corpus that is not in the fit may differ: 1.4 %, the root mean square error for
-books and for web pages, each left out of the fit, times 1.89, Student's 80 % for two of them."""
+CORPUS_ERROR: Final = 0.056
+"""Share of a prediction by which a corpus that is not in the fit may differ: 3.9 %, the root mean square error for six
+corpora, each left out, times 1.44, Student's 80 % for six of them."""
 LAW: Final = Law(
     size=2.369, alpha=0.2025, data=14.67, beta=0.2104, repeats=1.36, largest=12 * 384**2 * 6, longest=2.0**23
 )
@@ -196,7 +220,7 @@ def choose(
     return sorted(found, key=lambda choice: choice.loss)
 
 
-def interval(depth: int, tokens: float, unique: float, compressed: float, loss: float) -> tuple[float, float]:
+def interval(depth: int, tokens: float, unique: float, text: TextBits, loss: float) -> tuple[float, float]:
     """Return the bounds of a prediction, 80 % between them, in bits per byte.
 
     They combine the spread of the law over resampled runs, which grows beyond the measured ones, and `CORPUS_ERROR`.
@@ -205,15 +229,15 @@ def interval(depth: int, tokens: float, unique: float, compressed: float, loss: 
         depth: see `Law.loss`.
         tokens: the same.
         unique: the same.
-        compressed: see `Corpus.of`.
+        text: see `Corpus.of`.
         loss: the prediction.
     """
-    found = sorted(
-        max(0.0, floor + floor_slope * compressed)
-        + max(0.1, scale + scale_slope * compressed)
-        * replace(LAW, size=size, alpha=alpha, data=data, beta=beta, repeats=repeats).loss(depth, tokens, unique)
-        for size, alpha, data, beta, repeats, floor, floor_slope, scale, scale_slope in RESAMPLES
-    )
+    found = list[float]()
+    for size, alpha, data, beta, repeats, *lines in RESAMPLES:
+        law = replace(LAW, size=size, alpha=alpha, data=data, beta=beta, repeats=repeats)
+        corpus = Corpus.of(text, lines[:3], lines[3:])
+        found.append(corpus.floor + corpus.scale * law.loss(depth, tokens, unique))
+    found.sort()
     tenth, error = len(found) // 10, CORPUS_ERROR * loss
     low, high = (max(0.0, sign * (bound - loss)) for sign, bound in ((-1, found[tenth]), (1, found[-1 - tenth])))
     return max(0.0, loss - math.hypot(low, error)), loss + math.hypot(high, error)

@@ -95,7 +95,7 @@ def checks_of_state(
         state: restored from the newest checkpoint, if any.
         output: the folder for checkpoints; None for a rank that writes none.
     """
-    checks: list[Check] = []
+    checks: list[Check] = [("schedule", partial(refuse_shorter_run, num_steps(recipe, samples), state.progress))]
     if before is not None:
         checks.append(("schedule", partial(refuse_changed_rate, before, recipe, samples, state.progress)))
     if state.progress.step < num_steps(recipe, samples):
@@ -148,6 +148,15 @@ def refuse_blind_stopping(recipe: Recipe, samples: Samples) -> None:
         raise UserError(
             "early stopping needs the validation loss, but the run has no validation data: set "
             "data.validation, or a task in checkpoint.best_by"
+        )
+
+
+def refuse_shorter_run(num_steps: int, progress: Progress) -> None:
+    """Raise UserError if a run would have fewer steps than are done."""
+    if num_steps < progress.step:
+        raise UserError(
+            f"the run would have {counted(num_steps, 'step')}, but {progress.step} are done: keep its length, or "
+            "choose another `output` for a new run"
         )
 
 

@@ -12,7 +12,9 @@ import json
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import accumulate
+from concurrent.futures import Future
+from itertools import accumulate, takewhile
+from threading import Event, Thread
 from typing import Final, Literal
 
 import tokenizers
@@ -35,6 +37,8 @@ _RAW_WORDS: Final = 1 << 20
 _REPEATED: Final = 1 << 14
 _LONGEST_WORD: Final = 1000
 """Characters; the library's time grows with the square of a word's length."""
+_PATIENCE: Final = 0.5
+"""Seconds that a thread has to end after Ctrl-C."""
 _ENDLESS: Final = CUT_CHARACTERS + 4096
 """Characters of a stretch that ends with thousands without a boundary, such as a genome."""
 
@@ -77,7 +81,7 @@ def _train_byte_pairs(documents: Iterable[str], vocab_size: int, special: tuple[
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(special), initial_alphabet=list(byte_symbols()), show_progress=False
     )
-    library.train_from_iterator((part for text in documents for part in _parts_of(text)), trainer)
+    _train(library, (part for text in documents for part in _parts_of(text)), trainer)
     model = json.loads(library.to_str())["model"]  # the library has no other access to the merges
     assert not set(special) & set(model["vocab"]), "the pattern prevents merges that spell a special token"
     *first, last = special
@@ -103,8 +107,33 @@ def _train_word_pieces(documents: Iterable[str], vocab_size: int, lowercase: boo
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size, special_tokens=[*BERT_TOKENS, *symbols], show_progress=False
     )
-    library.train_from_iterator((run for word in words for run in _repeated(word, counts[word])), trainer)
+    _train(library, (run for word in words for run in _repeated(word, counts[word])), trainer)
     return word_piece(by_id(library.get_vocab()), lowercase=lowercase)
+
+
+def _train(library: tokenizers.Tokenizer, texts: Iterator[str], trainer: trainers.Trainer) -> None:
+    """Train in a thread, since Python acts on Ctrl-C only when the library returns, which can take hours.
+
+    After Ctrl-C, a thread that reads texts is stopped; one that merges ends with the process.
+    """
+    trained, stopped = Future[None](), Event()
+
+    def run() -> None:
+        try:
+            library.train_from_iterator(takewhile(lambda _: not stopped.is_set(), texts), trainer)
+        except BaseException as error:
+            trained.set_exception(error)
+        else:
+            trained.set_result(None)
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        trained.result()
+    except KeyboardInterrupt:
+        stopped.set()
+        thread.join(_PATIENCE)
+        raise
 
 
 def _count_words(documents: Iterable[str], lowercase: bool) -> Counter[str]:

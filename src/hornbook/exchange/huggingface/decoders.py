@@ -162,8 +162,8 @@ class DecoderFamily:
             problems.append("attention_bias and mlp_bias differ, expected equal values")
         if scalar := section.pop("attention_scale", None):
             section["attention_scale"] = scalar**-0.5 if isinstance(scalar, int | float) and scalar > 0 else scalar
-        if self.scales_embedding and type(section["hidden_size"]) is int:
-            section["embedding_scale"] = section["hidden_size"] ** 0.5
+        if self.scales_embedding:
+            section["embedding_scale"] = None
         if self.has_windows:
             windows, faults = self._windows(config, section)
             section |= windows
@@ -311,6 +311,7 @@ def _computed(config: DecoderConfig) -> dict[str, object]:
     """Return the options that determine what a model computes, with derived values."""
     derived = replace(
         config,
+        embedding_scale=config.effective_embedding_scale,
         num_kv_heads=config.effective_kv_heads,
         head_size=config.effective_head_size,
         feed_forward_size=config.effective_feed_forward_size,

@@ -40,7 +40,7 @@ from hornbook.ops.native import (
 )
 from hornbook.ops.native.build import ARCHITECTURES, HALVES, INSTRUCTION_SETS
 from hornbook.ops.native.cache import BuildError
-from hornbook.ops.native.kernels import BLOCKS, NOT_CHOSEN, Kernels, form_of, in_use
+from hornbook.ops.native.kernels import BLOCKS, NOT_CHOSEN, Kernels, form_of, in_use, weights_unchanged
 from hornbook.ops.native.library import (
     DEFAULT_SHAPE,
     PYTORCH,
@@ -224,7 +224,9 @@ def _form(
             return before
         if before is None and is_free:
             return None
-    times = {isa: time for isa, time in seconds(kernel, shape).items() if in_half or isa != HALVES}
+    with weights_unchanged():  # packed once, as in a step
+        times = {isa: time for isa, time in seconds(kernel, shape).items() if in_half or isa != HALVES}
+    products.trial_layers.cache_clear()
     of_torch = times.pop(PYTORCH)
     fast = [isa for isa in sorted(times, key=times.__getitem__) if not is_free or of_torch > _MIN_GAIN * times[isa]]
     return next((isa for isa in fast if is_right(kernel, isa)), None)

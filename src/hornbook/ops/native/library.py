@@ -43,8 +43,8 @@ PYTORCH = "torch"
 """Represents PyTorch's operators among the names of instruction sets."""
 _ROUNDS, _MOST_ROUNDS = 7, 40
 _SPREAD = 1.03
-_MOST_PRODUCTS = 1 << 27
-"""Multiplications of one product of a trial, which take some milliseconds."""
+MOST_PRODUCTS: Final = 1 << 28
+"""Multiplications of one product of a trial, which take some ten milliseconds."""
 _RUNTIME = re.compile(r"(libgomp|libiomp5|libomp)[^/]*\.so[.\d]*$")
 _LONGEST_PROBE = 60.0
 
@@ -70,8 +70,8 @@ class Form:
 class Shape:
     """Sizes of a run that the times of its kernels depend on; those of the trials without a run by default."""
 
-    tokens: int = 256
-    """Of a product; a time hardly depends on more than some hundred."""
+    tokens: int = 1024
+    """Of a step."""
     hidden_size: int = 384
     feed_forward_size: int = 768
     sequence_length: int = 256
@@ -81,15 +81,15 @@ class Shape:
     def rounded(self) -> "Shape":
         """Return the class of the shape, so that similar runs share their times.
 
-        Sizes become the next 2ⁿ or 1.5·2ⁿ, so that they keep what affects blocks of caches. Tokens, of which a time
-        hardly depends beyond some hundred, become few enough for a trial of milliseconds.
+        Sizes become the next 2ⁿ or 1.5·2ⁿ, so that they keep what affects blocks of caches. Tokens become few enough
+        for a trial of some ten milliseconds, but at least 256 if there are more.
         """
         ceilings = sorted(base << bits for base in (2, 3) for bits in range(16))
         sizes = {name: next((c for c in ceilings if c >= size), ceilings[-1]) for name, size in vars(self).items()}
         # wider products leave the caches in the same way, but their weights take gigabytes
         hidden, inner = min(sizes["hidden_size"], 1024), min(sizes["feed_forward_size"], 4096)
         sizes |= {"hidden_size": hidden, "feed_forward_size": inner}
-        most = min(512, max(32, _MOST_PRODUCTS // (hidden * inner)))
+        most = min(2048, max(256, MOST_PRODUCTS // (hidden * inner)))
         sizes["tokens"] = max(c for c in ceilings if c <= min(most, sizes["tokens"]))
         sizes["sequence_length"] = min(sizes["sequence_length"], 512)
         sizes["vocab_size"] = min(sizes["vocab_size"], 1 << 15)

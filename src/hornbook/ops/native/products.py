@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from hornbook.config.shapes import HEAD_TOKENS
 from hornbook.ops.native import kernels
 from hornbook.ops.native.build import HALVES, TILES
-from hornbook.ops.native.library import SUFFIXES, Form, Kernel, rows
+from hornbook.ops.native.library import MOST_PRODUCTS, SUFFIXES, Form, Kernel, rows
 from hornbook.ops.operators import scalar_with_gradient
 
 ACTIVATIONS: Final = ("none", "gelu", "gelu_tanh", "relu", "relu_squared", "silu")
@@ -189,36 +190,55 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
     return all(bool((ours.double() - exact).abs().max() <= tolerance * exact.abs().max()) for ours, exact in pairs)
 
 
-@functools.cache
-def _trial_layers(hidden: int, inner: int) -> list[tuple[Tensor, Tensor]]:
-    shapes = (inner, hidden), (hidden, inner)
-    return [(torch.nn.Parameter(torch.ones(shape)), torch.ones(shape[0])) for shape in shapes]
+@functools.lru_cache(1)
+def trial_layers(*shapes: tuple[int, int]) -> tuple[torch.nn.Parameter, ...]:
+    """Return weights of these shapes with gradients, kept until the caller clears the cache."""
+    weights = tuple(torch.nn.Parameter(torch.ones(shape)) for shape in shapes)
+    for weight in weights:
+        weight.grad = torch.zeros_like(weight)
+    return weights
 
 
-def _trial(form: Form | None, dtype: torch.dtype, tokens: int, hidden_size: int, feed_forward_size: int) -> None:
-    """Run 256 tokens through a feed-forward, forward and backward."""
+def _trial(
+    form: Form | None, dtype: torch.dtype, tokens: int, hidden_size: int, feed_forward_size: int, vocab_size: int
+) -> None:
+    """Run a feed-forward and the head, of 512 tokens and part of the table, forward and backward, adding gradients."""
+    most_columns = max(1, MOST_PRODUCTS // (HEAD_TOKENS * hidden_size * 64)) * 64
+    shapes = (
+        (feed_forward_size, hidden_size),
+        (hidden_size, feed_forward_size),
+        (min(vocab_size, most_columns), hidden_size),
+    )
+    weights = up, down, table = trial_layers(*shapes)
     x, g = torch.ones(2, tokens, hidden_size, dtype=dtype)
-    (up, up_bias), (down, down_bias) = _trial_layers(hidden_size, feed_forward_size)
+    up_bias, down_bias, last = torch.ones(feed_forward_size), torch.ones(hidden_size), x[:HEAD_TOKENS]
     if form is None:
         with torch.enable_grad():
-            leaves = [tensor.detach().requires_grad_() for tensor in (x, up, up_bias, down, down_bias)]
-            cast = [leaf.to(dtype) for leaf in leaves]
-            h = functional.gelu(functional.linear(*cast[:3]), approximate="tanh")
-            torch.autograd.grad(scalar_with_gradient(functional.linear(h, *cast[3:]), g), leaves)
+            leaf, *bias = (tensor.detach().requires_grad_() for tensor in (x, up_bias, down_bias))
+            h = functional.gelu(functional.linear(leaf, up.to(dtype), bias[0].to(dtype)), approximate="tanh")
+            scalar_with_gradient(functional.linear(h, down.to(dtype), bias[1].to(dtype)), g).backward()  # type: ignore[no-untyped-call]
+        columns = table.to(dtype)
+        logits = last @ columns.t()
+        torch.mm(logits, columns)
+        table.grad += logits.t() @ last
         return
-    with kernels.weights_unchanged():
-        panels = [panels_of(form, weight, dtype, for_gradient=back) for weight in (up, down) for back in (False, True)]
+    forward, backward = (
+        [panels_of(form, weight, dtype, for_gradient=back) for weight in weights] for back in (False, True)
+    )
     u = x.new_empty(tokens, feed_forward_size)
-    h = product(form, x, panels[0], up, up_bias, activation="gelu_tanh", before=u)
-    product(form, h, panels[2], down, down_bias)
-    of_u = product(form, g, panels[3], down, for_gradient=True, activation="gelu_tanh", derivative_at=u)
-    product(form, of_u, panels[1], up, for_gradient=True)
-    for gradient, operand, weight in ((g, h, down), (of_u, x, up)):
-        totals = torch.empty(weight.shape), torch.empty(len(weight))
-        add_weight_gradient(form, gradient, operand, *totals, accumulate=False)
+    h = product(form, x, forward[0], up, up_bias, activation="gelu_tanh", before=u)
+    product(form, h, forward[1], down, down_bias)
+    of_u = product(form, g, backward[1], down, for_gradient=True, activation="gelu_tanh", derivative_at=u)
+    product(form, of_u, backward[0], up, for_gradient=True)
+    logits = product(form, last, forward[2], table)
+    product(form, logits, backward[2], table, for_gradient=True)
+    pairs = ((of_u, x, torch.zeros_like(up_bias)), (g, h, torch.zeros_like(down_bias)), (logits, last, None))
+    for weight, (gradient, operand, of_bias) in zip(weights, pairs, strict=True):
+        assert weight.grad is not None, "made with it"
+        add_weight_gradient(form, gradient, operand, weight.grad, of_bias, accumulate=True)
 
 
-_SIZES = ("tokens", "hidden_size", "feed_forward_size")
+_SIZES = ("tokens", "hidden_size", "feed_forward_size", "vocab_size")
 KERNELS = (
     Kernel("linear_f32", torch.float32, _agrees, _trial, sizes=_SIZES),
     Kernel("linear_bf16", torch.bfloat16, _agrees, _trial, special=(HALVES, TILES), sizes=_SIZES),
