@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from native_forms import all_native, forms, threads
 from tiny import randomize, tiny_model
@@ -45,6 +45,7 @@ def assert_near(ours, right, tolerance):
 def test_blocks_and_head_are_their_formula(
     dtype, rows, heads, head_size, size, wide, columns, num_blocks, starts, has_biases, has_head, num_threads, modern
 ):
+    assume(modern is None or size > 1)  # the RMS norm of one number is its sign, and near zero magnifies its rounding
     draws, groups, rotation, cap = torch.Generator().manual_seed(columns), heads, None, None
     options = module.TokenOptions(heads, head_size, "gelu")
     if modern is not None:
