@@ -31,7 +31,7 @@ from hornbook.plan.dial import LAW, Corpus, Law, TextBits, num_weights
 _DELTA = 1e-3
 _STARTS = {"alpha": (0.15, 0.35), "beta": (0.25, 0.4), "repeats": (3.0, 15.0)}
 _RESAMPLES = 24
-_TEXTS = {
+TEXTS = {
     "anarchism": TextBits(compressed=2.7338, bigram=1.7268),
     "books": TextBits(compressed=3.0168, bigram=2.2271),
     "cpp": TextBits(compressed=0.9342, bigram=1.7850),
@@ -141,7 +141,7 @@ def main() -> None:
         longest[run["corpus"], run["depth"]] = max(longest[run["corpus"], run["depth"]], run["tokens"])
     held_out = [run for run in runs if run["tokens"] == longest[run["corpus"], run["depth"]] > min(longest.values())]
     _report("held out, the longest of each depth", fit([run for run in runs if run not in held_out]), held_out)
-    texts = json.loads(given.texts.read_text()) + [run for run in runs if run["corpus"] in _TEXTS]
+    texts = json.loads(given.texts.read_text()) + [run for run in runs if run["corpus"] in TEXTS]
     _report_texts(replace(LAW, **found.shared), texts)
     few = {name: values[:1] for name, values in _STARTS.items()}
     draw = torch.Generator().manual_seed(0)
@@ -155,7 +155,7 @@ def main() -> None:
         _write_resamples([replace(LAW, **each.shared) for each in again], texts, given.resamples)
 
 
-def _text_lines(law: Law, runs: Sequence[Run]) -> tuple[list[float], list[float]]:
+def text_lines(law: Law, runs: Sequence[Run]) -> tuple[list[float], list[float]]:
     """Return how level and slope depend on a text: the coefficients of `hornbook.plan.dial.Corpus.of`."""
     corpora = sorted({run["corpus"] for run in runs})
     levels, slopes = list[float](), list[float]()
@@ -165,7 +165,7 @@ def _text_lines(law: Law, runs: Sequence[Run]) -> tuple[list[float], list[float]
         slope, floor = numpy.polyfit(losses, [run["bits_per_byte"] for run in own], 1)
         levels.append(floor + slope)
         slopes.append(slope / levels[-1])
-    texts = [_TEXTS[corpus] for corpus in corpora]
+    texts = [TEXTS[corpus] for corpus in corpora]
     measures = [(1.0, math.log(text.compressed), math.log(text.bigram)) for text in texts]
     level = numpy.linalg.lstsq(measures, numpy.log(levels))[0].tolist()
     return level, numpy.polyfit([text.compressed for text in texts], slopes, 1)[::-1].tolist()
@@ -173,11 +173,11 @@ def _text_lines(law: Law, runs: Sequence[Run]) -> tuple[list[float], list[float]
 
 def _report_texts(law: Law, runs: Sequence[Run]) -> None:
     """Print how a corpus's losses depend on its text, and how well other corpora predict them."""
-    print("level, slope of texts:", *([float(f"{value:.4g}") for value in line] for line in _text_lines(law, runs)))
+    print("level, slope of texts:", *([float(f"{value:.4g}") for value in line] for line in text_lines(law, runs)))
     means = list[float]()
     for corpus in sorted({run["corpus"] for run in runs}):
         own = [run for run in runs if run["corpus"] == corpus]
-        found = Corpus.of(_TEXTS[corpus], *_text_lines(law, [run for run in runs if run not in own]))
+        found = Corpus.of(TEXTS[corpus], *text_lines(law, [run for run in runs if run not in own]))
         errors = [
             (found.floor + found.scale * law.loss(run["depth"], run["tokens"], run["unique_tokens"]))
             / run["bits_per_byte"]
@@ -191,7 +191,7 @@ def _report_texts(law: Law, runs: Sequence[Run]) -> None:
 
 def _write_resamples(laws: Sequence[Law], texts: Sequence[Run], path: Path) -> None:
     rows = [
-        [law.size, law.alpha, law.data, law.beta, law.repeats, *itertools.chain(*_text_lines(law, texts))]
+        [law.size, law.alpha, law.data, law.beta, law.repeats, *itertools.chain(*text_lines(law, texts))]
         for law in laws
     ]
     text = path.read_text()

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ from hornbook.plan.dial import (
     MOST_EPOCHS,
     Corpus,
     Dial,
-    TextBits,
     best_tokens,
     choose,
     interval,
@@ -22,19 +22,13 @@ from hornbook.plan.dial import (
     options_of,
     read_time,
 )
+from hornbook.plan.scaling_resamples import RESAMPLES
+from scaling_fit import TEXTS, text_lines
 
 RUNS = json.loads((Path(__file__).parents[2] / "benchmarks" / "scaling_runs.json").read_text())
 FITTED = {"books": (0.9309, 1.2121), "owt": (0.8275, 1.5175), "py": (1.2982, 0.0647)}
 """Scale and floor that ``benchmarks/scaling_fit.py`` prints."""
 TEXT_RUNS = json.loads((Path(__file__).parents[2] / "benchmarks" / "text_runs.json").read_text())
-TEXTS = {
-    "anarchism": TextBits(compressed=2.7338, bigram=1.7268),
-    "books": TextBits(compressed=3.0168, bigram=2.2271),
-    "cpp": TextBits(compressed=0.9342, bigram=1.7850),
-    "linux": TextBits(compressed=2.3705, bigram=2.5439),
-    "owt-2": TextBits(compressed=3.0277, bigram=2.2788),
-    "py-2": TextBits(compressed=1.7370, bigram=1.8009),
-}
 PREDICTED = TEXT_RUNS + [run for run in RUNS if run["corpus"] == "books"]
 
 
@@ -65,6 +59,31 @@ def test_no_other_constants_of_the_law_fit_better() -> None:
     for name in ("size", "alpha", "data", "beta"):
         for factor in (0.99, 1.01):
             assert error(**{name: getattr(LAW, name) * factor}) > error(), (name, factor)
+
+
+def test_level_and_slope_are_the_fit_to_the_measured_texts() -> None:
+    for size, alpha, data, beta, repeats, *kept in (RESAMPLES[0], RESAMPLES[-1]):
+        law = replace(LAW, size=size, alpha=alpha, data=data, beta=beta, repeats=repeats)
+        level, slope = text_lines(law, PREDICTED)
+        assert [*level, *slope] == pytest.approx(kept, rel=2e-3)
+    level, slope = text_lines(LAW, PREDICTED)
+    fitted, given = Corpus.of(TEXTS["linux"], level, slope), Corpus.of(TEXTS["linux"])
+    assert (fitted.floor, fitted.scale) == pytest.approx((given.floor, given.scale), rel=1e-3)
+
+
+def test_each_text_is_predicted_from_the_others() -> None:
+    means = []
+    for name, text in TEXTS.items():
+        corpus = Corpus.of(text, *text_lines(LAW, [run for run in PREDICTED if run["corpus"] != name]))
+        own = [run for run in PREDICTED if run["corpus"] == name]
+        losses = [LAW.loss(run["depth"], run["tokens"], run["unique_tokens"]) for run in own]
+        ratios = [
+            (corpus.floor + corpus.scale * loss) / run["bits_per_byte"] for loss, run in zip(losses, own, strict=True)
+        ]
+        means.append(sum(ratios) / len(ratios) - 1)
+    rms = math.sqrt(sum(mean**2 for mean in means) / len(means))
+    assert rms == pytest.approx(0.039, abs=5e-4)
+    assert pytest.approx(1.44 * rms, abs=1e-3) == CORPUS_ERROR  # Student's 80 % for six
 
 
 def test_two_measures_of_a_text_predict_its_losses() -> None:

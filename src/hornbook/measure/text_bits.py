@@ -79,16 +79,6 @@ def _tokens(stores: Sequence[TokenStore], place: int, length: int) -> Ids:
     """Return up to ``length`` tokens of stores in a row, int64, from a place among all of theirs."""
     parts = [numpy.zeros(0, numpy.int64)]
     for store in stores:
-        if place >= store.num_tokens:
-            place -= store.num_tokens
-            continue
-        ends = numpy.cumsum(store.document_lengths)
-        for document in range(int(numpy.searchsorted(ends, place, side="right")), store.num_documents):
-            start = place - int(ends[document] - store.document_lengths[document])
-            part = store.read(document, start, min(length, int(ends[document]) - place)).astype(numpy.int64)
-            parts.append(part)
-            place, length = place + len(part), length - len(part)
-            if not length:
-                return numpy.concatenate(parts)
-        place = 0
+        parts.append(numpy.asarray(store.indexed.tokens[place : place + length], numpy.int64))
+        place, length = max(0, place - store.num_tokens), length - len(parts[-1])
     return numpy.concatenate(parts)
