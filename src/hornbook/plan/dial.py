@@ -27,7 +27,7 @@ MOST_DEPTH: Final = 48
 LEAST_STEPS: Final = 50
 """Fewer teach nothing: the rates only rise and fall."""
 _DEPTH, _WINDOWS, _RATE, _TABLE_RATE, _HEAD_RATE = 4, 16, 0.028, 0.045, 0.006
-_BATCH_TOKENS, _BATCH_EXPONENT, _LEAST_BATCH = 2**21, 0.6, 2048
+_BATCH_TOKENS, _BATCH_EXPONENT, _LEAST_BATCH = 2**20, 0.6, 2048
 _MOST_SCALE = math.sqrt(2)  # that of the longest measured run; a larger batch does not raise rates further
 _LONGEST_WARM_UP = 100
 _COUNTS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
