@@ -12,7 +12,7 @@ import torch
 from hornbook.config.sections import PrecisionConfig
 from hornbook.errors import UserError
 from hornbook.ops.block_sparse import choose_kernel
-from hornbook.ops.native import block_sparse, choice, library, products
+from hornbook.ops.native import block_sparse, choice, library, linear_trial
 from hornbook.ops.native.build import ARCHITECTURES, HALVES, INSTRUCTION_SETS
 from hornbook.ops.native.cache import BuildError
 from hornbook.ops.native.choice import choose
@@ -32,7 +32,7 @@ def on_this_machine():
 @pytest.fixture
 def times(monkeypatch):
     """The time of the linear kernels, the only ones, by instruction set; tests change it."""
-    monkeypatch.setattr(choice, "KERNELS", products.KERNELS)
+    monkeypatch.setattr(choice, "KERNELS", linear_trial.KERNELS)
     times = {PYTORCH: 3.0, **dict.fromkeys(instruction_sets(), 2.0), instruction_sets()[-1]: 1.0}
     monkeypatch.setattr(choice, "seconds", lambda kernel, shape: times)
     return times
@@ -40,7 +40,7 @@ def times(monkeypatch):
 
 @pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "linear_f32"), (torch.bfloat16, "linear_bf16")])
 def test_auto_takes_the_fastest_form_if_it_beats_pytorch(times, dtype, name):
-    (kernel,) = (kernel for kernel in products.KERNELS if kernel.name == name)
+    (kernel,) = (kernel for kernel in linear_trial.KERNELS if kernel.name == name)
     newest, *_, oldest = (isa for isa in kernel.instruction_sets if isa != HALVES)
     assert choose("auto", CPU, dtype).forms == {name: oldest}
     times[newest] = 0.5
