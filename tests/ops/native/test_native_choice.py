@@ -208,6 +208,27 @@ def test_a_time_that_no_other_confirms_is_measured_again(monkeypatch, tmp_path):
     assert {calls.count(form) for form in calls} == {20}
 
 
+def test_forms_that_are_far_behind_are_not_timed_further(monkeypatch, tmp_path):
+    monkeypatch.setattr(library, "_facts_file", lambda: tmp_path / "seconds.json")
+    monkeypatch.setattr(library, "instruction_sets", lambda: (HALVES, "avx512", "avx2"))
+    clock, calls = [0.0], []
+    of_form = {None: 1.9, Form(HALVES): 0.5, Form("avx512"): 1.0, Form("avx2"): 1.4}
+
+    def trial(form, _):
+        calls.append(form)
+        clock[0] += of_form[form]
+
+    monkeypatch.setattr("time.thread_time", lambda: clock[0])
+    kernel = Kernel("odd_bf16", torch.bfloat16, lambda form, _: True, trial, special=(HALVES,))
+    assert seconds(kernel) == pytest.approx({form.isa if form else PYTORCH: time for form, time in of_form.items()})
+    assert {form: calls.count(form) for form in of_form} == {
+        None: 3,
+        Form(HALVES): 8,
+        Form("avx512"): 8,
+        Form("avx2"): 8,
+    }
+
+
 def test_block_sparse_products_follow_the_options_and_what_the_run_was_computed_with():
     newest, oldest = block_sparse.newest_form().isa, instruction_sets()[-1]
 

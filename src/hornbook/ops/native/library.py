@@ -41,8 +41,8 @@ SUFFIXES: Final[Mapping[torch.dtype, str]] = {torch.float32: "f32", torch.bfloat
 """Suffixes of C functions by the dtype of the activations."""
 PYTORCH = "torch"
 """Represents PyTorch's operators among the names of instruction sets."""
-_ROUNDS, _MOST_ROUNDS = 7, 40
-_SPREAD = 1.03
+_FIRST_ROUNDS, _ROUNDS, _MOST_ROUNDS = 3, 7, 40
+_SPREAD, _FAR = 1.03, 1.5
 MOST_PRODUCTS: Final = 1 << 28
 """Multiplications of one product of a trial, which take some ten milliseconds."""
 _RUNTIME = re.compile(r"(libgomp|libiomp5|libomp)[^/]*\.so[.\d]*$")
@@ -267,24 +267,30 @@ def seconds(kernel: Kernel, shape: Shape = DEFAULT_SHAPE) -> Mapping[str, float]
 def _measure(kernel: Kernel, sizes: Mapping[str, int | str]) -> dict[str, float]:
     """Return the shortest time of each form, which other processes can only lengthen.
 
-    Rounds are added until each form's shortest time is confirmed by another one, or there are too many.
+    Rounds are added until each form's shortest time is confirmed by another one, or there are too many. Forms that are
+    far behind after the first rounds are left out of the others; the form with partial sums in fp16, which few runs
+    permit, leaves out none.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     taken: dict[str, list[float]] = {isa: [] for isa in (PYTORCH, *kernel.instruction_sets)}
+    near = taken
     try:
         with torch.no_grad():
             for number in range(_MOST_ROUNDS):
-                shortest = [sorted(times[1:])[:2] for times in taken.values()]
-                if number > _ROUNDS and all(second <= _SPREAD * first for first, second in shortest):
+                shortest = {isa: sorted(times[1:])[:2] for isa, times in near.items()}  # the first ones warm up
+                if number == _FIRST_ROUNDS:
+                    limit = _FAR * min(times[0] for isa, times in shortest.items() if isa != HALVES)
+                    near = {isa: taken[isa] for isa, times in shortest.items() if times[0] <= limit}
+                elif number > _ROUNDS and all(second <= _SPREAD * first for first, second in shortest.values()):
                     break
-                for isa, times in taken.items():
+                for isa, times in near.items():
                     start = time.thread_time()
                     kernel.trial(None if isa == PYTORCH else Form(isa), kernel.dtype, **sizes)
                     times.append(time.thread_time() - start)
     finally:
         torch.set_num_threads(threads)
-    return {isa: min(times[1:]) for isa, times in taken.items()}  # the first ones warm up
+    return {isa: min(times[1:]) for isa, times in taken.items()}
 
 
 def _found_once(name: str, forms: Collection[str], find: Callable[[], Mapping[str, float]]) -> Mapping[str, float]:
