@@ -11,13 +11,16 @@ import torch
 from hornbook.config import (
     AdamWConfig,
     CausalLMConfig,
+    DecoderConfig,
+    EncoderConfig,
     GPTConfig,
     MemoryConfig,
     ParallelConfig,
     PrecisionConfig,
     Recipe,
 )
-from hornbook.engine.build_training import build_loader, build_samples, build_training
+from hornbook.config.modernbert import ModernBertConfig
+from hornbook.engine.build_training import build_loader, build_samples, build_training, shape_of
 from hornbook.errors import DataError, UserError
 from hornbook.ops import cross_entropy
 from hornbook.ops.native.kernels import FORMS, NOT_CHOSEN, use
@@ -130,6 +133,34 @@ def test_the_ranks_of_a_pipeline_that_hold_the_tied_table(schedule, tables):
         model = build_training(recipe, 1, world)[0].model
         held = [table for table in (model.embedding.tokens, model.head.table) if not table.is_meta]
         assert len({table.data_ptr() for table in held}) == num_tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class Softsigned(GPTConfig):
+    """A model of one's own with an activation that hornbook does not have."""
+
+    activation: str = "softsign"
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        (GPTConfig(), ("gelu_tanh", False, True)),
+        (EncoderConfig(), ("gelu", False, True)),
+        (DecoderConfig(), ("silu", True, False)),
+        (
+            DecoderConfig(feed_forward="plain", activation="relu_squared", linear_bias=True),
+            ("relu_squared", False, True),
+        ),
+        (ModernBertConfig(), ("gelu", True, False)),
+        (Softsigned(), ("gelu_tanh", False, True)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_operators_are_timed_for_the_feed_forward_of_the_model(model, kind):
+    shape = shape_of(Recipe(model=model))
+    assert (shape.activation, shape.is_gated, shape.has_bias) == kind
+    assert shape.feed_forward_size == model.effective_feed_forward_size
 
 
 def test_all_ranks_compute_with_the_forms_of_the_first():

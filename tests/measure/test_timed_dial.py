@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from tiny_text import build_tiny
 
 import hornbook
 from hornbook.__main__ import main
+from hornbook.config import Recipe, load_recipe
 from hornbook.config.overrides import override_leaves
 from hornbook.errors import UserError
+from hornbook.measure import dial
 from hornbook.measure.dial import auto_recipe, dial_time, prepared_choice
-from hornbook.plan.dial import Dial, num_flops
+from hornbook.plan.dial import BASE, Choice, Dial, num_flops, options_of
 from hornbook.run.run_folder import RunFolder
 from hornbook.samples.sources import complete, open_sources
 
@@ -96,6 +99,66 @@ def test_the_timed_depth_is_the_chosen_one(corpus: Path) -> None:
     assert found.best.depth in found.token_seconds
     assert found.best.tokens == pytest.approx(30 / found.token_seconds[found.best.depth], rel=1e-3)
     assert all(0 < abs(other.depth - found.best.depth) <= 2 for other in found.others)
+
+
+class Clock:
+    """A machine on which a token of depth 1 takes ``token_seconds``, and preparing a depth ``preparation`` seconds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, token_seconds: float, preparation: float = 0.0) -> None:
+        self.begun = self.now = time.time()
+        self.steps = list[int]()
+        monkeypatch.setattr("time.time", lambda: self.now)
+        monkeypatch.setattr(dial, "hornbook_step", lambda recipe, world: recipe)
+        fits = SimpleNamespace(fits=True)
+        monkeypatch.setattr(dial, "plan_here", lambda *given: self.advance(preparation) or fits)
+
+        def timed(recipe: Recipe, device: torch.device) -> tuple[int, float]:
+            depth, tokens = recipe.model.hidden_size // 64, recipe.training.global_batch_size * recipe.sequence_length
+            taken = token_seconds * depth * tokens
+            self.steps.append(depth)
+            self.advance(taken)
+            return tokens, taken
+
+        monkeypatch.setattr(dial, "timed", timed)
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_time_that_is_too_short_is_known_soon(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute on a busy machine once took 115 s to be refused."""
+    clock = Clock(monkeypatch, token_seconds=2e-3)  # 4 s for the smallest batch, of 2,048 tokens
+    told = r"time 1m is not enough for 50 steps of the smallest model .*, which take 22\d s in all: give more"
+    with pytest.raises(UserError, match=told):
+        chosen(corpus, tmp_path / "a", time="1m")
+    assert clock.steps == [1, 1]
+    assert clock.now - clock.begun < 0.15 * 60
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("preparation", [0.0, 30.0])
+def test_steps_are_timed_for_a_tenth_of_the_time(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preparation: float
+) -> None:
+    clock = Clock(monkeypatch, token_seconds=1e-4, preparation=preparation)
+    resolved = chosen(corpus, tmp_path / "a", writes=False, time="2m")
+    spent = clock.now - clock.begun - preparation
+    assert clock.steps == ([1, 1] if preparation else [1] * 4), "what prepares the steps leaves less time for them"
+    assert spent < 0.1 * 120
+    assert resolved.recipe.model.hidden_size == 64
+
+
+def test_further_depths_are_timed_while_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def recipe_of(choice: Choice) -> Recipe:
+        options = {**options_of(choice.depth, choice.tokens), "data.synthetic": True, "model.vocab_size": 64}
+        return load_recipe(BASE, override_leaves(options)).recipe
+
+    for share, is_over in ((0.0, False), (0.2, True)):
+        clock = Clock(monkeypatch, token_seconds=1e-7, preparation=share * 1000)
+        found = dial_time(lambda clock=clock: clock.begun + 1000 - clock.now, 10**9, recipe_of, CPU)
+        assert (len({*clock.steps}) == 1) == is_over
+        assert found.best.depth in found.token_seconds
+        assert all(other.depth != found.best.depth for other in found.others)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,9 @@ from pathlib import Path
 import torch
 
 from hornbook.config import LabelledConfig, MaskingConfig, MemoryConfig, MuonConfig, PrecisionConfig, Recipe
+from hornbook.config.description import description_of
 from hornbook.config.optimizers import read_steps
+from hornbook.config.parts import FeedForward
 from hornbook.engine.home import Home, InMemory
 from hornbook.engine.loss_scale import FIRST_SCALE, DynamicScale, HistogramScale, LossScale, StaticScale
 from hornbook.engine.narrow_home import NarrowHome, store_weights
@@ -36,6 +38,7 @@ from hornbook.errors import UserError
 from hornbook.model import LanguageModel, initialize, model_of
 from hornbook.model.language_model import forward_resident, forward_split
 from hornbook.objective import OBJECTIVES, build_objective
+from hornbook.ops.layers import ACTIVATIONS
 from hornbook.ops.native.build import HALVES
 from hornbook.ops.native.choice import choose
 from hornbook.ops.native.kernels import use
@@ -269,10 +272,12 @@ def refuse_layout(recipe: Recipe, world: World) -> None:
 
 
 def shape_of(recipe: Recipe) -> Shape:
-    """Return the sizes of a run that the speed of native operators depends on; custom models may lack some."""
-    model, default = recipe.model, DEFAULT_SHAPE
+    """Return what the speed of a run's native operators depends on; custom models may lack some."""
+    model, default, described = recipe.model, DEFAULT_SHAPE, description_of(recipe.model)
     hidden_size = getattr(model, "hidden_size", default.hidden_size)
-    return Shape(
+    parts = described.block.parts if described else ()
+    layers = [part for part in parts if isinstance(part, FeedForward) and part.activation in ACTIVATIONS]
+    shape = Shape(
         # not of a micro-batch: the operators must not depend on how a batch is divided
         tokens=recipe.training.global_batch_size * recipe.sequence_length,
         hidden_size=hidden_size,
@@ -281,6 +286,10 @@ def shape_of(recipe: Recipe) -> Shape:
         head_size=getattr(model, "effective_head_size", default.head_size),
         vocab_size=model.vocab_size or default.vocab_size,
     )
+    if not layers:
+        return shape
+    kind, bias = layers[0], layers[0].inputs[0].bias
+    return replace(shape, activation=kind.activation, is_gated=kind.is_gated, has_bias=bias)
 
 
 def needs_files(recipe: Recipe, device: torch.device) -> bool:

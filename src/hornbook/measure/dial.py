@@ -2,11 +2,13 @@
 
     timed: 2 -> choose among all depths -> 5 -> timed: 5 -> choose again -> 4 -> timed: 4 -> choose again -> 4
 
-The FLOP/s of depths that were not timed are those of the nearest that was. The choice is written to the run's folder,
-so that the same command resumes the run instead of choosing again.
+The FLOP/s of depths that were not timed are those of the nearest that was. Once a tenth of the time is used, two steps
+of a depth must do, and no further depth is timed. The choice is written to the run's folder, so that the same command
+resumes the run instead of choosing again.
 """
 
 import math
+import statistics
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
@@ -24,7 +26,7 @@ from hornbook.config.recipe_files import Leaf, Tree, merge
 from hornbook.corpora.store import TokenStore
 from hornbook.errors import UserError
 from hornbook.measure.text_bits import text_bits
-from hornbook.measure.throughput import hornbook_step, measure_steps
+from hornbook.measure.throughput import hornbook_step, timed
 from hornbook.parallel.world import World
 from hornbook.plan.dial import (
     BASE,
@@ -52,7 +54,11 @@ from hornbook.storage.json_files import dump_json, read_json
 
 NAME: Final = "auto"
 """Of the recipe, and of its run."""
-_FIRST_DEPTH, _ROUNDS = 2, 2
+_FIRST_DEPTHS: Final = range(1, 3)
+_FIRST_SECONDS: Final = {"cpu": 1e-4, "cuda": 1e-5}
+"""Per token and depth, before anything is timed."""
+_LEAST_TIMED, _TIMED = 2, 4  # steps, of which the first half warms up
+_SHARE = 0.1  # of the time, for timing steps
 _VOCABULARY = 8192  # of the measured runs
 START_AND_END: Final = 8.0  # seconds: opening the run, its last validation, checkpoint and report
 OTHER: Final = 1.03  # checkpoints, logs and other processes
@@ -114,9 +120,12 @@ def auto_recipe(
     vocabulary = complete(base, sources).model.vocab_size
     assert vocabulary is not None, "complete sources have a vocabulary"
     found = _turn(dial, unique, vocabulary, recipe_of, device, num_ranks)
-    options = options_for(found.best)
+    best, options = found.best, options_for(found.best)
     if (steps := options["training.steps"]) < LEAST_STEPS:
         fewest = f"{LEAST_STEPS} steps of the smallest model here, the fewest that teach it anything"
+        if best.depth in found.token_seconds:
+            needed = LEAST_STEPS * options["training.global_batch_size"] * length * found.token_seconds[best.depth]
+            fewest += f", which take {needed * OTHER + time.time() - dial.begun + START_AND_END:.0f} s in all"
         raise UserError(f"{dial} is not enough for {fewest}: give more")
     options |= _intervals(steps, stops=sources.validation is not None)
     resolved = _with_options(draft, options, dial)
@@ -242,7 +251,7 @@ def _turn(
             return dial_time(left, unique, recipe_of, device, num_ranks)
         case "flops":
             ranked = choose(limit, unique, lambda depth: num_flops(depth, vocabulary), depths)
-            return Dialed(best=ranked[0], others=_beside(ranked), token_seconds={})
+            return Dialed(best=ranked[0], others=_beside(ranked, ranked[0].depth), token_seconds={})
         case "tokens":
             limit = min(limit, MOST_EPOCHS * unique)
             best = min(depths, key=lambda depth: abs(best_tokens(depth) - limit))
@@ -263,8 +272,8 @@ def _turn(
     return Dialed(best=at(largest, best_tokens(largest)), others=[], token_seconds={})
 
 
-def _beside(ranked: list[Choice]) -> list[Choice]:
-    near = [choice for choice in ranked if 0 < abs(choice.depth - ranked[0].depth) <= 2]
+def _beside(ranked: list[Choice], depth: int) -> list[Choice]:
+    near = [choice for choice in ranked if 0 < abs(choice.depth - depth) <= 2]
     return sorted(near, key=lambda choice: choice.depth)
 
 
@@ -287,21 +296,28 @@ def dial_time(
     Raises:
         UserError: not even the smallest model fits in memory.
     """
-    timed, depths = dict[int, float](), range(1, MOST_DEPTH + 1)
-    guess = choose(max(1.0, seconds()), unique, lambda depth: 1e-5 * depth, range(_FIRST_DEPTH, _FIRST_DEPTH + 1))[0]
-    while guess.depth not in timed:
+    token_seconds, depths = dict[int, float](), range(1, MOST_DEPTH + 1)
+    given, first = seconds(), _FIRST_SECONDS.get(device.type, _FIRST_SECONDS["cpu"])
+
+    def has_time() -> bool:
+        return given - seconds() < _SHARE * given
+
+    guess = choose(max(1.0, given), unique, lambda depth: first * depth, _FIRST_DEPTHS)[0]
+    while guess.depth not in token_seconds:
         recipe = recipe_of(guess)
         vocabulary = recipe.model.vocab_size or 1
         if plan_here(recipe, num_ranks, device).fits:
             # each GPU adds its own speed, of which the run then measures the rest; processes share the cores
-            timed[guess.depth] = _token_seconds(recipe, device) / (num_ranks if device.type == "cuda" else 1)
+            of_one = _token_seconds(recipe, device, has_time)
+            token_seconds[guess.depth] = of_one / (num_ranks if device.type == "cuda" else 1)
         else:
             depths = range(1, guess.depth)
-        if not depths or not timed:
+        if not depths or not token_seconds:
             raise UserError("not even the smallest model fits in memory; end other programs")
-        ranked = choose(max(0.0, seconds()), unique, _from_nearest(timed, vocabulary), depths)
-        guess = ranked[0]
-    return Dialed(best=guess, others=_beside(ranked), token_seconds=timed)
+        ranked = choose(max(0.0, seconds()), unique, _from_nearest(token_seconds, vocabulary), depths)
+        known = [choice for choice in ranked if choice.depth in token_seconds]
+        guess = ranked[0] if has_time() or not known else known[0]
+    return Dialed(best=guess, others=_beside(ranked, guess.depth), token_seconds=token_seconds)
 
 
 def trained_in(seconds: float, device: torch.device) -> tuple[Choice, int]:
@@ -335,6 +351,10 @@ def _from_nearest(timed: dict[int, float], vocabulary: int) -> Callable[[int], f
     return seconds
 
 
-def _token_seconds(recipe: Recipe, device: torch.device) -> float:
-    world = World(device=device)
-    return 1 / measure_steps({NAME: hornbook_step(recipe, world)}, world, rounds=_ROUNDS)[NAME].tokens_per_second
+def _token_seconds(recipe: Recipe, device: torch.device, has_time: Callable[[], bool]) -> float:
+    """Return the median seconds per token of a few steps, of fewer once the time for them is over."""
+    step, taken = hornbook_step(recipe, World(device=device)), list[float]()
+    while len(taken) < (_TIMED if has_time() else _LEAST_TIMED):
+        tokens, seconds = timed(step, device)
+        taken.append(seconds / tokens)
+    return statistics.median(taken[len(taken) // 2 :])

@@ -12,7 +12,7 @@ import torch
 from hornbook.config.sections import PrecisionConfig
 from hornbook.errors import UserError
 from hornbook.ops.block_sparse import choose_kernel
-from hornbook.ops.native import block_sparse, choice, library, products
+from hornbook.ops.native import block_sparse, choice, library, linear_trial
 from hornbook.ops.native.build import ARCHITECTURES, HALVES, INSTRUCTION_SETS
 from hornbook.ops.native.cache import BuildError
 from hornbook.ops.native.choice import choose
@@ -32,7 +32,7 @@ def on_this_machine():
 @pytest.fixture
 def times(monkeypatch):
     """The time of the linear kernels, the only ones, by instruction set; tests change it."""
-    monkeypatch.setattr(choice, "KERNELS", products.KERNELS)
+    monkeypatch.setattr(choice, "KERNELS", linear_trial.KERNELS)
     times = {PYTORCH: 3.0, **dict.fromkeys(instruction_sets(), 2.0), instruction_sets()[-1]: 1.0}
     monkeypatch.setattr(choice, "seconds", lambda kernel, shape: times)
     return times
@@ -40,7 +40,7 @@ def times(monkeypatch):
 
 @pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "linear_f32"), (torch.bfloat16, "linear_bf16")])
 def test_auto_takes_the_fastest_form_if_it_beats_pytorch(times, dtype, name):
-    (kernel,) = (kernel for kernel in products.KERNELS if kernel.name == name)
+    (kernel,) = (kernel for kernel in linear_trial.KERNELS if kernel.name == name)
     newest, *_, oldest = (isa for isa in kernel.instruction_sets if isa != HALVES)
     assert choose("auto", CPU, dtype).forms == {name: oldest}
     times[newest] = 0.5
@@ -206,6 +206,27 @@ def test_a_time_that_no_other_confirms_is_measured_again(monkeypatch, tmp_path):
     times = seconds(Kernel("odd_bf16", torch.bfloat16, lambda form, _: True, trial))
     assert set(times.values()) == {1.0}
     assert {calls.count(form) for form in calls} == {20}
+
+
+def test_forms_that_are_far_behind_are_not_timed_further(monkeypatch, tmp_path):
+    monkeypatch.setattr(library, "_facts_file", lambda: tmp_path / "seconds.json")
+    monkeypatch.setattr(library, "instruction_sets", lambda: (HALVES, "avx512", "avx2"))
+    clock, calls = [0.0], []
+    of_form = {None: 1.9, Form(HALVES): 0.5, Form("avx512"): 1.0, Form("avx2"): 1.4}
+
+    def trial(form, _):
+        calls.append(form)
+        clock[0] += of_form[form]
+
+    monkeypatch.setattr("time.thread_time", lambda: clock[0])
+    kernel = Kernel("odd_bf16", torch.bfloat16, lambda form, _: True, trial, special=(HALVES,))
+    assert seconds(kernel) == pytest.approx({form.isa if form else PYTORCH: time for form, time in of_form.items()})
+    assert {form: calls.count(form) for form in of_form} == {
+        None: 3,
+        Form(HALVES): 8,
+        Form("avx512"): 8,
+        Form("avx2"): 8,
+    }
 
 
 def test_block_sparse_products_follow_the_options_and_what_the_run_was_computed_with():

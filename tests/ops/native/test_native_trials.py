@@ -1,11 +1,16 @@
 """What the trials of native products compute and count, without a clock."""
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
+from torch.nn import functional
 
-from hornbook.ops.native import choice, library, products
+from hornbook.ops import layers
+from hornbook.ops.native import choice, library, linear, linear_trial, products
 from hornbook.ops.native.choice import choose
-from hornbook.ops.native.library import Form, Shape, instruction_sets
+from hornbook.ops.native.library import Form, Shape, instruction_sets, seconds
 
 CPU = torch.device("cpu")
 
@@ -20,7 +25,7 @@ def on_this_machine():
 def test_trials_pack_weights_once_as_steps_do(monkeypatch, tmp_path):
     """A trial that packed them each time preferred PyTorch's products where whole steps are slower with them."""
     monkeypatch.setattr(library, "_facts_file", lambda: tmp_path / "seconds.json")
-    monkeypatch.setattr(choice, "KERNELS", products.KERNELS)
+    monkeypatch.setattr(choice, "KERNELS", linear_trial.KERNELS)
     clock, pack, add = [0.0], products.pack, torch.Tensor.__iadd__
 
     def advanced(seconds, call):
@@ -32,23 +37,70 @@ def test_trials_pack_weights_once_as_steps_do(monkeypatch, tmp_path):
 
     monkeypatch.setattr("time.thread_time", lambda: clock[0])
     monkeypatch.setattr(products, "pack", advanced(10.0, pack))
-    monkeypatch.setattr(products, "add_weight_gradient", advanced(1.0, products.add_weight_gradient))
+    for module in (linear, linear_trial):
+        monkeypatch.setattr(module, "add_weight_gradient", advanced(1.0, products.add_weight_gradient))
     monkeypatch.setattr(torch.Tensor, "__iadd__", advanced(4.0, add))  # the head's gradient, which PyTorch adds
     shape = Shape(tokens=16, hidden_size=16, feed_forward_size=32, vocab_size=64)
     assert set(choose("auto", CPU, torch.float32, shape=shape).forms) == {"linear_f32"}
-    assert products.trial_layers.cache_info().currsize == 0, "memory of trials is freed"
+    assert linear_trial.trial_layers.cache_info().currsize == 0, "memory of trials is freed"
 
 
-def test_trials_compute_the_same_in_all_forms():
-    (kernel, _), gradients = products.KERNELS, []
+@pytest.mark.parametrize("kind", [("relu_squared", False, False), ("silu", True, False), ("gelu", True, True)], ids=str)
+def test_trials_compute_what_a_model_does_in_all_forms(kind):
+    (kernel, _), gradients, (activation, is_gated, has_bias) = linear_trial.KERNELS, [], kind
+    shape = Shape(8, 16, 24, vocab_size=32, activation=activation, is_gated=is_gated, has_bias=has_bias)
+    sizes = {name: size for name, size in vars(shape).items() if name in kernel.sizes}
+    up = (2, 24) if is_gated else (24,)
+    shapes = ((*up, 16), (16, 24), (32, 16), *((up, (16,)) if has_bias else ()))
     for form in (None, *map(Form, kernel.instruction_sets)):
-        products.trial_layers.cache_clear()
+        linear_trial.trial_layers.cache_clear()
         with torch.no_grad():
             for _ in range(2):
-                kernel.trial(form, torch.float32, tokens=8, hidden_size=16, feed_forward_size=24, vocab_size=32)
-        shapes = (24, 16), (16, 24), (32, 16)
-        gradients.append([weight.grad for weight in products.trial_layers(*shapes)])
-    products.trial_layers.cache_clear()
+                kernel.trial(form, torch.float32, **sizes)
+        assert linear_trial.trial_layers.cache_info().currsize == 1, "layers of other kinds are not made"
+        gradients.append([weight.grad for weight in linear_trial.trial_layers(*shapes)])
+        assert linear_trial.trial_layers.cache_info().misses == 1, "the layers are those of the model"
+    linear_trial.trial_layers.cache_clear()
     for of_form in gradients[1:]:
         torch.testing.assert_close(of_form, gradients[0])
-    assert gradients[0][2].unique().tolist() == [2 * 8 * 16.0], "added, and each token of the head counts once"
+    of_down, of_table = gradients[0][1:3]
+    assert of_table.unique().tolist() == [2 * 8], "added, and each token of the head counts once"
+    u = torch.tensor(1.0 + has_bias / up[-1])
+    h = layers.ACTIVATIONS[activation](u) * (u if is_gated else 1)
+    torch.testing.assert_close(of_down, torch.full_like(of_down, 2 * 8 * float(h)))
+
+
+def test_times_are_those_of_one_kind_of_feed_forward(monkeypatch, tmp_path):
+    """Forms whose gates are slow in the trial are not used by a gated model, and plain ones are timed apart."""
+    file = tmp_path / "seconds.json"
+    monkeypatch.setattr(library, "_facts_file", lambda: file)
+    monkeypatch.setattr(choice, "KERNELS", linear_trial.KERNELS)
+    clock, fused = [0.0], linear.linear_activation
+    monkeypatch.setattr("time.thread_time", lambda: clock[0])
+
+    def slow_if_gated(*arguments):
+        clock[0] += 10.0 if arguments[5] else 1.0
+        return fused(*arguments)
+
+    def functional_linear(*arguments):
+        clock[0] += 2.0
+        return plain(*arguments)
+
+    plain = functional.linear
+    monkeypatch.setattr(layers, "linear_activation", slow_if_gated)
+    monkeypatch.setattr(layers.functional, "linear", functional_linear)
+    shape = Shape(tokens=16, hidden_size=16, feed_forward_size=32, vocab_size=64, activation="silu")
+    name = "linear_f32 tokens=16 hidden_size=16 feed_forward_size=32 vocab_size=64"  # of versions without the kind
+    before = {name: dict.fromkeys((library.PYTORCH, *instruction_sets()), 1.0)}
+    file.write_text(json.dumps({library._circumstances(): before}))
+    assert set(choose("auto", CPU, torch.float32, shape=shape).forms) == {"linear_f32"}
+    assert choose("auto", CPU, torch.float32, shape=replace(shape, is_gated=True)).forms == {}
+    (known,) = json.loads(file.read_text()).values()
+    times = {name: found for name, found in known.items() if name not in before and not name.endswith("right")}
+    assert len(times) == 2
+    assert {name.partition(" activation=")[2] for name in times} == {
+        f"silu is_gated={is_gated} has_bias=True" for is_gated in (False, True)
+    }
+    spent = clock[0]
+    seconds(linear_trial.KERNELS[0], replace(shape, is_gated=True))
+    assert clock[0] == spent, "and once a machine"

@@ -34,8 +34,8 @@ from hornbook.ops.native import (
     cross_entropy,
     dropout,
     layer_norm,
+    linear_trial,
     orthogonalize,
-    products,
     token_block,
 )
 from hornbook.ops.native.build import ARCHITECTURES, HALVES, INSTRUCTION_SETS
@@ -58,7 +58,7 @@ from hornbook.ops.triton import operators, programs
 
 _logger = logging.getLogger("hornbook.ops")
 KERNELS: tuple[Kernel, ...] = (
-    *products.KERNELS,
+    *linear_trial.KERNELS,
     *attention.KERNELS,
     *layer_norm.KERNELS,
     *cross_entropy.KERNELS,
@@ -226,7 +226,7 @@ def _form(
             return None
     with weights_unchanged():  # packed once, as in a step
         times = {isa: time for isa, time in seconds(kernel, shape).items() if in_half or isa != HALVES}
-    products.trial_layers.cache_clear()
+    linear_trial.trial_layers.cache_clear()
     of_torch = times.pop(PYTORCH)
     fast = [isa for isa in sorted(times, key=times.__getitem__) if not is_free or of_torch > _MIN_GAIN * times[isa]]
     return next((isa for isa in fast if is_right(kernel, isa)), None)

@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,8 +41,8 @@ SUFFIXES: Final[Mapping[torch.dtype, str]] = {torch.float32: "f32", torch.bfloat
 """Suffixes of C functions by the dtype of the activations."""
 PYTORCH = "torch"
 """Represents PyTorch's operators among the names of instruction sets."""
-_ROUNDS, _MOST_ROUNDS = 7, 40
-_SPREAD = 1.03
+_FIRST_ROUNDS, _ROUNDS, _MOST_ROUNDS = 3, 7, 40
+_SPREAD, _FAR = 1.03, 1.5
 MOST_PRODUCTS: Final = 1 << 28
 """Multiplications of one product of a trial, which take some ten milliseconds."""
 _RUNTIME = re.compile(r"(libgomp|libiomp5|libomp)[^/]*\.so[.\d]*$")
@@ -68,7 +68,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a run that the times of its kernels depend on; those of the trials without a run by default."""
+    """What the times of a run's kernels depend on; that of the trials without a run by default."""
 
     tokens: int = 1024
     """Of a step."""
@@ -77,6 +77,12 @@ class Shape:
     sequence_length: int = 256
     head_size: int = 64
     vocab_size: int = 8192
+    activation: str = "gelu_tanh"
+    """Of the feed-forward."""
+    is_gated: bool = False
+    """Whether the feed-forward's activation multiplies the results of another layer."""
+    has_bias: bool = True
+    """Whether the feed-forward's layers add biases."""
 
     def rounded(self) -> "Shape":
         """Return the class of the shape, so that similar runs share their times.
@@ -85,7 +91,8 @@ class Shape:
         for a trial of some ten milliseconds, but at least 256 if there are more.
         """
         ceilings = sorted(base << bits for base in (2, 3) for bits in range(16))
-        sizes = {name: next((c for c in ceilings if c >= size), ceilings[-1]) for name, size in vars(self).items()}
+        given = {name: size for name, size in vars(self).items() if type(size) is int}  # a bool is an int, too
+        sizes: dict[str, Any] = {name: next((c for c in ceilings if c >= n), ceilings[-1]) for name, n in given.items()}
         # wider products leave the caches in the same way, but their weights take gigabytes
         hidden, inner = min(sizes["hidden_size"], 1024), min(sizes["feed_forward_size"], 4096)
         sizes |= {"hidden_size": hidden, "feed_forward_size": inner}
@@ -93,7 +100,7 @@ class Shape:
         sizes["tokens"] = max(c for c in ceilings if c <= min(most, sizes["tokens"]))
         sizes["sequence_length"] = min(sizes["sequence_length"], 512)
         sizes["vocab_size"] = min(sizes["vocab_size"], 1 << 15)
-        return Shape(**sizes)
+        return replace(self, **sizes)
 
 
 DEFAULT_SHAPE: Final = Shape()
@@ -257,27 +264,33 @@ def seconds(kernel: Kernel, shape: Shape = DEFAULT_SHAPE) -> Mapping[str, float]
     return _found_once(name, (PYTORCH, *kernel.instruction_sets), functools.partial(_measure, kernel, sizes))
 
 
-def _measure(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, float]:
+def _measure(kernel: Kernel, sizes: Mapping[str, int | str]) -> dict[str, float]:
     """Return the shortest time of each form, which other processes can only lengthen.
 
-    Rounds are added until each form's shortest time is confirmed by another one, or there are too many.
+    Rounds are added until each form's shortest time is confirmed by another one, or there are too many. Forms that are
+    far behind after the first rounds are left out of the others; the form with partial sums in fp16, which few runs
+    permit, leaves out none.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     taken: dict[str, list[float]] = {isa: [] for isa in (PYTORCH, *kernel.instruction_sets)}
+    near = taken
     try:
         with torch.no_grad():
             for number in range(_MOST_ROUNDS):
-                shortest = [sorted(times[1:])[:2] for times in taken.values()]
-                if number > _ROUNDS and all(second <= _SPREAD * first for first, second in shortest):
+                shortest = {isa: sorted(times[1:])[:2] for isa, times in near.items()}  # the first ones warm up
+                if number == _FIRST_ROUNDS:
+                    limit = _FAR * min(times[0] for isa, times in shortest.items() if isa != HALVES)
+                    near = {isa: taken[isa] for isa, times in shortest.items() if times[0] <= limit}
+                elif number > _ROUNDS and all(second <= _SPREAD * first for first, second in shortest.values()):
                     break
-                for isa, times in taken.items():
+                for isa, times in near.items():
                     start = time.thread_time()
                     kernel.trial(None if isa == PYTORCH else Form(isa), kernel.dtype, **sizes)
                     times.append(time.thread_time() - start)
     finally:
         torch.set_num_threads(threads)
-    return {isa: min(times[1:]) for isa, times in taken.items()}  # the first ones warm up
+    return {isa: min(times[1:]) for isa, times in taken.items()}
 
 
 def _found_once(name: str, forms: Collection[str], find: Callable[[], Mapping[str, float]]) -> Mapping[str, float]:
@@ -336,8 +349,8 @@ def _parsed(content_bytes: bytes) -> dict[str, dict[str, Mapping[str, float]]]:
 @functools.cache
 def _circumstances() -> str:
     """Return what facts depend on besides the library: the processor, PyTorch, and the Python code that finds them."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    digest, native = hashlib.sha256(), Path(__file__).parent
+    for path in sorted((*native.glob("*.py"), *native.parent.glob("*.py"))):  # trials call the operators of both
         digest.update(path.read_bytes())
     facts = cpu_facts()  # hypervisors give different processors one name
     numbers = " ".join(f"{name} {facts.get(name, '?')}" for name in ("cpu family", "model", "stepping"))

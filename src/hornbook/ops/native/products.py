@@ -8,20 +8,15 @@
     g, x  --------------> dW, db in fp32, stored or added     add_weight_gradient
 """
 
-import functools
 from collections.abc import MutableMapping
 from typing import Final
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hornbook.config.shapes import HEAD_TOKENS
 from hornbook.ops.native import kernels
-from hornbook.ops.native.build import HALVES, TILES
-from hornbook.ops.native.library import MOST_PRODUCTS, SUFFIXES, Form, Kernel, rows
-from hornbook.ops.operators import scalar_with_gradient
+from hornbook.ops.native.library import SUFFIXES, Form, rows
 
 ACTIVATIONS: Final = ("none", "gelu", "gelu_tanh", "relu", "relu_squared", "silu")
 """In the order of ``Activation`` in csrc/activations.h."""
@@ -139,107 +134,3 @@ def add_weight_gradient(
         f"linear_weight_gradient_{SUFFIXES[x.dtype]}", g_MN, g_MN.stride(0), x_MK, x_MK.stride(0), len(x_MK),
         g_MN.shape[1], x_MK.shape[1], of_weight, of_bias, int(accumulate), torch.get_num_threads(),
     )  # fmt: skip
-
-
-def _agrees(form: Form, dtype: torch.dtype) -> bool:
-    """Compare all products with float64, on sizes that no block divides."""
-    generator = torch.Generator().manual_seed(0)
-    x, g, weight, bias = (torch.randn(shape, generator=generator) for shape in ((55, 131), (55, 75), (75, 131), (75,)))
-    x, g = x.to(dtype), g.to(dtype)
-    y = product(form, x, pack(form, weight, dtype, False, None), weight, bias)
-    before = torch.empty_like(g)
-    active = product(form, x, pack(form, weight, dtype, False, None), weight, bias, activation="gelu", before=before)
-    back = pack(form, weight, dtype, True, None)
-    of_x = product(form, g, back, weight, for_gradient=True)
-    of_u = product(form, g, back, weight, for_gradient=True, activation="relu", derivative_at=x)
-    gated_panels = pack(form, weight[:74], dtype, False, None, is_gated=True)
-    u = x.new_empty(55, 74)
-    gated = product(form, x, gated_panels, weight[:74], bias[:74], activation="silu", before=u, is_gated=True)
-    half = pack(form, weight[:, :37], dtype, True, None)
-    of_gated = product(
-        form,
-        g,
-        half,
-        weight[:, :37],
-        for_gradient=True,
-        activation="relu_squared",
-        derivative_at=g[:, :74],
-        is_gated=True,
-    )
-    of_weight, of_bias = torch.ones(75, 131), torch.ones(75)
-    add_weight_gradient(form, g, x, of_weight, of_bias, accumulate=True)
-    exact_x, exact_g, exact_weight = x.double(), g.double(), weight.to(dtype).double()
-    exact_y = exact_x @ exact_weight.t() + bias
-    gate, up = exact_y[:, :74].chunk(2, 1)
-    at_gate, at_up = exact_g[:, :74].chunk(2, 1)
-    of_half = exact_g @ exact_weight[:, :37]
-    of_both = torch.cat((of_half * at_up * 2 * at_gate.relu(), of_half * at_gate.relu().square()), 1)
-    pairs = (
-        (y, exact_y),
-        (u, exact_y[:, :74]),
-        (gated, functional.silu(gate) * up),
-        (of_gated, of_both),
-        (before, exact_y),
-        (active, functional.gelu(exact_y)),
-        (of_u, exact_g @ exact_weight * (exact_x > 0)),
-        (of_x, exact_g @ exact_weight),
-        (of_weight, exact_g.t() @ exact_x + 1),
-        (of_bias, exact_g.sum(0) + 1),
-    )
-    tolerance = 1e-5 if dtype == torch.float32 else 5e-3  # of the largest value: small ones are sums that cancel
-    return all(bool((ours.double() - exact).abs().max() <= tolerance * exact.abs().max()) for ours, exact in pairs)
-
-
-@functools.lru_cache(1)
-def trial_layers(*shapes: tuple[int, int]) -> tuple[torch.nn.Parameter, ...]:
-    """Return weights of these shapes with gradients, kept until the caller clears the cache."""
-    weights = tuple(torch.nn.Parameter(torch.ones(shape)) for shape in shapes)
-    for weight in weights:
-        weight.grad = torch.zeros_like(weight)
-    return weights
-
-
-def _trial(
-    form: Form | None, dtype: torch.dtype, tokens: int, hidden_size: int, feed_forward_size: int, vocab_size: int
-) -> None:
-    """Run a feed-forward and the head, of 512 tokens and part of the table, forward and backward, adding gradients."""
-    most_columns = max(1, MOST_PRODUCTS // (HEAD_TOKENS * hidden_size * 64)) * 64
-    shapes = (
-        (feed_forward_size, hidden_size),
-        (hidden_size, feed_forward_size),
-        (min(vocab_size, most_columns), hidden_size),
-    )
-    weights = up, down, table = trial_layers(*shapes)
-    x, g = torch.ones(2, tokens, hidden_size, dtype=dtype)
-    up_bias, down_bias, last = torch.ones(feed_forward_size), torch.ones(hidden_size), x[:HEAD_TOKENS]
-    if form is None:
-        with torch.enable_grad():
-            leaf, *bias = (tensor.detach().requires_grad_() for tensor in (x, up_bias, down_bias))
-            h = functional.gelu(functional.linear(leaf, up.to(dtype), bias[0].to(dtype)), approximate="tanh")
-            scalar_with_gradient(functional.linear(h, down.to(dtype), bias[1].to(dtype)), g).backward()  # type: ignore[no-untyped-call]
-        columns = table.to(dtype)
-        logits = last @ columns.t()
-        torch.mm(logits, columns)
-        table.grad += logits.t() @ last
-        return
-    forward, backward = (
-        [panels_of(form, weight, dtype, for_gradient=back) for weight in weights] for back in (False, True)
-    )
-    u = x.new_empty(tokens, feed_forward_size)
-    h = product(form, x, forward[0], up, up_bias, activation="gelu_tanh", before=u)
-    product(form, h, forward[1], down, down_bias)
-    of_u = product(form, g, backward[1], down, for_gradient=True, activation="gelu_tanh", derivative_at=u)
-    product(form, of_u, backward[0], up, for_gradient=True)
-    logits = product(form, last, forward[2], table)
-    product(form, logits, backward[2], table, for_gradient=True)
-    pairs = ((of_u, x, torch.zeros_like(up_bias)), (g, h, torch.zeros_like(down_bias)), (logits, last, None))
-    for weight, (gradient, operand, of_bias) in zip(weights, pairs, strict=True):
-        assert weight.grad is not None, "made with it"
-        add_weight_gradient(form, gradient, operand, weight.grad, of_bias, accumulate=True)
-
-
-_SIZES = ("tokens", "hidden_size", "feed_forward_size", "vocab_size")
-KERNELS = (
-    Kernel("linear_f32", torch.float32, _agrees, _trial, sizes=_SIZES),
-    Kernel("linear_bf16", torch.bfloat16, _agrees, _trial, special=(HALVES, TILES), sizes=_SIZES),
-)
