@@ -12,6 +12,7 @@ records it, so a second call trains what is missing.
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -24,14 +25,15 @@ import torch
 
 from hornbook.config import Recipe, load_recipe
 from hornbook.corpora.store import open_store
-from hornbook.measure.dial import OTHER, START_AND_END
-from hornbook.measure.text_bits import text_bits
+from hornbook.measure.dial import OTHER, PILOT_SHARE, START_AND_END
+from hornbook.measure.pilot import bits_per_nat, pilot_tokens, train_pilot
 from hornbook.measure.throughput import hornbook_step
 from hornbook.parallel.world import World
 from hornbook.plan.dial import BASE, MOST_EPOCHS, Corpus, batch_windows, choose, options_of
 from hornbook.samples.sources import complete, open_sources
 from scaling_runs import Trial, run
 
+CPU = torch.device("cpu")
 _DEPTHS, _STEPS, _TURNS = range(1, 7), 4, 5
 _SEEDS = 3
 
@@ -40,7 +42,7 @@ Point = tuple[int, int | None]  # depth, and windows of a batch unless it is for
 
 def token_seconds(recipes: Mapping[Point, Recipe]) -> dict[Point, float]:
     """Return the processor time of training on a token: the median of turns in which each recipe takes some steps."""
-    steps = {key: hornbook_step(recipe, World(device=torch.device("cpu"))) for key, recipe in recipes.items()}
+    steps = {key: hornbook_step(recipe, World(device=CPU)) for key, recipe in recipes.items()}
     for step in steps.values():
         step()
     turns: dict[Point, list[float]] = {key: [] for key in recipes}
@@ -63,7 +65,11 @@ def plan_grid(corpus: Path, given_seconds: float) -> dict[str, Any]:
 
     timed = token_seconds({(depth, None): recipe_of(depth, 1 << 20) for depth in _DEPTHS})
     best = choose(seconds, unique, lambda depth: timed[depth, None], _DEPTHS)[0]
-    text, middle = Corpus.of(text_bits(open_sources(recipe_of(1, 1 << 20)))), batch_windows(best.tokens)
+    middle, sources = batch_windows(best.tokens), open_sources(recipe_of(1, 1 << 20))
+    tokens, predicted = pilot_tokens(unique, PILOT_SHARE * given_seconds / timed[1, None]), None
+    if tokens is not None:
+        fitted = Corpus.of(train_pilot(lambda tokens: recipe_of(1, tokens), sources, tokens, CPU), unique)
+        predicted = (fitted.floor + fitted.scale * best.loss) * (bits_per_nat(sources) or math.nan)
     first = max(1, best.depth - 1)
     grid = [(depth, windows) for depth in range(first, first + 3) for windows in (middle // 2, middle, 2 * middle)]
     grid.sort(key=lambda point: point != (best.depth, middle))
@@ -77,7 +83,7 @@ def plan_grid(corpus: Path, given_seconds: float) -> dict[str, Any]:
         }
         for depth, windows, seed in [(*grid[0], seed) for seed in range(_SEEDS)] + [(*point, 0) for point in grid[1:]]
     ]
-    return {"seconds": given_seconds, "predicted": text.floor + text.scale * best.loss, "trials": trials}
+    return {"seconds": given_seconds, "predicted": predicted, "trials": trials}
 
 
 def main() -> None:
@@ -98,7 +104,7 @@ def main() -> None:
         parser.error(f"{record} is for {grid['seconds']:g} seconds: choose another folder")
     trials = [Trial(given.corpus, **trial) for trial in grid["trials"]]
     chosen, *_ = trials
-    print(f"chosen: depth {chosen.depth}, {chosen.windows} windows; predicted {grid['predicted']:.4f}", flush=True)
+    print(f"chosen: depth {chosen.depth}, {chosen.windows} windows; predicted {grid['predicted']}", flush=True)
     with ProcessPoolExecutor(given.workers) as pool:
         list(pool.map(partial(run, folder=given.folder), trials))
     for trial in trials:

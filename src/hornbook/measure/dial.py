@@ -1,6 +1,7 @@
 """Choose the decoder for a time on this machine, by timing a few steps of promising depths.
 
     timed: 2 -> choose among all depths -> 5 -> timed: 5 -> choose again -> 4 -> timed: 4 -> choose again -> 4
+    trained: depth 1, for some seconds -> predict the loss of 4
 
 The FLOP/s of depths that were not timed are those of the nearest that was. Once a tenth of the time is used, two steps
 of a depth must do, and no further depth is timed. The choice is written to the run's folder, so that the same command
@@ -11,7 +12,7 @@ import math
 import statistics
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +26,7 @@ from hornbook.config.recipe import Recipe
 from hornbook.config.recipe_files import Leaf, Tree, merge
 from hornbook.corpora.store import TokenStore
 from hornbook.errors import UserError
-from hornbook.measure.text_bits import text_bits
+from hornbook.measure.pilot import bits_per_nat, pilot_tokens, train_pilot
 from hornbook.measure.throughput import hornbook_step, timed
 from hornbook.parallel.world import World
 from hornbook.plan.dial import (
@@ -37,6 +38,7 @@ from hornbook.plan.dial import (
     Choice,
     Corpus,
     Dial,
+    Pilot,
     batch_windows,
     best_tokens,
     choose,
@@ -59,6 +61,7 @@ _FIRST_SECONDS: Final = {"cpu": 1e-4, "cuda": 1e-5}
 """Per token and depth, before anything is timed."""
 _LEAST_TIMED, _TIMED = 2, 4  # steps, of which the first half warms up
 _SHARE = 0.1  # of the time, for timing steps
+PILOT_SHARE: Final = 0.08  # the same, for the training behind the prediction
 _VOCABULARY = 8192  # of the measured runs
 START_AND_END: Final = 8.0  # seconds: opening the run, its last validation, checkpoint and report
 OTHER: Final = 1.03  # checkpoints, logs and other processes
@@ -72,6 +75,14 @@ class Dialed:
     best: Choice
     others: list[Choice]
     token_seconds: dict[int, float]
+
+    def within(self, seconds: float, unique: float, token_seconds: Callable[[int], float]) -> "Dialed":
+        """Return the same depths with what they reach in another time."""
+        best, *others = (
+            choose(max(0.0, seconds), unique, token_seconds, range(each.depth, each.depth + 1))[0]
+            for each in (self.best, *self.others)
+        )
+        return replace(self, best=best, others=others)
 
 
 def auto_recipe(
@@ -119,17 +130,21 @@ def auto_recipe(
 
     vocabulary = complete(base, sources).model.vocab_size
     assert vocabulary is not None, "complete sources have a vocabulary"
-    found = _turn(dial, unique, vocabulary, recipe_of, device, num_ranks)
-    best, options = found.best, options_for(found.best)
-    if (steps := options["training.steps"]) < LEAST_STEPS:
-        fewest = f"{LEAST_STEPS} steps of the smallest model here, the fewest that teach it anything"
-        if best.depth in found.token_seconds:
-            needed = LEAST_STEPS * options["training.global_batch_size"] * length * found.token_seconds[best.depth]
-            fewest += f", which take {needed * OTHER + time.time() - dial.begun + START_AND_END:.0f} s in all"
-        raise UserError(f"{dial} is not enough for {fewest}: give more")
-    options |= _intervals(steps, stops=sources.validation is not None)
+    found, pilot = _turn(dial, unique, vocabulary, recipe_of, device, num_ranks), None
+    _refuse_few_steps(found, options_for(found.best), dial, length)
+    speed = _from_nearest(found.token_seconds, vocabulary)
+    if dial.name == "time":
+        most = PILOT_SHARE * dial.value / (speed(1) * (num_ranks if device.type == "cuda" else 1))
+    else:
+        most = math.inf
+    if sources.validation is not None and (tokens := pilot_tokens(unique, most)):
+        pilot = train_pilot(lambda tokens: recipe_of(_at(1, tokens, unique)), sources, tokens, device)
+        if dial.name == "time":
+            found = found.within(_left(dial), unique, speed)
+    options = options_for(found.best)
+    options |= _intervals(options["training.steps"], stops=sources.validation is not None)
     resolved = _with_options(draft, options, dial)
-    reasons = [*_reasons(found, dial, unique, sources)]
+    reasons = [*_reasons(found, dial, unique, sources, pilot)]
     if writes:
         limit = {"begun": dial.begun, "seconds": dial.value} if dial.name == "time" else {}
         document = {"name": draft.name, "dial": str(dial), "options": options, "reasons": reasons}
@@ -147,6 +162,17 @@ def _refuse_time(recipe: Recipe, dial: Dial) -> None:
             "`time` corrects the length of the run, which takes the schedule warmup_stable_decay without an end of its "
             "own: remove `schedule.name` and `schedule.decay_end`"
         )
+
+
+def _refuse_few_steps(found: Dialed, options: Mapping[str, Any], dial: Dial, length: int) -> None:
+    """Raise UserError if the run would have too few steps, and say how long enough of them take."""
+    if options["training.steps"] >= LEAST_STEPS:
+        return
+    fewest = f"{LEAST_STEPS} steps of the smallest model here, the fewest that teach it anything"
+    if found.best.depth in found.token_seconds:
+        needed = LEAST_STEPS * options["training.global_batch_size"] * length * found.token_seconds[found.best.depth]
+        fewest += f", which take {needed * OTHER + time.time() - dial.begun + START_AND_END:.0f} s in all"
+    raise UserError(f"{dial} is not enough for {fewest}: give more")
 
 
 def prepared_choice(dial: Dial, overrides: Tree, output: Path | None) -> Resolved:
@@ -200,7 +226,7 @@ def _intervals(steps: int, *, stops: bool) -> dict[str, Any]:
     return {"evaluation.every_steps": every, **saving, **patience}
 
 
-def _reasons(found: Dialed, dial: Dial, unique: int, sources: Sources) -> Iterator[str]:
+def _reasons(found: Dialed, dial: Dial, unique: int, sources: Sources, pilot: Pilot | None) -> Iterator[str]:
     """Yield the choice and its reasons, one line each."""
     best = found.best
     speed = (
@@ -210,16 +236,20 @@ def _reasons(found: Dialed, dial: Dial, unique: int, sources: Sources) -> Iterat
         f"{dial}: depth {best.depth}, {num_weights(best.depth):,} weights in blocks, {best.tokens:,} tokens, "
         f"{best.epochs:.2g} epochs{speed}"
     )
-    text = text_bits(sources)
-    corpus = Corpus.of(text)
-    loss = corpus.floor + corpus.scale * best.loss
-    low, high = interval(best.depth, best.tokens, unique, text, loss)
-    yield f"predicted loss {loss:.3f} bits per byte on held-out text like this, 80 % between {low:.2f} and {high:.2f}"
+    scale, unit = 1.0, "of the law's loss"
+    if pilot is not None:
+        corpus, bits = Corpus.of(pilot, unique), bits_per_nat(sources)
+        loss = corpus.floor + corpus.scale * best.loss
+        low, high = ((bits or 1.0) * bound for bound in interval(best.depth, best.tokens, unique, pilot, loss))
+        scale, unit = (bits or 1.0) * corpus.scale, "bits per byte" if bits else "nats per token"
+        told = f"80 % between {low:.2f} and {high:.2f}"
+        yield f"predicted loss {(bits or 1.0) * loss:.3f} {unit} on held-out text like this, {told}"
+    elif sources.validation is not None:
+        lacks = "text" if pilot_tokens(unique, math.inf) is None else "time"
+        yield f"no loss is predicted, since there is too little {lacks} to train a small model first"
     for other in found.others:
-        yield (
-            f"depth {other.depth} would train on {other.tokens:,} tokens: "
-            f"{corpus.scale * (other.loss - best.loss):+.3f} bits per byte"
-        )
+        told = f"{scale * (other.loss - best.loss):+.3f} {unit}"
+        yield f"depth {other.depth} would train on {other.tokens:,} tokens: {told}"
     if best.extrapolates:
         yield f"extrapolated: measured were up to {LAW.largest:,.0f} weights and {LAW.longest:,.0f} tokens"
     if best.epochs > MOST_EPOCHS - 0.01:
@@ -238,38 +268,39 @@ def _turn(
 ) -> Dialed:
     """Return the choice for a dial; only the time needs measurements."""
     depths, limit = range(1, MOST_DEPTH + 1), dial.value
-
-    def at(depth: int, tokens: float) -> Choice:
-        return choose(1.0, unique, lambda _: 1 / tokens, range(depth, depth + 1))[0]
-
     match dial.name:
         case "time":
-
-            def left() -> float:
-                return (dial.begun + limit - time.time() - START_AND_END) / OTHER
-
-            return dial_time(left, unique, recipe_of, device, num_ranks)
+            return dial_time(lambda: _left(dial), unique, recipe_of, device, num_ranks)
         case "flops":
             ranked = choose(limit, unique, lambda depth: num_flops(depth, vocabulary), depths)
             return Dialed(best=ranked[0], others=_beside(ranked, ranked[0].depth), token_seconds={})
         case "tokens":
             limit = min(limit, MOST_EPOCHS * unique)
             best = min(depths, key=lambda depth: abs(best_tokens(depth) - limit))
-            return Dialed(best=at(best, limit), others=[], token_seconds={})
+            return Dialed(best=_at(best, limit, unique), others=[], token_seconds={})
         case "params":
 
             def size(depth: int) -> float:
-                return recipe_of(at(depth, 1e6)).num_parameters()
+                return recipe_of(_at(depth, 1e6, unique)).num_parameters()
 
         case _:
 
             def size(depth: int) -> float:
-                return plan_here(recipe_of(at(depth, best_tokens(depth))), num_ranks, device).peak
+                return plan_here(recipe_of(_at(depth, best_tokens(depth), unique)), num_ranks, device).peak
 
     largest = bisect_right(depths, limit, key=size)
     if not largest:
         raise UserError(f"{dial} is too little for the smallest model: give more")
-    return Dialed(best=at(largest, best_tokens(largest)), others=[], token_seconds={})
+    return Dialed(best=_at(largest, best_tokens(largest), unique), others=[], token_seconds={})
+
+
+def _left(dial: Dial) -> float:
+    """Return the seconds that remain for steps of a time."""
+    return (dial.begun + dial.value - time.time() - START_AND_END) / OTHER
+
+
+def _at(depth: int, tokens: float, unique: float) -> Choice:
+    return choose(1.0, unique, lambda _: 1 / tokens, range(depth, depth + 1))[0]
 
 
 def _beside(ranked: list[Choice], depth: int) -> list[Choice]:
