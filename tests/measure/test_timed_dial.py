@@ -14,8 +14,9 @@ from hornbook.__main__ import main
 from hornbook.config import Recipe, load_recipe
 from hornbook.config.overrides import override_leaves
 from hornbook.errors import UserError
-from hornbook.measure import dial
-from hornbook.measure.dial import auto_recipe, dial_time, prepared_choice
+from hornbook.measure import dial, timed_dial
+from hornbook.measure.dial import auto_recipe, prepared_choice
+from hornbook.measure.timed_dial import dial_time
 from hornbook.plan.dial import BASE, Choice, Dial, Pilot, num_flops, options_of
 from hornbook.run.run_folder import RunFolder
 from hornbook.samples.sources import complete, open_sources
@@ -119,9 +120,9 @@ class Clock:
         self.begun = self.now = time.time()
         self.steps = list[int]()
         monkeypatch.setattr("time.time", lambda: self.now)
-        monkeypatch.setattr(dial, "hornbook_step", lambda recipe, world: recipe)
+        monkeypatch.setattr(timed_dial, "hornbook_step", lambda recipe, world: recipe)
         fits = SimpleNamespace(fits=True)
-        monkeypatch.setattr(dial, "plan_here", lambda *given: self.advance(preparation) or fits)
+        monkeypatch.setattr(timed_dial, "plan_here", lambda *given: self.advance(preparation) or fits)
 
         def timed(recipe: Recipe, device: torch.device) -> tuple[int, float]:
             depth, tokens = recipe.model.hidden_size // 64, recipe.training.global_batch_size * recipe.sequence_length
@@ -130,7 +131,7 @@ class Clock:
             self.advance(taken)
             return tokens, taken
 
-        monkeypatch.setattr(dial, "timed", timed)
+        monkeypatch.setattr(timed_dial, "timed", timed)
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
