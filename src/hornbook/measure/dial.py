@@ -120,12 +120,9 @@ def auto_recipe(
     vocabulary = complete(base, sources).model.vocab_size
     assert vocabulary is not None, "complete sources have a vocabulary"
     found = _turn(dial, unique, vocabulary, recipe_of, device, num_ranks)
-    best, options = found.best, options_for(found.best)
+    options = options_for(found.best)
     if (steps := options["training.steps"]) < LEAST_STEPS:
-        fewest = f"{LEAST_STEPS} steps of the smallest model here, the fewest that teach it anything"
-        if best.depth in found.token_seconds:
-            needed = LEAST_STEPS * options["training.global_batch_size"] * length * found.token_seconds[best.depth]
-            fewest += f", which take {needed * OTHER + time.time() - dial.begun + START_AND_END:.0f} s in all"
+        fewest = _fewest_steps(found, dial, options["training.global_batch_size"] * length)
         raise UserError(f"{dial} is not enough for {fewest}: give more")
     options |= _intervals(steps, stops=sources.validation is not None)
     resolved = _with_options(draft, options, dial)
@@ -136,6 +133,15 @@ def auto_recipe(
         folder.path.mkdir(parents=True, exist_ok=True)
         replace_file(folder.choice, dump_json(document | limit))
     return replace(resolved, notes=(*reasons, *resolved.notes))
+
+
+def _fewest_steps(found: Dialed, dial: Dial, tokens: int) -> str:
+    """Return what the shortest run trains, for an error, and how long, if steps of ``tokens`` were timed."""
+    fewest = f"{LEAST_STEPS} steps of the smallest model here, the fewest that teach it anything"
+    if (token_seconds := found.token_seconds.get(found.best.depth)) is None:
+        return fewest
+    needed = time.time() - dial.begun + LEAST_STEPS * tokens * token_seconds * OTHER + START_AND_END
+    return f"{fewest}, which take {needed:.0f} s in all"
 
 
 def _refuse_time(recipe: Recipe, dial: Dial) -> None:
