@@ -82,6 +82,8 @@ class Context(SequenceGroups, SpacedSequences, total=False):
     """Cosines and sines, fp32 ``[B, T, R/2]``, of decoders with rotary positions; see `hornbook.model.rotary`."""
     local_rotation: tuple[Tensor, Tensor]
     """The same in layers with a window, if they differ."""
+    unadded: tuple[nn.Module, Tensor]
+    """Between blocks of ``joins`` only: the last dropout of a block, and what is still to be added to its result."""
     cache: KeyValues
     """In generation only: keys and values of earlier tokens; see ``attend``."""
 

@@ -24,7 +24,7 @@ from hornbook.model.attention import Context, KeyValues, SelfAttention
 from hornbook.model.block import PreNormBlock
 from hornbook.model.head import CausalHead, OutputHead
 from hornbook.model.label_heads import LastTokenClassifier
-from hornbook.model.layers import Embedding, LayerNorm
+from hornbook.model.layers import Embedding, LayerNorm, is_unmodified
 from hornbook.model.rotary import Rotary
 from hornbook.ops.attention import document_context
 from hornbook.ops.spans import selected, spans_of_windows
@@ -108,8 +108,11 @@ class LanguageModel(nn.Module):
         x_BTD = self.embedding(batch["tokens"], batch["positions"], batch["keys"], batch.get("segments"))
         if self.passes_embedding:
             context["embedding"] = x_BTD
-        for block in self.blocks:
-            x_BTD = block(x_BTD, context)
+        num_joined = 0
+        if x_BTD.is_cuda and all(is_unmodified(block, PreNormBlock) for block in self.blocks):
+            num_joined = len(self.blocks) - 1
+        for number, block in enumerate(self.blocks):
+            x_BTD = block(x_BTD, context, joins=True) if number < num_joined else block(x_BTD, context)
         return self.head(use, x_BTD, batch)
 
     def make_context(self, batch: Batch) -> Context:
