@@ -21,6 +21,7 @@ from hornbook.ops.dropout import keep_mask
 from hornbook.ops.mixed_linear import mixed_feed_forward, mixed_linear, mixed_stack
 from hornbook.ops.native import kernels
 from hornbook.ops.native.kernels import FORMS, copy_of, weights_unchanged
+from hornbook.ops.triton.embedding_operators import embed
 from hornbook.ops.triton.norm_operators import norm_beside
 from hornbook.ops.triton.operators import KERNELS, TRITON, triton_cross_entropy, triton_dropout
 from hornbook.ops.triton.programs import Drop
@@ -185,6 +186,29 @@ def check_linear(dtype: torch.dtype, shape: tuple[int, ...], activation: str | N
             close(ours.grad, leaf.grad, dtype if activation else torch.float32)
 
 
+def check_embedding(dtype: torch.dtype, ids: torch.Tensor, width: int, *, drops: bool, has_twin: bool) -> None:
+    """Two micro-batches; from the second on, or with a tied head's gradient, rows are added to what there is."""
+    table, positions = (torch.nn.Parameter(normal(rows, width)) for rows in (90, 7))
+    twin = torch.nn.Parameter(table.detach())
+    twin.grad = normal(90, width) if has_twin else None
+    exact = [leaf.detach().double().requires_grad_() for leaf in (table, positions)]
+    begin = twin.grad.double() if has_twin else 0.0
+    places = torch.randint(7, ids.shape, generator=RANDOM)
+    keys = torch.randint(1 << 32, ids.shape, generator=RANDOM)
+    mask = keep_mask(keys, 3, width, 0.3) / 0.7 if drops else 1.0
+    drop, upstream = Drop(keys, 3, 0.3) if drops else None, normal(*ids.shape, width, dtype=dtype)
+    with weights_unchanged():
+        for _ in range(2):
+            x = embed(ids, places, table, positions, (twin,), drop, dtype)
+            x.backward(upstream)
+            right = (exact[0][ids] + exact[1][places]) * mask
+            right.backward(upstream.double())
+            close(x.detach(), right.detach(), dtype)
+    assert (table.grad is None) == has_twin and (twin.grad is None) != has_twin
+    close(twin.grad if has_twin else table.grad, exact[0].grad + begin, torch.float32)
+    close(positions.grad, exact[1].grad, torch.float32)
+
+
 class Operators(TorchDispatchMode):
     """Notes the names of operators."""
 
@@ -232,6 +256,10 @@ def main(*, has_all: bool) -> None:
         check_feed_forward(torch.bfloat16, 5, activation, has_bias=True)
     check_feed_forward(torch.float16, 70, "gelu_tanh", has_bias=False)  # more rows than a tile
     check_stack(torch.bfloat16)
+    many = torch.randint(4, (2, 50), generator=RANDOM)  # ids that fill several blocks, of 32 places
+    few = (torch.randint(90, (3, 41), generator=RANDOM), torch.tensor([[5]]), torch.full((1, 96), 3))
+    for ids, drops, has_twin in product((many, *few), (False, True), (False, True)):
+        check_embedding(torch.bfloat16, ids, 130, drops=drops, has_twin=has_twin)
     of_half = ((torch.float16, name) for name in (None, "gelu_tanh"))
     for dtype, activation in (*product((torch.bfloat16,), (None, *layers.ACTIVATIONS)), *of_half):
         check_linear(dtype, (2, 5, 8), activation, has_bias=True)

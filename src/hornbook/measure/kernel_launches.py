@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from hornbook.ops.triton.programs import PRODUCT, SPARSE_TILES, TILE
+from hornbook.ops.triton.programs import PRODUCT, SPARSE_TILES, SUMMED_ROWS, TILE
 
 # fmt: off
 _FILLS: Final = frozenset((
@@ -107,6 +107,8 @@ def _launch(
         moved += again - cached
     elif name in _LOOK_UPS:
         moved = 2 * sum(map(_bytes, made))
+    elif name in ("triton_embedding", "triton_add_rows"):
+        return _rows_launch(name, args, given, made, moved)
     elif name.startswith("nll_loss"):  # an element of each row; the gradient's other ones are zeros
         moved = sum(map(_bytes, made))
     elif name.endswith(("flash_attention_backward", "cudnn_attention_backward")):
@@ -185,6 +187,19 @@ def _beside_embedding(gradient: Tensor, tokens: Tensor, made: Tensor) -> Iterato
     yield Launch(name="embedding_sort", kernels=13, bytes=10 * _bytes(tokens), dtype=_name(tokens))
     written = min(tokens.numel(), len(made)) * row
     yield Launch(name="embedding_sums_of_parts", bytes=2 * parts * row + written, dtype=_name(made))
+
+
+def _rows_launch(name: str, args: Any, given: list[Tensor], made: list[Tensor], moved: float) -> Launch:
+    """Return Triton's embedding, or the sums of its gradient's rows: of the tables, only rows that occur."""
+    if name == "triton_embedding":  # each token's row; those of positions stay in the second-level cache
+        tables = [table for table in args[2:4] if table is not None]
+        num_tokens, dtype = made[0].shape[:-1].numel(), _name(made[0])
+        rows = num_tokens + sum(min(num_tokens, len(table)) for table in tables[1:])
+    else:  # read and written, if all differ, and the parts of those that do not
+        tables, (num_tokens,), dtype = given[:1], given[1].shape, _name(given[3])
+        rows = 2 * (min(num_tokens, len(given[0])) + 2 * -(-num_tokens // SUMMED_ROWS))
+    moved += 4.0 * rows * tables[0].shape[1] - sum(map(_bytes, tables))
+    return Launch(name=name, kernels=1 + (name == "triton_add_rows"), bytes=moved, dtype=dtype)
 
 
 def _activated_launch(name: str, given: list[Tensor], made: list[Tensor], moved: float, kernels: int) -> Launch:

@@ -80,18 +80,18 @@ class OutputHead(nn.Module):
         elif self._holds_copy:
             draw.constant(self.table, 0.0)
 
-    def tie(self, table: nn.Parameter) -> None:
+    def tie(self, table: nn.Parameter) -> tuple[Tensor, ...]:
         """Share the storage of the embedding's ``table`` ``[V padded, D]``, with a separate gradient, if tied.
 
-        After ``hold_copy``, copy its values instead, unless another rank holds the table.
+        After ``hold_copy``, copy its values instead, unless another rank holds the table. Return what shares it.
         """
-        if self._holds_copy and table.is_meta:
-            return
-        if self._holds_copy:
+        if not self._holds_copy and self.is_tied:
+            self.table = nn.Parameter(table.detach())
+            return (self.table,)
+        if self._holds_copy and not table.is_meta:
             with torch.no_grad():
                 local(self.table).copy_(local(table))
-        elif self.is_tied:
-            self.table = nn.Parameter(table.detach())
+        return ()
 
     def hold_copy(self) -> None:
         """Allocate separate memory for the table of a tied head, into which ``tie`` copies from now on."""

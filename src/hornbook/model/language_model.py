@@ -92,7 +92,7 @@ class LanguageModel(nn.Module):
     def tie(self) -> None:
         """Share the embedding's table with a tied head; call it again after moving the model to another device."""
         if self.embedding.tokens is not None:  # None if the table is block-sparse
-            self.head.tie(self.embedding.tokens)
+            self.embedding.twins = self.head.tie(self.embedding.tokens)
 
     def forward(self, use: Callable[[Any, Tensor, Batch], Any], batch: Batch, cache: KeyValues | None = None) -> Any:
         """Return ``use(head, x_BTD, batch)``, where x_BTD are the hidden states ``[B, T, D]`` of the last block.
