@@ -126,7 +126,7 @@ def check_feed_forward(dtype: torch.dtype, num_rows: int, activation: str, *, ha
     exact = [leaf.detach().to(dtype).double().requires_grad_() for leaf in weights]
     exact += [None if leaf is None else leaf.detach().double().requires_grad_() for leaf in biases]
     function, operators = layers.ACTIVATIONS[activation], Operators()
-    with weights_unchanged(keeps_copies=True), operators:
+    with weights_unchanged(copies={}), operators:
         for _ in range(2):
             x, upstream = (
                 normal(2, num_rows, 64, dtype=dtype).requires_grad_(),
@@ -168,7 +168,7 @@ def check_linear(dtype: torch.dtype, shape: tuple[int, ...], activation: str | N
     bias = torch.nn.Parameter(normal(3, 5)) if has_bias else None
     exact = [None if leaf is None else leaf.detach().to(dtype).double().requires_grad_() for leaf in (weight, bias)]
     function = None if activation is None else (activation, layers.ACTIVATIONS[activation])
-    with weights_unchanged(keeps_copies=True):
+    with weights_unchanged(copies={}):
         for _ in range(2):
             x, upstream = normal(*shape, dtype=dtype).requires_grad_(), normal(*shape[:-1], 15, dtype=dtype) / 8
             y = mixed_linear(x, weight, bias, function)

@@ -29,7 +29,7 @@ _FILLS: Final = frozenset((
 """Operators that only write."""
 _LOOK_UPS: Final = frozenset(("gather", "index_select", "embedding", "index"))
 """Operators that read as much as they write, out of a larger tensor."""
-_CHANGED_LISTS: Final = {"_fused_adamw_": (0, 2, 3), "_foreach_copy_": (), "_foreach_zero_": ()}
+_CHANGED_LISTS: Final = {"_fused_adamw_": (0, 2, 3), "triton_adamw": (0, 2, 3), "_foreach_copy_": (), "_foreach_zero_": ()}
 """Numbers of the arguments that an operator on lists reads and writes, but does not return; (0,) for others."""
 _BYTES_OF_A_MULTI_KERNEL: Final = 64 * 65536 * 4 * 5
 """Of PyTorch's operators on lists of tensors, one kernel's share: at most 320 chunks of 64 Ki fp32 elements."""
@@ -114,10 +114,12 @@ def _launch(
     elif name.endswith(("flash_attention_backward", "cudnn_attention_backward")):
         # adds to fp32 sums of the queries' gradients, which another kernel rounds; one before it has read the result y
         moved += 8.0 * made[0].numel() - _bytes(made[0]) - _bytes(given[4])
-    is_list = "foreach" in name or name.startswith("_fused_")
+    is_list = "foreach" in name or name.startswith("_fused_") or name == "triton_adamw"
     if is_list and not made:
         moved += sum(map(_bytes, tree_leaves([args[number] for number in _CHANGED_LISTS.get(name, (0,))])))
     kernels = max(1, -(-int(sum(map(_bytes, given))) // _BYTES_OF_A_MULTI_KERNEL)) if is_list else 1
+    if name == "triton_adamw":  # any number of tensors, whose addresses are copied to the device
+        kernels = 2
     if "triton_attention" in name:
         return _attention_launch(name, args, made, moved, *pairs)
     if name.startswith("triton") and "gradient" in name:

@@ -11,6 +11,7 @@ from torch.optim.adam import adam as torch_adam
 from hornbook.config.optimizers import MomentsConfig
 from hornbook.ops.native.adamw import Numbers, form_for
 from hornbook.ops.native.adamw import adamw as native_adamw
+from hornbook.ops.triton.adamw_operators import can_update, triton_adamw
 from hornbook.optim.slots import Slot, by_group
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -56,6 +57,9 @@ def adamw(
             for slot, mean, square in zip(group, means, squares, strict=True):
                 native_adamw(form, slot.parameter, slot.gradient, mean, square, numbers, slot.clip)
             continue
+        if weights[0].is_cuda and can_update([*weights, *gradients, *means, *squares]):
+            _by_triton(group, numbers)
+            continue
         if any(slot.clip != 1.0 for slot in group):
             torch._foreach_mul_(gradients, [slot.clip for slot in group])
         torch_adam(
@@ -75,6 +79,22 @@ def adamw(
             maximize=False,
             decoupled_weight_decay=decoupled,
         )
+
+
+def _by_triton(slots: list[Slot], numbers: Numbers) -> None:
+    """Update slots on a GPU by one kernel for each factor of gradients and dtype of copies."""
+    kinds: dict[tuple[float, torch.dtype | None], list[Slot]] = {}
+    for slot in slots:
+        kinds.setdefault((slot.clip, None if slot.copy is None else slot.copy.values.dtype), []).append(slot)
+    for (factor, _), group in kinds.items():
+        lists = [[slot.parameter for slot in group], [slot.gradient for slot in group]]
+        lists += [[slot.state[name] for slot in group] for name in _MOMENTS]
+        copies = [slot.copy.values for slot in group if slot.copy is not None]
+        *first, decoupled = numbers
+        triton_adamw(*lists, copies, [*first, factor], decoupled)
+        for slot in group:
+            if slot.copy is not None:
+                slot.copy.version = slot.parameter._version
 
 
 def _of_ages(slot: Slot, config: MomentsConfig, *, learning_rate: float, count: int, decoupled: bool) -> None:
