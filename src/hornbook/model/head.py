@@ -7,7 +7,8 @@ A tied head shares the embedding's table but has its own gradient. So runs that 
           .grad  (look-ups)                .grad  (logits)          fold_tied_gradients() adds them once a step
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -63,6 +64,7 @@ class OutputHead(nn.Module):
         super().__init__()
         self.vocab_size, self.is_tied, self.std, self.cap = vocab_size, is_tied, std, cap
         self._holds_copy = False
+        self._known: tuple[Tensor, Tensor] | None = None
         self.bias = nn.Parameter(torch.empty(vocab_size)) if bias else None
         if not is_tied:
             self.table = nn.Parameter(torch.empty(padded_rows(vocab_size), hidden_size))
@@ -111,8 +113,19 @@ class OutputHead(nn.Module):
 
     def prepare(self, x: Tensor) -> Tensor:
         """Return the input of the output projection ``[..., D]`` for hidden states ``[..., D]``."""
+        if self._known is not None and self._known[0] is x:
+            return self._known[1]
         prepared: Tensor = self.norm(x)
         return prepared
+
+    @contextmanager
+    def knowing(self, x: Tensor, normed: Tensor) -> Iterator[Tensor]:
+        """Yield ``x``, whose norm ``prepare`` knows in the ``with`` block."""
+        self._known = x, normed
+        try:
+            yield x
+        finally:
+            self._known = None
 
     def logits(self, x_ND: Tensor) -> Tensor:
         """Return the logits ``[..., V]`` in fp32, without padding, for hidden states ``[..., D]``."""

@@ -24,7 +24,7 @@ from hornbook.model.attention import Context, KeyValues, SelfAttention
 from hornbook.model.block import PreNormBlock
 from hornbook.model.head import CausalHead, OutputHead
 from hornbook.model.label_heads import LastTokenClassifier
-from hornbook.model.layers import Embedding, LayerNorm, is_unmodified
+from hornbook.model.layers import Embedding, LayerNorm, RMSNorm, add_norm, is_unmodified
 from hornbook.model.rotary import Rotary
 from hornbook.ops.attention import document_context
 from hornbook.ops.spans import selected, spans_of_windows
@@ -110,10 +110,15 @@ class LanguageModel(nn.Module):
             context["embedding"] = x_BTD
         num_joined = 0
         if x_BTD.is_cuda and all(is_unmodified(block, PreNormBlock) for block in self.blocks):
-            num_joined = len(self.blocks) - 1
+            joins_head = self.training and is_unmodified(self.head, CausalHead)
+            num_joined = len(self.blocks) - (not (joins_head and isinstance(self.head.norm, LayerNorm | RMSNorm)))
         for number, block in enumerate(self.blocks):
             x_BTD = block(x_BTD, context, joins=True) if number < num_joined else block(x_BTD, context)
-        return self.head(use, x_BTD, batch)
+        if "unadded" not in context:
+            return self.head(use, x_BTD, batch)
+        dropout, changed_BTD = context.pop("unadded")
+        with self.head.knowing(*add_norm(dropout, self.head.norm, changed_BTD, batch["keys"], x_BTD)) as x_BTD:
+            return self.head(use, x_BTD, batch)
 
     def make_context(self, batch: Batch) -> Context:
         """Return the tensors that blocks need besides the hidden states, computed once per micro-batch."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -128,8 +129,9 @@ def adam_directions(slots: Sequence[Slot], config: MomentsConfig, count: int) ->
     """
     sizes = [-(-slot.parameter.numel() // 32) * 32 for slot in slots]  # each starts at a multiple of 128 bytes
     flat = torch.zeros(sum(sizes), dtype=torch.float32, device=slots[0].parameter.device)
+    options: dict[str, Any] = {"is_exempt": True, "rate_scale": 1.0, "copy": None}
     zeros = [
-        replace(slot, parameter=part[: slot.parameter.numel()].view_as(slot.parameter), is_exempt=True, rate_scale=1.0)
+        replace(slot, parameter=part[: slot.parameter.numel()].view_as(slot.parameter), **options)
         for slot, part in zip(slots, torch.split(flat, sizes), strict=True)
     ]
     adamw(zeros, config, learning_rate=1.0, count=count, decoupled=False)
