@@ -98,9 +98,7 @@ class Held(NamedTuple):
     holders: Holders | None
     parts: Parts | None
 
-    def slot(
-        self, weight: Tensor, gradient: Tensor, states: Mapping[str, Tensor], copy: Copy | None = None
-    ) -> Slot:
+    def slot(self, weight: Tensor, gradient: Tensor, states: Mapping[str, Tensor], copy: Copy | None = None) -> Slot:
         """Return the slot of this rank's part of the parameter; a bias and its states are vectors, as ``gradient``."""
         return Slot(
             name=self.name,

@@ -29,7 +29,12 @@ _FILLS: Final = frozenset((
 """Operators that only write."""
 _LOOK_UPS: Final = frozenset(("gather", "index_select", "embedding", "index"))
 """Operators that read as much as they write, out of a larger tensor."""
-_CHANGED_LISTS: Final = {"_fused_adamw_": (0, 2, 3), "triton_adamw": (0, 2, 3), "_foreach_copy_": (), "_foreach_zero_": ()}
+_CHANGED_LISTS: Final = {
+    "_fused_adamw_": (0, 2, 3),
+    "triton_adamw": (0, 2, 3),
+    "_foreach_copy_": (),
+    "_foreach_zero_": (),
+}
 """Numbers of the arguments that an operator on lists reads and writes, but does not return; (0,) for others."""
 _BYTES_OF_A_MULTI_KERNEL: Final = 64 * 65536 * 4 * 5
 """Of PyTorch's operators on lists of tensors, one kernel's share: at most 320 chunks of 64 Ki fp32 elements."""

@@ -108,7 +108,11 @@ def _add_parts(
 
 
 def embedding(
-    tokens: Tensor, positions: Tensor | None, tables: tuple[Tensor, Tensor | None], drop: Drop | None, dtype: torch.dtype
+    tokens: Tensor,
+    positions: Tensor | None,
+    tables: tuple[Tensor, Tensor | None],
+    drop: Drop | None,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Return ``[..., D]``; see `hornbook.ops.triton.embedding_operators.triton_embedding`."""
     tokens, (table, position_table) = tokens.contiguous(), tables
