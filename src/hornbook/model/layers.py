@@ -365,8 +365,8 @@ class Embedding(nn.Module):
         tokens = self.tokens
         if tokens is not None and tokens.is_cuda and self._is_fused:
             drop = Drop(keys_BT, self.dropout.site, self.dropout.probability) if self.dropout.drops else None
-            ids_BT = positions_BT + self.first_position if self.first_position else positions_BT
-            return embed(tokens_BT, ids_BT, tokens, self.positions, self.twins, drop, self.compute_dtype)
+            ids = tokens_BT, positions_BT + self.first_position if self.first_position else positions_BT
+            return embed(*ids, tokens, self.positions, self.twins, drop, self.compute_dtype)
         if self.sparse_tokens is not None:
             x_BTD = self.sparse_tokens.look_up(tokens_BT)
         else:
@@ -389,11 +389,10 @@ class Embedding(nn.Module):
     @property
     def _is_fused(self) -> bool:
         """Whether Triton computes the result and the gradients, given that the table is on a GPU."""
+        tables = [table for table in (self.tokens, self.positions) if table is not None]
         is_plain = self.norm is None and self.segments is None and self.scale == 1.0 and not is_cut(self.tokens)
-        tables = [self.tokens] if self.positions is None else [self.tokens, self.positions]
         is_plain &= self.position_kind != "sinusoidal" and all(table.dtype == torch.float32 for table in tables)
-        is_plain &= is_unmodified(self.dropout, Dropout) and not torch.compiler.is_compiling()
-        return is_plain and chosen("triton_embedding", self.tokens)
+        return is_plain and is_unmodified(self.dropout, Dropout) and chosen("triton_embedding", self.tokens)
 
     def for_generation(self, dtype: torch.dtype) -> nn.Module:
         """Return the embedding with tables converted to fp32 once."""

@@ -1,4 +1,4 @@
-"""Adam and AdamW for lists of tensors in one kernel, which also clips gradients and writes 16-bit copies of the weights.
+"""Adam and AdamW for lists of tensors in one kernel, which also clips gradients and writes 16-bit copies of weights.
 
 A program updates a chunk of one tensor; a table on the device has the tensors' addresses and sizes. Compared with
 PyTorch's fused kernel, clipping needs no pass of its own, and the next step finds the copies that its products take.

@@ -1,4 +1,4 @@
-"""The operators of Triton's embedding, for PyTorch's dispatcher, and its gradients, which are added where they belong."""
+"""The operators of Triton's embedding, for PyTorch's dispatcher; gradients are added to those that there are."""
 
 from typing import Any
 
