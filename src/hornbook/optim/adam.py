@@ -52,14 +52,13 @@ def adamw(
     for decay, scale, group in by_group([slot for slot in slots if slot not in young] if young else slots):
         weight_decay = config.weight_decay if decay else 0.0
         numbers = Numbers(learning_rate * scale, weight_decay, config.beta1, config.beta2, epsilon, t, decoupled)
+        if group[0].parameter.is_cuda and not (group := _by_triton(group, numbers)):
+            continue
         weights, gradients = [slot.parameter for slot in group], [slot.gradient for slot in group]
         means, squares = ([slot.state[name] for slot in group] for name in _MOMENTS)
         if (form := form_for([*weights, *gradients, *means, *squares])) is not None:
             for slot, mean, square in zip(group, means, squares, strict=True):
                 native_adamw(form, slot.parameter, slot.gradient, mean, square, numbers, slot.clip)
-            continue
-        if weights[0].is_cuda and can_update([*weights, *gradients, *means, *squares]):
-            _by_triton(group, numbers)
             continue
         if any(slot.clip != 1.0 for slot in group):
             torch._foreach_mul_(gradients, [slot.clip for slot in group])
@@ -82,20 +81,21 @@ def adamw(
         )
 
 
-def _by_triton(slots: list[Slot], numbers: Numbers) -> None:
-    """Update slots on a GPU by one kernel for each factor of gradients and dtype of copies."""
-    kinds: dict[tuple[float, torch.dtype | None], list[Slot]] = {}
+def _by_triton(slots: list[Slot], numbers: Numbers) -> list[Slot]:
+    """Update slots on a GPU, and their copies, and return those that are left to PyTorch."""
+    left, groups = list[Slot](), dict[float, list[Slot]]()
     for slot in slots:
-        kinds.setdefault((slot.clip, None if slot.copy is None else slot.copy.values.dtype), []).append(slot)
-    for (factor, _), group in kinds.items():
+        fits = can_update([slot.parameter, slot.gradient, *(slot.state[name] for name in _MOMENTS)])
+        (groups.setdefault(slot.clip, []) if fits else left).append(slot)
+    for factor, group in groups.items():
+        group.sort(key=lambda slot: slot.copy is None)
         lists = [[slot.parameter for slot in group], [slot.gradient for slot in group]]
         lists += [[slot.state[name] for slot in group] for name in _MOMENTS]
-        copies = [slot.copy.values for slot in group if slot.copy is not None]
-        *first, decoupled = numbers
-        triton_adamw(*lists, copies, [*first, factor], decoupled)
-        for slot in group:
-            if slot.copy is not None:
-                slot.copy.version = slot.parameter._version
+        copies = [slot.copy for slot in group if slot.copy is not None]
+        triton_adamw(*lists, [copy.values for copy in copies], [*numbers[:-1], factor], numbers.decoupled)
+        for slot, copy in zip(group, copies, strict=False):
+            copy.version = slot.parameter._version
+    return left
 
 
 def _of_ages(slot: Slot, config: MomentsConfig, *, learning_rate: float, count: int, decoupled: bool) -> None:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHUNK = 4096
+CHUNK = 1024
 """Elements of a program."""
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -29,12 +29,12 @@ def _adamw(
     own = table + tl.sum((firsts <= program).to(tl.int32), 0) - 1
     start = (program - tl.load(own)) * size
     places = tl.arange(0, size)
-    exists = start + places < tl.load(own + num_tensors)
+    exists = start + places < tl.multiple_of(tl.load(own + num_tensors), 4)
     wide: tl.constexpr = tl.pointer_type(tl.float32)
-    weights = tl.multiple_of(tl.load(own + 2 * num_tensors), 16).to(wide) + start + places
-    gradients = tl.multiple_of(tl.load(own + 3 * num_tensors), 16).to(wide) + start + places
-    means = tl.multiple_of(tl.load(own + 4 * num_tensors), 16).to(wide) + start + places
-    squares = tl.multiple_of(tl.load(own + 5 * num_tensors), 16).to(wide) + start + places
+    weights = tl.multiple_of(tl.load(own + 2 * num_tensors).to(wide), 16) + start + places
+    gradients = tl.multiple_of(tl.load(own + 3 * num_tensors).to(wide), 16) + start + places
+    means = tl.multiple_of(tl.load(own + 4 * num_tensors).to(wide), 16) + start + places
+    squares = tl.multiple_of(tl.load(own + 5 * num_tensors).to(wide), 16) + start + places
     weight = tl.load(weights, mask=exists, other=0.0)
     gradient = tl.load(gradients, mask=exists, other=0.0) * factor + added * weight
     mean = tl.load(means, mask=exists, other=0.0) * beta1 + rest1 * gradient
@@ -44,10 +44,9 @@ def _adamw(
     tl.store(squares, square, mask=exists)
     tl.store(weights, weight, mask=exists)
     if narrow is not None:
-        copies = tl.load(own + 6 * num_tensors)
-        if copies != 0:
-            copies = tl.multiple_of(copies, 16).to(tl.pointer_type(narrow)) + start + places
-            tl.store(copies, weight.to(narrow), mask=exists)
+        address = tl.load(own + 6 * num_tensors)
+        copies = tl.multiple_of(address.to(tl.pointer_type(narrow)), 16) + start + places
+        tl.store(copies, weight.to(narrow), mask=exists & (address != 0))
 
 
 def adamw(

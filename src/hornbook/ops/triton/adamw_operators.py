@@ -10,9 +10,10 @@ from hornbook.ops.triton.operators import chosen
 
 
 def can_update(tensors: list[Tensor]) -> bool:
-    """Return whether ``triton_adamw`` takes tensors."""
+    """Return whether ``triton_adamw`` takes a weight, its gradient and its moments."""
     fit = all(each.dtype == torch.float32 and each.is_contiguous() for each in tensors)
-    return fit and all(chosen("triton_adamw", each) and each.storage_offset() % 4 == 0 for each in tensors)
+    is_aligned = all(each.storage_offset() % 4 == 0 and each.numel() % 4 == 0 for each in tensors)
+    return fit and is_aligned and all(chosen("triton_adamw", each) for each in tensors)
 
 
 @operator(changes=(0, 2, 3, 4), device="any")
@@ -28,7 +29,7 @@ def triton_adamw(
     """Update fp32 weights and moments in place.
 
     Args:
-        weights: contiguous, their memory and that of the others aligned to 16 bytes.
+        weights: contiguous, their memory, that of the others and their sizes multiples of 16 bytes.
         gradients: of the same sizes; unchanged.
         means: exponential averages of the gradients.
         squares: those of their squares.
