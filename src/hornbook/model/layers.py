@@ -6,7 +6,7 @@ and every layer casts its weights to the dtype of its input::
     x bf16  ->  Linear(weight fp32)  ->  y bf16,   weight.grad fp32
 
 The cast moves 6 bytes per parameter and micro-batch. In return, no second copy of the weights is kept, and gradients
-are summed in fp32. On a GPU, copies are kept for a step (`hornbook.ops.mixed_linear`).
+are summed in fp32. On a GPU, copies are kept for a step (`hornbook.ops.mixed_linear`), and AdamW writes the next ones.
 """
 
 from typing import Any, Literal, Protocol, TypeGuard, TypeVar
