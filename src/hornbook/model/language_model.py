@@ -113,7 +113,8 @@ class LanguageModel(nn.Module):
             joins_head = self.training and is_unmodified(self.head, CausalHead)
             num_joined = len(self.blocks) - (not (joins_head and isinstance(self.head.norm, LayerNorm | RMSNorm)))
         for number, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, context, joins=True) if number < num_joined else block(x_BTD, context)
+            context["joins"] = number < num_joined
+            x_BTD = block(x_BTD, context)
         if "unadded" not in context:
             return self.head(use, x_BTD, batch)
         dropout, changed_BTD = context.pop("unadded")

@@ -204,5 +204,5 @@ def has_plain_gradient(parameter: Tensor) -> bool:
     if not isinstance(parameter, torch.nn.Parameter) or not parameter.requires_grad:
         return False
     grad = parameter.grad
-    is_plain = type(grad) in PLAIN and grad.is_contiguous() and grad.dtype == torch.float32
+    is_plain = grad is not None and type(grad) in PLAIN and grad.is_contiguous() and grad.dtype == torch.float32
     return is_plain and not parameter._backward_hooks and not parameter._post_accumulate_grad_hooks

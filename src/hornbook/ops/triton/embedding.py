@@ -121,11 +121,11 @@ def embedding(
         fixed = tile(table.shape[1])
         grid = (triton.cdiv(tokens.numel(), fixed["height"]), triton.cdiv(table.shape[1], fixed["width"]))
         ids = (tokens, tokens if positions is None else positions.contiguous())
-        given = (tokens if drop is None else drop.keys.contiguous(), table)
-        given += (table if position_table is None else position_table,)
+        keys = tokens if drop is None else drop.keys.contiguous()
+        given = (*ids, keys, table, table if position_table is None else position_table)
         numbers = (tokens.numel(), *table.shape, *dropout_numbers(drop))
         has = {"has_positions": position_table is not None, "drops": drop is not None}
-        _embedding[grid](*ids, *given, result, *numbers, **has, **fixed)
+        _embedding[grid](*given, result, *numbers, **has, **fixed)
     return result
 
 
