@@ -119,11 +119,11 @@ class OutputHead(nn.Module):
         return prepared
 
     @contextmanager
-    def knowing(self, x: Tensor, normed: Tensor) -> Iterator[Tensor]:
-        """Yield ``x``, whose norm ``prepare`` knows in the ``with`` block."""
+    def knowing(self, x: Tensor, normed: Tensor) -> Iterator[None]:
+        """Let ``prepare`` know the norm of ``x`` in the ``with`` block."""
         self._known = x, normed
         try:
-            yield x
+            yield
         finally:
             self._known = None
 

@@ -118,7 +118,9 @@ class LanguageModel(nn.Module):
         if "unadded" not in context:
             return self.head(use, x_BTD, batch)
         dropout, changed_BTD = context.pop("unadded")
-        with self.head.knowing(*add_norm(dropout, self.head.norm, changed_BTD, batch["keys"], x_BTD)) as x_BTD:
+        x_BTD, normed_BTD = add_norm(dropout, self.head.norm, changed_BTD, batch["keys"], x_BTD)
+        del changed_BTD  # whose memory the logits may take
+        with self.head.knowing(x_BTD, normed_BTD):
             return self.head(use, x_BTD, batch)
 
     def make_context(self, batch: Batch) -> Context:
