@@ -103,7 +103,7 @@ def test_gradients_of_query_key_and_value_are_not_stacked(steps):
 
 def test_updates_write_the_weights_that_products_take(steps):
     few, many = (steps[title]["casts"] for title in ("gpt bf16", "gpt bf16, 4 micro-batches"))
-    assert "bfloat16" not in few and "float32" not in few and few == many
+    assert not {"bfloat16", "float32"} & (few.keys() | many.keys())
     assert "triton_adamw" in steps["gpt bf16"]["names"]
     assert steps["gpt without Triton"]["casts"]["float32"] > 2 * 2 * 4 * 2
 
