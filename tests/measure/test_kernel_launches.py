@@ -35,6 +35,27 @@ def tensors(number, *shape, dtype=torch.bfloat16):
     return [torch.empty(shape, dtype=dtype, device="meta") for _ in range(number)]
 
 
+def test_tritons_adamw_also_writes_copies():
+    lists = [[torch.empty(100, device="meta")] for _ in range(4)]
+    copies, given = tensors(1, 100), [tensor for (tensor,) in lists]
+    launch = _launch("triton_adamw", [*lists, copies], given + copies, [], given + copies, (0.0, 0.0))
+    assert (launch.bytes, launch.kernels) == (400 * (4 + 3) + 200, 2)
+
+
+def test_tritons_embedding_moves_only_rows_that_occur():
+    tables = [torch.empty(rows, 4, device="meta") for rows in (50, 6)]
+    ids, (result,) = [torch.empty(2, 8, dtype=torch.int64, device="meta") for _ in range(2)], tensors(1, 2, 8, 4)
+    args = (*ids, *tables, torch.bfloat16, None, 0, 0.0)
+    launch = _launch("triton_embedding", args, ids + tables, [result], [*ids, *tables, result], (0.0, 0.0))
+    assert launch.bytes == 2 * 16 * 8 + (16 + 6) * 4 * 4 + 16 * 4 * 2
+    ids, order = (torch.empty(40, dtype=dtype, device="meta") for dtype in (torch.int32, torch.int64))
+    for total, rows in (tables[0], 40), (tables[1], 6):
+        given = [total, ids, order, *tensors(1, 5, 8, 4)]
+        launch = _launch("triton_add_rows", given, given, [], given, (0.0, 0.0))
+        parts = 2 * 2  # of two blocks of 32 places
+        assert launch.bytes == 40 * (4 + 8) + 40 * 4 * 2 + 2 * (rows + parts) * 4 * 4
+
+
 @pytest.mark.parametrize("kind", ["flash", "cudnn"])
 def test_gradients_of_flash_attention_are_three_kernels(kind):
     """Sums of y dy and zeros before, fp32 sums of the queries' gradients inside, their rounding behind."""

@@ -21,6 +21,8 @@ from hornbook.ops.dropout import keep_mask
 from hornbook.ops.mixed_linear import mixed_feed_forward, mixed_linear, mixed_stack
 from hornbook.ops.native import kernels
 from hornbook.ops.native.kernels import FORMS, copy_of, weights_unchanged
+from hornbook.ops.triton.adamw_operators import triton_adamw
+from hornbook.ops.triton.embedding_operators import embed
 from hornbook.ops.triton.norm_operators import norm_beside
 from hornbook.ops.triton.operators import KERNELS, TRITON, triton_cross_entropy, triton_dropout
 from hornbook.ops.triton.programs import Drop
@@ -125,7 +127,7 @@ def check_feed_forward(dtype: torch.dtype, num_rows: int, activation: str, *, ha
     exact = [leaf.detach().to(dtype).double().requires_grad_() for leaf in weights]
     exact += [None if leaf is None else leaf.detach().double().requires_grad_() for leaf in biases]
     function, operators = layers.ACTIVATIONS[activation], Operators()
-    with weights_unchanged(keeps_copies=True), operators:
+    with weights_unchanged(copies={}), operators:
         for _ in range(2):
             x, upstream = (
                 normal(2, num_rows, 64, dtype=dtype).requires_grad_(),
@@ -167,7 +169,7 @@ def check_linear(dtype: torch.dtype, shape: tuple[int, ...], activation: str | N
     bias = torch.nn.Parameter(normal(3, 5)) if has_bias else None
     exact = [None if leaf is None else leaf.detach().to(dtype).double().requires_grad_() for leaf in (weight, bias)]
     function = None if activation is None else (activation, layers.ACTIVATIONS[activation])
-    with weights_unchanged(keeps_copies=True):
+    with weights_unchanged(copies={}):
         for _ in range(2):
             x, upstream = normal(*shape, dtype=dtype).requires_grad_(), normal(*shape[:-1], 15, dtype=dtype) / 8
             y = mixed_linear(x, weight, bias, function)
@@ -185,6 +187,50 @@ def check_linear(dtype: torch.dtype, shape: tuple[int, ...], activation: str | N
             close(ours.grad, leaf.grad, dtype if activation else torch.float32)
 
 
+def check_embedding(dtype: torch.dtype, ids: torch.Tensor, width: int, *, drops: bool, has_twin: bool) -> None:
+    """Two micro-batches; from the second on, or with a tied head's gradient, rows are added to what there is."""
+    table, positions = (torch.nn.Parameter(normal(rows, width)) for rows in (90, 7))
+    twin = torch.nn.Parameter(table.detach())
+    twin.grad = normal(90, width) if has_twin else None
+    exact = [leaf.detach().double().requires_grad_() for leaf in (table, positions)]
+    begin = twin.grad.double() if has_twin else 0.0
+    places = torch.randint(7, ids.shape, generator=RANDOM)
+    keys = torch.randint(1 << 32, ids.shape, generator=RANDOM)
+    mask = keep_mask(keys, 3, width, 0.3) / 0.7 if drops else 1.0
+    drop, upstream = Drop(keys, 3, 0.3) if drops else None, normal(*ids.shape, width, dtype=dtype)
+    with weights_unchanged():
+        for _ in range(2):
+            x = embed(ids, places, table, positions, (twin,), drop, dtype)
+            x.backward(upstream)
+            right = (exact[0][ids] + exact[1][places]) * mask
+            right.backward(upstream.double())
+            close(x.detach(), right.detach(), dtype)
+    assert (table.grad is None) == has_twin and (twin.grad is None) != has_twin
+    close(twin.grad if has_twin else table.grad, exact[0].grad + begin, torch.float32)
+    close(positions.grad, exact[1].grad, torch.float32)
+
+
+def check_adamw(dtype: torch.dtype | None, t: float, *, decoupled: bool) -> None:
+    """Tensors of less and more than a chunk; two have copies, with a dtype."""
+    sizes = (8, 1024, 1028, 4)
+    lists = [[normal(size) for size in sizes] for _ in range(4)]
+    lists[3] = [square.square_() for square in lists[3]]
+    copies = [torch.empty(size, dtype=dtype) for size in sizes[:2]] if dtype is not None else []
+    exact = [[tensor.double() for tensor in tensors] for tensors in lists]
+    rate, decay, beta1, beta2, epsilon, factor = 1e-2, 0.1, 0.9, 0.95, 1e-8, 0.5
+    triton_adamw(*lists, copies, [rate, decay, beta1, beta2, epsilon, t, factor], decoupled)
+    for ours, (weight, gradient, mean, square) in zip(zip(*lists, strict=True), zip(*exact, strict=True), strict=True):
+        assert torch.equal(ours[1].double(), gradient)
+        added = factor * gradient + (0.0 if decoupled else decay * weight)
+        mean, square = beta1 * mean + (1.0 - beta1) * added, beta2 * square + (1.0 - beta2) * added.square()
+        moved = rate * mean / (1.0 - beta1**t) / ((square / (1.0 - beta2**t)).sqrt() + epsilon)
+        right = (weight * (1.0 - rate * decay * decoupled) - moved, mean, square)
+        for tensor, wanted in zip((ours[0], *ours[2:]), right, strict=True):
+            close(tensor, wanted, torch.float32)
+    for copy, weight in zip(copies, lists[0], strict=False):
+        close(copy, weight, dtype)
+
+
 class Operators(TorchDispatchMode):
     """Notes the names of operators."""
 
@@ -197,7 +243,7 @@ class Operators(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def check_model(config, *others: str) -> None:
+def check_model(config, *others: str, lacks: str | None = None) -> None:
     """A whole model that takes its tensors for those of a GPU: loss and gradients are those of PyTorch's operators."""
     found, operators = [], Operators()
     for uses in (False, True):
@@ -213,6 +259,7 @@ def check_model(config, *others: str) -> None:
             loss.backward()
         found.append({"loss": loss.detach(), **{name: weight.grad for name, weight in model.named_parameters()}})
     assert {"triton_cross_entropy", "triton_norm", "triton_norm_gradients", *others} <= operators.names
+    assert lacks not in operators.names  # dropouts are parts of other kernels
     for name, exact in found[0].items():
         largest = exact.abs().max()
         close(found[1][name] / largest, exact / largest, torch.float32)
@@ -232,13 +279,21 @@ def main(*, has_all: bool) -> None:
         check_feed_forward(torch.bfloat16, 5, activation, has_bias=True)
     check_feed_forward(torch.float16, 70, "gelu_tanh", has_bias=False)  # more rows than a tile
     check_stack(torch.bfloat16)
+    of_few = torch.randint(4, (2, 50), generator=RANDOM)  # each fills several blocks of 32 places
+    ids = (of_few, torch.randint(90, (3, 11), generator=RANDOM), torch.full((1, 96), 3))
+    for options in product(ids, (False, True), (False, True)):
+        check_embedding(torch.bfloat16, options[0], 9, drops=options[1], has_twin=options[2])
+    for dtype, t, decoupled in ((torch.bfloat16, 3.0, True), (torch.float16, 1.0, False), (None, float("inf"), True)):
+        check_adamw(dtype, t, decoupled=decoupled)
     of_half = ((torch.float16, name) for name in (None, "gelu_tanh"))
     for dtype, activation in (*product((torch.bfloat16,), (None, *layers.ACTIVATIONS)), *of_half):
         check_linear(dtype, (2, 5, 8), activation, has_bias=True)
     check_linear(torch.bfloat16, (2200, 8), "gelu", has_bias=False)  # more rows than a step of all programs
     check_linear(torch.bfloat16, (0, 8), "gelu", has_bias=True)
-    check_model(tiny_config(residual_dropout=0.2, attention_dropout=0.2, embedding_dropout=0.2), "triton_dropout")
+    embeds, dropouts = ("triton_embedding", "triton_add_rows"), {"residual_dropout": 0.2, "embedding_dropout": 0.2}
+    check_model(tiny_config(**dropouts), *embeds, lacks="triton_dropout")
     if has_all:
+        check_model(tiny_config(attention_dropout=0.2), *embeds, "triton_dropout")
         check_norm(torch.float32, (270, 16), centered=True, has_gain=True, has_bias=True)  # more rows than programs
         sizes = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "query_key_norm": "head"}
         check_model(DecoderConfig(**sizes, vocab_size=70, max_positions=24, norm="rms"))

@@ -15,7 +15,7 @@ from hornbook.ops.triton import operators, programs
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 POINTERS = ("*bf16", *(pytest.param(pointer, marks=pytest.mark.slow) for pointer in ("*fp32", "*fp16")))
 OTHERS = ("gelu", "silu", "relu", "relu_squared")
-COUNTS = dict.fromkeys(("num_rows", "num_columns", "num_real", "stride", "site", "threshold"), "i32")
+COUNTS = dict.fromkeys(("num_rows", "num_columns", "num_real", "num_ids", "stride", "site", "threshold"), "i32")
 
 
 @pytest.mark.parametrize(("words", "fewest"), mostly_slow([((), 150), (("all",), 300)]))
@@ -51,6 +51,35 @@ def test_dropout_compiles(pointer):
     types = {**dict.fromkeys(("x", "residual", "result"), pointer), "keys": "*i64", "factor": "fp32"}
     for width in (128, 768):
         check(_dropout, types, {"adds": width == 768, **tile(width)})
+
+
+@pytest.mark.parametrize("drops", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pointer", POINTERS)
+def test_embedding_compiles(pointer, drops):
+    from hornbook.ops.triton.dropout import tile
+    from hornbook.ops.triton.embedding import SUMS, _add_parts, _add_rows, _embedding
+
+    types = {**dict.fromkeys(("tokens", "positions", "keys", "order"), "*i64"), "ids": "*i32", "factor": "fp32"}
+    types |= dict.fromkeys(("table", "position_table", "total", "parts"), "*fp32")
+    types |= dict.fromkeys(("gradient", "result"), pointer)
+    check(_embedding, types, {"has_positions": True, "drops": drops, **tile(768)})
+    check(_add_rows, types, {"drops": drops, **SUMS})
+    check(_add_parts, types, SUMS)
+
+
+@pytest.mark.parametrize("narrow", ["bfloat16", pytest.param(None, marks=pytest.mark.slow)])
+def test_adamw_compiles_with_loads_of_16_bytes(narrow):
+    import triton.language as tl
+    from triton_kernels import compiled
+
+    from hornbook.ops.triton.adamw import CHUNK, _adamw
+
+    floats = ("step", "keep", "added", "beta1", "rest1", "beta2", "rest2", "unbiased", "epsilon", "factor")
+    types = {**dict.fromkeys(floats, "fp32"), "table": "*i64", "num_tensors": "i32"}
+    constants = {"narrow": narrow and getattr(tl, narrow), "most_tensors": 256, "size": CHUNK}
+    check(_adamw, types, constants)
+    code = compiled(_adamw, {**COUNTS, **types}, constants, 90).asm["ptx"]
+    assert "ld.global.v4.b32" in code and "st.global.v4.b32" in code
 
 
 @pytest.mark.parametrize("width", [768, pytest.param(4096, marks=pytest.mark.slow)])
@@ -98,7 +127,7 @@ def test_products_with_activations_compile(architecture, pointer, activation):
 def test_a_run_on_a_gpu_takes_them_and_says_so(monkeypatch):
     gpu, x = torch.device("cuda"), torch.empty(0)
     chosen = choose("auto", gpu, torch.bfloat16)
-    assert str(chosen) == "Triton: cross_entropy, dropout, layer_norm, linear, attention (CUDA)"
+    assert str(chosen) == ("Triton: cross_entropy, dropout, layer_norm, linear, attention, embedding, adamw (CUDA)")
     assert chosen.record == dict.fromkeys(operators.KERNELS, "triton")
     assert not choose("torch", gpu, torch.bfloat16).forms
     assert not choose("auto", gpu, torch.bfloat16, earlier={}).forms

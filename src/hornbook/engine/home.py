@@ -23,6 +23,7 @@ from hornbook.checkpoint.tensors import Shard
 from hornbook.config.optimizers import Role, role_of
 from hornbook.errors import UserError
 from hornbook.model import LanguageModel
+from hornbook.ops.native.kernels import Copies, Copy
 from hornbook.optim.slots import Holders, Slot, norms_of, num_parts_of
 from hornbook.optim.updates import Update
 from hornbook.parallel.gradient_sums import GradientSums
@@ -39,6 +40,8 @@ class Home(Protocol):
 
     parts: Sequence[str]
     """Names of the parts in the order of their updates, the same on every data-parallel rank."""
+    copies: Copies
+    """Copies of weights in 16 bits, until an update that does not write them."""
     traffic: Mapping[str, int]
     """Bytes that the last step moved between home and device, by name, for the log; empty if both are the same."""
 
@@ -95,7 +98,7 @@ class Held(NamedTuple):
     holders: Holders | None
     parts: Parts | None
 
-    def slot(self, weight: Tensor, gradient: Tensor, states: Mapping[str, Tensor]) -> Slot:
+    def slot(self, weight: Tensor, gradient: Tensor, states: Mapping[str, Tensor], copy: Copy | None = None) -> Slot:
         """Return the slot of this rank's part of the parameter; a bias and its states are vectors, as ``gradient``."""
         return Slot(
             name=self.name,
@@ -108,6 +111,7 @@ class Held(NamedTuple):
             role=self.role,
             num_parts=self.num_parts,
             holders=self.holders,
+            copy=copy,
             parts=self.parts,
         )
 
@@ -127,6 +131,7 @@ class InMemory:
 
     def __init__(self, model: LanguageModel, moments: dict[str, dict[str, Tensor]], world: World) -> None:
         self.model, self.moments, self._world = model, moments, world
+        self.copies: Copies = {}
         own = [(name, parameter) for name, parameter in model.own_parameters() if not parameter.is_meta]
         boxes = {name: Box(*map(tuple, box_of(parameter))) for name, parameter in own}
         parts = Parts(world.updaters, boxes) if world.updaters.size > 1 else None
@@ -205,10 +210,17 @@ class InMemory:
     @contextmanager
     def slots(self, part: str, count: int) -> Iterator[list[Slot]]:
         """See ``Home``; the slots are the stored tensors."""
+        copies = {copy.weight.untyped_storage()._cdata: copy for copy in self.copies.values()}
         yield [
-            held.slot(local(held.parameter.detach()), gradient, self.moments[held.name])
+            held.slot(
+                local(held.parameter.detach()),
+                gradient,
+                self.moments[held.name],
+                copies.get(held.parameter.untyped_storage()._cdata) if copies else None,  # a tied head's, too
+            )
             for held, gradient in self._gradients(part)
         ]
+        self.copies = {key: copy for key, copy in self.copies.items() if copy.version is not None}
 
     def divide_gradients(self, divisor: float) -> None:
         torch._foreach_div_([gradient for part in self.parts for _, gradient in self._gradients(part)], divisor)

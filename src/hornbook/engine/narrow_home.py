@@ -90,6 +90,7 @@ class NarrowHome(InMemory):
     @contextmanager
     def slots(self, part: str, count: int) -> Iterator[list[Slot]]:
         """See ``Home``; leaving the ``with`` block rounds and stores the fp32 tensors."""
+        self.copies.clear()  # those of the stored weights would be rounded otherwise
         with self._stored(part, count) as stored:
             slots = [self._opened_slot(slot) for slot in stored]
             yield slots
@@ -109,7 +110,7 @@ class NarrowHome(InMemory):
         state = {key: self._opened(tensor, device) for key, tensor in stored.state.items()}
         for key in filter(self._is_root, state):
             state[key].square_()
-        return replace(stored, parameter=self._opened(stored.parameter, device), state=state)
+        return replace(stored, parameter=self._opened(stored.parameter, device), state=state, copy=None)
 
     def divide_gradients(self, divisor: float) -> None:
         """Divide all gradients; 16-bit ones only after conversion to fp32, since they might underflow."""

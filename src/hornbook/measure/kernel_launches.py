@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from hornbook.ops.triton.programs import PRODUCT, SPARSE_TILES, TILE
+from hornbook.ops.triton.programs import PRODUCT, SPARSE_TILES, SUMMED_ROWS, TILE
 
 # fmt: off
 _FILLS: Final = frozenset((
@@ -29,7 +29,12 @@ _FILLS: Final = frozenset((
 """Operators that only write."""
 _LOOK_UPS: Final = frozenset(("gather", "index_select", "embedding", "index"))
 """Operators that read as much as they write, out of a larger tensor."""
-_CHANGED_LISTS: Final = {"_fused_adamw_": (0, 2, 3), "_foreach_copy_": (), "_foreach_zero_": ()}
+_CHANGED_LISTS: Final = {
+    "_fused_adamw_": (0, 2, 3),
+    "triton_adamw": (0, 2, 3),
+    "_foreach_copy_": (),
+    "_foreach_zero_": (),
+}
 """Numbers of the arguments that an operator on lists reads and writes, but does not return; (0,) for others."""
 _BYTES_OF_A_MULTI_KERNEL: Final = 64 * 65536 * 4 * 5
 """Of PyTorch's operators on lists of tensors, one kernel's share: at most 320 chunks of 64 Ki fp32 elements."""
@@ -107,15 +112,19 @@ def _launch(
         moved += again - cached
     elif name in _LOOK_UPS:
         moved = 2 * sum(map(_bytes, made))
+    elif name in ("triton_embedding", "triton_add_rows"):
+        return _rows_launch(name, args, given, made, moved)
     elif name.startswith("nll_loss"):  # an element of each row; the gradient's other ones are zeros
         moved = sum(map(_bytes, made))
     elif name.endswith(("flash_attention_backward", "cudnn_attention_backward")):
         # adds to fp32 sums of the queries' gradients, which another kernel rounds; one before it has read the result y
         moved += 8.0 * made[0].numel() - _bytes(made[0]) - _bytes(given[4])
-    is_list = "foreach" in name or name.startswith("_fused_")
+    is_list = "foreach" in name or name.startswith("_fused_") or name == "triton_adamw"
     if is_list and not made:
         moved += sum(map(_bytes, tree_leaves([args[number] for number in _CHANGED_LISTS.get(name, (0,))])))
     kernels = max(1, -(-int(sum(map(_bytes, given))) // _BYTES_OF_A_MULTI_KERNEL)) if is_list else 1
+    if name == "triton_adamw":  # any number of tensors, whose addresses are copied to the device
+        kernels = 2
     if "triton_attention" in name:
         return _attention_launch(name, args, made, moved, *pairs)
     if name.startswith("triton") and "gradient" in name:
@@ -185,6 +194,19 @@ def _beside_embedding(gradient: Tensor, tokens: Tensor, made: Tensor) -> Iterato
     yield Launch(name="embedding_sort", kernels=13, bytes=10 * _bytes(tokens), dtype=_name(tokens))
     written = min(tokens.numel(), len(made)) * row
     yield Launch(name="embedding_sums_of_parts", bytes=2 * parts * row + written, dtype=_name(made))
+
+
+def _rows_launch(name: str, args: Any, given: list[Tensor], made: list[Tensor], moved: float) -> Launch:
+    """Return Triton's embedding, or the sums of its gradient's rows: of the tables, only rows that occur."""
+    if name == "triton_embedding":  # each token's row; those of positions stay in the second-level cache
+        tables = [table for table in args[2:4] if table is not None]
+        num_tokens, dtype = made[0].shape[:-1].numel(), _name(made[0])
+        rows = num_tokens + sum(min(num_tokens, len(table)) for table in tables[1:])
+    else:  # read and written, if all differ, and the parts of those that do not
+        tables, (num_tokens,), dtype = given[:1], given[1].shape, _name(given[3])
+        rows = 2 * (min(num_tokens, len(given[0])) + 2 * -(-num_tokens // SUMMED_ROWS))
+    moved += 4.0 * rows * tables[0].shape[1] - sum(map(_bytes, tables))
+    return Launch(name=name, kernels=1 + (name == "triton_add_rows"), bytes=moved, dtype=dtype)
 
 
 def _activated_launch(name: str, given: list[Tensor], made: list[Tensor], moved: float, kernels: int) -> Launch:

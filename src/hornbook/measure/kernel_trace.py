@@ -28,6 +28,7 @@ from hornbook.engine.step import train_step
 from hornbook.measure.kernel_launches import Launch, launches_of
 from hornbook.measure.memory_timeline import MemoryTimeline
 from hornbook.model import LanguageModel, encoder, language_model
+from hornbook.ops.native import linear
 from hornbook.ops.sequence_groups import group_sequences, space_sequences
 from hornbook.ops.spans import Spans, spans_of_sequences, spans_of_windows
 from hornbook.ops.triton import programs
@@ -182,6 +183,7 @@ def _device(fake: Any, trace: Trace) -> Iterator[None]:
         (language_model, "spans_of_windows", of_windows),
         (functional, "scaled_dot_product_attention", _attention),
         (programs, "why_not", lambda device: None),
+        (linear, "PLAIN", (Tensor, FakeTensor)),
         *((FakeTensor, name, reads(name, 1.0)) for name in ("tolist", "__float__", "item")),
         (FakeTensor, "__bool__", reads("__bool__", False)),
         (FakeTensor, "__int__", reads("__int__", 1)),

@@ -82,6 +82,10 @@ class Context(SequenceGroups, SpacedSequences, total=False):
     """Cosines and sines, fp32 ``[B, T, R/2]``, of decoders with rotary positions; see `hornbook.model.rotary`."""
     local_rotation: tuple[Tensor, Tensor]
     """The same in layers with a window, if they differ."""
+    joins: bool
+    """Whether ``PreNormBlock`` leaves its last dropout and addition to the next norm."""
+    unadded: tuple[nn.Module, Tensor]
+    """With ``joins``, between blocks: this dropout, and what is to be added to the result after it."""
     cache: KeyValues
     """In generation only: keys and values of earlier tokens; see ``attend``."""
 

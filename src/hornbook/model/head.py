@@ -7,7 +7,8 @@ A tied head shares the embedding's table but has its own gradient. So runs that 
           .grad  (look-ups)                .grad  (logits)          fold_tied_gradients() adds them once a step
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -63,6 +64,7 @@ class OutputHead(nn.Module):
         super().__init__()
         self.vocab_size, self.is_tied, self.std, self.cap = vocab_size, is_tied, std, cap
         self._holds_copy = False
+        self._known: tuple[Tensor, Tensor] | None = None
         self.bias = nn.Parameter(torch.empty(vocab_size)) if bias else None
         if not is_tied:
             self.table = nn.Parameter(torch.empty(padded_rows(vocab_size), hidden_size))
@@ -80,18 +82,18 @@ class OutputHead(nn.Module):
         elif self._holds_copy:
             draw.constant(self.table, 0.0)
 
-    def tie(self, table: nn.Parameter) -> None:
+    def tie(self, table: nn.Parameter) -> tuple[Tensor, ...]:
         """Share the storage of the embedding's ``table`` ``[V padded, D]``, with a separate gradient, if tied.
 
-        After ``hold_copy``, copy its values instead, unless another rank holds the table.
+        After ``hold_copy``, copy its values instead, unless another rank holds the table. Return what shares it.
         """
-        if self._holds_copy and table.is_meta:
-            return
-        if self._holds_copy:
+        if not self._holds_copy and self.is_tied:
+            self.table = nn.Parameter(table.detach())
+            return (self.table,)
+        if self._holds_copy and not table.is_meta:
             with torch.no_grad():
                 local(self.table).copy_(local(table))
-        elif self.is_tied:
-            self.table = nn.Parameter(table.detach())
+        return ()
 
     def hold_copy(self) -> None:
         """Allocate separate memory for the table of a tied head, into which ``tie`` copies from now on."""
@@ -111,8 +113,19 @@ class OutputHead(nn.Module):
 
     def prepare(self, x: Tensor) -> Tensor:
         """Return the input of the output projection ``[..., D]`` for hidden states ``[..., D]``."""
+        if self._known is not None and self._known[0] is x:
+            return self._known[1]
         prepared: Tensor = self.norm(x)
         return prepared
+
+    @contextmanager
+    def knowing(self, x: Tensor, normed: Tensor) -> Iterator[None]:
+        """Let ``prepare`` know the norm of ``x`` in the ``with`` block."""
+        self._known = x, normed
+        try:
+            yield
+        finally:
+            self._known = None
 
     def logits(self, x_ND: Tensor) -> Tensor:
         """Return the logits ``[..., V]`` in fp32, without padding, for hidden states ``[..., D]``."""

@@ -24,7 +24,7 @@ from hornbook.model.attention import Context, KeyValues, SelfAttention
 from hornbook.model.block import PreNormBlock
 from hornbook.model.head import CausalHead, OutputHead
 from hornbook.model.label_heads import LastTokenClassifier
-from hornbook.model.layers import Embedding, LayerNorm
+from hornbook.model.layers import Embedding, LayerNorm, RMSNorm, add_norm, is_unmodified
 from hornbook.model.rotary import Rotary
 from hornbook.ops.attention import document_context
 from hornbook.ops.spans import selected, spans_of_windows
@@ -92,7 +92,7 @@ class LanguageModel(nn.Module):
     def tie(self) -> None:
         """Share the embedding's table with a tied head; call it again after moving the model to another device."""
         if self.embedding.tokens is not None:  # None if the table is block-sparse
-            self.head.tie(self.embedding.tokens)
+            self.embedding.twins = self.head.tie(self.embedding.tokens)
 
     def forward(self, use: Callable[[Any, Tensor, Batch], Any], batch: Batch, cache: KeyValues | None = None) -> Any:
         """Return ``use(head, x_BTD, batch)``, where x_BTD are the hidden states ``[B, T, D]`` of the last block.
@@ -108,9 +108,20 @@ class LanguageModel(nn.Module):
         x_BTD = self.embedding(batch["tokens"], batch["positions"], batch["keys"], batch.get("segments"))
         if self.passes_embedding:
             context["embedding"] = x_BTD
-        for block in self.blocks:
+        num_joined = 0
+        if x_BTD.is_cuda and all(is_unmodified(block, PreNormBlock) for block in self.blocks):
+            joins_head = self.training and is_unmodified(self.head, CausalHead)
+            num_joined = len(self.blocks) - (not (joins_head and isinstance(self.head.norm, LayerNorm | RMSNorm)))
+        for number, block in enumerate(self.blocks):
+            context["joins"] = number < num_joined
             x_BTD = block(x_BTD, context)
-        return self.head(use, x_BTD, batch)
+        if "unadded" not in context:
+            return self.head(use, x_BTD, batch)
+        dropout, changed_BTD = context.pop("unadded")
+        x_BTD, normed_BTD = add_norm(dropout, self.head.norm, changed_BTD, batch["keys"], x_BTD)
+        del changed_BTD  # whose memory the logits may take
+        with self.head.knowing(x_BTD, normed_BTD):
+            return self.head(use, x_BTD, batch)
 
     def make_context(self, batch: Batch) -> Context:
         """Return the tensors that blocks need besides the hidden states, computed once per micro-batch."""

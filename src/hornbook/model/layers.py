@@ -6,7 +6,7 @@ and every layer casts its weights to the dtype of its input::
     x bf16  ->  Linear(weight fp32)  ->  y bf16,   weight.grad fp32
 
 The cast moves 6 bytes per parameter and micro-batch. In return, no second copy of the weights is kept, and gradients
-are summed in fp32. On a GPU, copies are kept for a step (`hornbook.ops.mixed_linear`).
+are summed in fp32. On a GPU, copies are kept for a step (`hornbook.ops.mixed_linear`), and AdamW writes the next ones.
 """
 
 from typing import Any, Literal, Protocol, TypeGuard, TypeVar
@@ -32,6 +32,9 @@ from hornbook.ops.layers import (
     sinusoidal,
 )
 from hornbook.ops.tensor_parallel import cut_rows
+from hornbook.ops.triton.embedding_operators import embed
+from hornbook.ops.triton.operators import chosen
+from hornbook.ops.triton.programs import Drop
 from hornbook.parallel.ranks import is_cut
 
 _Kind = TypeVar("_Kind", bound=nn.Module)
@@ -307,6 +310,7 @@ class Embedding(nn.Module):
 
     Attributes:
         sparse_tokens: replaces ``tokens`` if the token table is block-sparse (`hornbook.model.sparse_table`).
+        twins: the table of a tied head, ``tokens`` with its own gradient, if it is there.
     """
 
     def __init__(
@@ -335,6 +339,7 @@ class Embedding(nn.Module):
         self.norm, self.scale = norm, scale
         self.dropout = Dropout(dropout, site=0)
         self.sparse_tokens: LookUp | None = None
+        self.twins: tuple[Tensor, ...] = ()
 
     def draw(self, draw: Draw) -> None:
         """Initialize the tables; the padding rows of the token table become zero."""
@@ -358,6 +363,10 @@ class Embedding(nn.Module):
             segments_BT: int64; None: all tokens are in segment 0.
         """
         tokens = self.tokens
+        if tokens is not None and tokens.is_cuda and self._is_fused:
+            drop = Drop(keys_BT, self.dropout.site, self.dropout.probability) if self.dropout.drops else None
+            ids = tokens_BT, positions_BT + self.first_position if self.first_position else positions_BT
+            return embed(*ids, tokens, self.positions, self.twins, drop, self.compute_dtype)
         if self.sparse_tokens is not None:
             x_BTD = self.sparse_tokens.look_up(tokens_BT)
         else:
@@ -376,6 +385,14 @@ class Embedding(nn.Module):
             x_BTD = x_BTD * torch.tensor(self.scale, dtype=x_BTD.dtype)
         result: Tensor = self.dropout(x_BTD if self.norm is None else self.norm(x_BTD), keys_BT)
         return result
+
+    @property
+    def _is_fused(self) -> bool:
+        """Whether Triton computes the result and the gradients, given that the table is on a GPU."""
+        tables = [table for table in (self.tokens, self.positions) if table is not None]
+        is_plain = self.norm is None and self.segments is None and self.scale == 1.0 and not is_cut(self.tokens)
+        is_plain &= self.position_kind != "sinusoidal" and all(table.dtype == torch.float32 for table in tables)
+        return is_plain and is_unmodified(self.dropout, Dropout) and chosen("triton_embedding", self.tokens)
 
     def for_generation(self, dtype: torch.dtype) -> nn.Module:
         """Return the embedding with tables converted to fp32 once."""

@@ -23,7 +23,7 @@ def operator(
     The caller registers what it returns for tensors without values with ``shapes_of``.
 
     Args:
-        changes: numbers of the arguments, tensors or None, that are changed in place.
+        changes: numbers of the arguments, tensors, lists of them or None, that are changed in place.
         device: for tensors of which device it computes.
         has_gradient: whether the caller registers a backward pass with `torch.library.register_autograd`; without one,
             it raises RuntimeError. One with ``changes`` can have none.
@@ -37,8 +37,8 @@ def operator(
 
         def changing(*arguments: Any) -> Any:
             for number in changes:
-                if arguments[number] is not None and not arguments[number].is_inference():
-                    increment_version(arguments[number])
+                changed = arguments[number] if isinstance(arguments[number], list) else [arguments[number]]
+                increment_version([each for each in changed if each is not None and not each.is_inference()])
             return function(*arguments)
 
         key = "CPU" if device == "cpu" else "CompositeExplicitAutograd"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch.optim.adam import adam as torch_adam
 from hornbook.config.optimizers import MomentsConfig
 from hornbook.ops.native.adamw import Numbers, form_for
 from hornbook.ops.native.adamw import adamw as native_adamw
+from hornbook.ops.triton.adamw_operators import can_update, triton_adamw
 from hornbook.optim.slots import Slot, by_group
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -50,6 +52,8 @@ def adamw(
     for decay, scale, group in by_group([slot for slot in slots if slot not in young] if young else slots):
         weight_decay = config.weight_decay if decay else 0.0
         numbers = Numbers(learning_rate * scale, weight_decay, config.beta1, config.beta2, epsilon, t, decoupled)
+        if group[0].parameter.is_cuda and not (group := _by_triton(group, numbers)):
+            continue
         weights, gradients = [slot.parameter for slot in group], [slot.gradient for slot in group]
         means, squares = ([slot.state[name] for slot in group] for name in _MOMENTS)
         if (form := form_for([*weights, *gradients, *means, *squares])) is not None:
@@ -75,6 +79,23 @@ def adamw(
             maximize=False,
             decoupled_weight_decay=decoupled,
         )
+
+
+def _by_triton(slots: list[Slot], numbers: Numbers) -> list[Slot]:
+    """Update slots on a GPU, and their copies, and return those that are left to PyTorch."""
+    left, groups = list[Slot](), dict[float, list[Slot]]()
+    for slot in slots:
+        fits = can_update([slot.parameter, slot.gradient, *(slot.state[name] for name in _MOMENTS)])
+        (groups.setdefault(slot.clip, []) if fits else left).append(slot)
+    for factor, group in groups.items():
+        group.sort(key=lambda slot: slot.copy is None)
+        lists = [[slot.parameter for slot in group], [slot.gradient for slot in group]]
+        lists += [[slot.state[name] for slot in group] for name in _MOMENTS]
+        copies = [slot.copy for slot in group if slot.copy is not None]
+        triton_adamw(*lists, [copy.values for copy in copies], [*numbers[:-1], factor], numbers.decoupled)
+        for slot, copy in zip(group, copies, strict=False):
+            copy.version = slot.parameter._version
+    return left
 
 
 def _of_ages(slot: Slot, config: MomentsConfig, *, learning_rate: float, count: int, decoupled: bool) -> None:
@@ -108,8 +129,9 @@ def adam_directions(slots: Sequence[Slot], config: MomentsConfig, count: int) ->
     """
     sizes = [-(-slot.parameter.numel() // 32) * 32 for slot in slots]  # each starts at a multiple of 128 bytes
     flat = torch.zeros(sum(sizes), dtype=torch.float32, device=slots[0].parameter.device)
+    options: dict[str, Any] = {"is_exempt": True, "rate_scale": 1.0, "copy": None}
     zeros = [
-        replace(slot, parameter=part[: slot.parameter.numel()].view_as(slot.parameter), is_exempt=True, rate_scale=1.0)
+        replace(slot, parameter=part[: slot.parameter.numel()].view_as(slot.parameter), **options)
         for slot, part in zip(slots, torch.split(flat, sizes), strict=True)
     ]
     adamw(zeros, config, learning_rate=1.0, count=count, decoupled=False)

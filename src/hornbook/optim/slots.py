@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hornbook.config.optimizers import ClipScope, Role
+from hornbook.ops.native.kernels import Copy
 from hornbook.parallel.device import copied_to
 from hornbook.parallel.ranks import Ranks
 from hornbook.parallel.whole_tensors import Parts
@@ -58,6 +59,8 @@ class Slot:
     """Integers ``[..., n]`` for blocks ``[..., n, b, b]``: the update after which each grew, 0 for initial ones."""
     holders: Holders | None = None
     """Holders of its parts; None if the parameter is not split. Either all slots of a model have holders or none."""
+    copy: Copy | None = None
+    """A copy that the update may write and set the version of."""
     parts: Parts | None = None
     """Parts of the model's parameters by rank, for updates that need whole tensors; None for a single rank."""
 

@@ -50,6 +50,8 @@ class Update:
     """Updates slots in place, given the learning rate and the number of the update, from 1."""
     clips: bool = False
     """Whether ``apply`` multiplies gradients by ``Slot.clip``."""
+    writes_copies: bool = False
+    """Whether ``apply`` may write each ``Slot.copy``; otherwise, there is none."""
     assembles: bool = False
     """Whether ``apply`` assembles parameters that are split over ranks; a state may then lack a dimension that is."""
 
@@ -201,6 +203,7 @@ def _update(config: OptimizerConfig, rule: Callable[..., None]) -> Update:
         states=config.states,
         apply=lambda slots, rate, count: rule(slots, config, learning_rate=rate, count=count),
         clips=isinstance(config, MomentsConfig),
+        writes_copies=isinstance(config, AdamWConfig | AdamConfig),
         assembles=isinstance(config, MuonConfig),
     )
 

@@ -40,8 +40,13 @@ def embed(layers: Layers, model: Description, tokens: Tokens, num_rows: int, y: 
     layers.dropout(num, size, y, probability=model.embedding_dropout)
 
 
-def embed_backward(layers: Layers, model: Description, tokens: Tokens, num_rows: int) -> None:
-    """Compute the gradients of the tables from ``gradient``; the token table has ``num_rows`` rows."""
+def embed_backward(
+    layers: Layers, model: Description, tokens: Tokens, num_rows: int, *, is_alone: bool = False
+) -> None:
+    """Compute the gradients of the tables from ``gradient``; the token table has ``num_rows`` rows.
+
+    A process that is alone, with the whole model, adds rows to the gradient of a tied head, if Triton computes them.
+    """
     num, size, tape = tokens.num, model.hidden_size, layers.tape
     projection, norm = model.layer("embedding.projection"), model.layer("embedding.norm")
     if isinstance(projection, Linear):
@@ -56,7 +61,9 @@ def embed_backward(layers: Layers, model: Description, tokens: Tokens, num_rows:
     if layers.itemsize < FP32:
         layers.scratch("gradient", num * size, FP32)
     rows = {name: rows_of(model, name) for name in ("segments", "positions")}
-    for name, count in (*rows.items(), ("tokens", num_rows)):
+    is_plain = layers.compute.has_triton and layers.compute.weights == "fp32" and norm is None and not rows["segments"]
+    is_added = is_alone and is_plain and model.is_tied and layers.table_weights is None
+    for name, count in (*rows.items(), ("tokens", 0 if is_added else num_rows)):
         if count:
             numbers = layers.table_weights if name == "tokens" and layers.table_weights is not None else count * size
             layers.scratch(f"embedding.{name}/new", numbers, FP32)

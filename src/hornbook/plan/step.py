@@ -181,7 +181,8 @@ class Step:
         if stage == 0:
             self._gather("embedding.")
             self._look_up()
-            embed_backward(self.layers, self.part.description, self._own, part.table[0])
+            is_alone = all(size == 1 for size in part.sizes)
+            embed_backward(self.layers, part.description, self._own, part.table[0], is_alone=is_alone)
             self._scatter("embedding.")
         else:
             self._send("gradient", stage, stage - 1, number)

@@ -48,14 +48,30 @@ NOT_CHOSEN = Kernels(why="nothing else was asked for")
 _in_use = NOT_CHOSEN
 
 
+@dataclass(eq=False)
+class Copy:
+    """A weight and its copy in 16 bits."""
+
+    weight: Tensor
+    values: Tensor
+    block: int | None = None
+    """The last ``weights_unchanged`` block that used it."""
+    version: int | None = None
+    """That of the weight, if an update has written the copy since then."""
+
+
+Copies = dict[tuple[int, torch.dtype], Copy]
+"""By the identity of a weight and the dtype."""
+
+
 @dataclass(frozen=True)
 class Unchanged:
     """The ``weights_unchanged`` block that runs; by default none does."""
 
     block: int | None = None
     """Its number."""
-    copies: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] | None = None
-    """A weight and its copy, by identity and dtype; None if copies are not kept."""
+    copies: Copies | None = None
+    """None if copies are not kept."""
     adds_gradients: bool = False
     """Whether the backward pass of a forward pass may add gradients of weights to ``.grad``: in executors."""
 
@@ -91,16 +107,17 @@ def in_use() -> Kernels:
 
 
 @contextmanager
-def weights_unchanged(*, keeps_copies: bool = False) -> Iterator[None]:
+def weights_unchanged(*, copies: Copies | None = None) -> Iterator[None]:
     """Declare that weights do not change in the ``with`` block, so that each is packed once.
 
-    With ``keeps_copies``, `copy_of` makes one copy of each; ranks that hold shards have no memory for all copies.
+    With ``copies``, where they are kept, `copy_of` makes one copy of each; ranks that hold shards have no memory for
+    all copies.
 
     A weight's version counter is not sufficient: PyTorch's fused optimizers do not increment it, nor does FSDP when it
     gathers a weight again.
     """
     global unchanged, _summed
-    before, unchanged = unchanged, Unchanged(next(_numbers), {} if keeps_copies else None, adds_gradients=True)
+    before, unchanged = unchanged, Unchanged(next(_numbers), copies, adds_gradients=True)
     try:
         yield
     finally:
@@ -123,14 +140,19 @@ def gradients_returned() -> Iterator[None]:
 
 
 def copy_of(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``weight`` in a dtype, without a gradient; a parameter once, if ``weights_unchanged`` keeps copies."""
+    """Return ``weight`` in a dtype, without a gradient; a parameter once, if ``weights_unchanged`` keeps copies.
+
+    A copy that the update before wrote is returned if nothing else has changed the weight since.
+    """
     copies = unchanged.copies
     if copies is None or weight.dtype == dtype or not isinstance(weight, torch.nn.Parameter):
         return weight.detach().to(dtype)
     key = (id(weight), dtype)
-    if key not in copies:
-        copies[key] = (weight, weight.detach().to(dtype))
-    return copies[key][1]
+    known = copies.get(key)
+    if known is None or (known.block != unchanged.block and known.version != weight._version):
+        known = copies[key] = Copy(weight, weight.detach().to(dtype))
+    known.block, known.version = unchanged.block, None
+    return known.values
 
 
 def note_sums(gradient: Tensor, sums: Tensor) -> Tensor:

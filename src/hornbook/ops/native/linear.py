@@ -195,10 +195,14 @@ def _of_parameters(
     return of_weight.view(weight.shape), None if bias is None else of_bias.view(bias.shape)
 
 
+PLAIN: tuple[type, ...] = (Tensor,)
+"""Types of gradients that are whole and on one device; traces of a step without values have their own."""
+
+
 def has_plain_gradient(parameter: Tensor) -> bool:
     """Return whether a gradient can be added to ``.grad``: from an executor's second pass on, and without hooks."""
     if not isinstance(parameter, torch.nn.Parameter) or not parameter.requires_grad:
         return False
     grad = parameter.grad
-    is_plain = type(grad) is Tensor and grad.is_contiguous() and grad.dtype == torch.float32
+    is_plain = grad is not None and type(grad) in PLAIN and grad.is_contiguous() and grad.dtype == torch.float32
     return is_plain and not parameter._backward_hooks and not parameter._post_accumulate_grad_hooks

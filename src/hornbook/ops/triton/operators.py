@@ -14,7 +14,10 @@ from hornbook.ops.operators import operator, shapes_of
 
 TRITON = "triton"
 """The form of these kernels."""
-KERNELS = ("triton_cross_entropy", "triton_dropout", "triton_layer_norm", "triton_linear", "triton_attention")
+KERNELS = (
+    "triton_cross_entropy", "triton_dropout", "triton_layer_norm", "triton_linear", "triton_attention",
+    "triton_embedding", "triton_adamw",
+)  # fmt: skip
 _WIDEST_HEADS = {torch.float32: 64, torch.bfloat16: 256, torch.float16: 256}
 """Of attention, whose accumulators are in registers."""
 

@@ -15,6 +15,9 @@ SPARSE_TILES = {16: 128, 32: 256, 64: 256, 128: 128}
 PRODUCT = {"height": 128, "width": 256, "step": 64}
 """Rows and columns of a program that multiplies and applies an activation, on an H100, and the depth of its steps."""
 
+SUMMED_ROWS = 32
+"""Rows of an embedding's gradient that a program adds."""
+
 
 class Drop(NamedTuple):
     """A dropout; see `hornbook.ops.dropout.dropout`."""
