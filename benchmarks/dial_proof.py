@@ -6,28 +6,34 @@
 
 Time is processor time of one thread, so other work on the machine hardly matters: steps of each depth and batch are
 timed in turns, `hornbook.plan.dial.choose` chooses by the medians, and each neighbor gets as many tokens as fit the
-time. The grid has three depths and three batches; the choice is repeated with other seeds.
+time. The grid has three depths and three batches; the choice is repeated with other seeds. ``grid.json`` in the folder
+records it, so a second call trains what is missing.
 """
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
 
 from hornbook.config import Recipe, load_recipe
 from hornbook.corpora.store import open_store
-from hornbook.measure.dial import OTHER, START_AND_END
-from hornbook.measure.text_bits import text_bits
+from hornbook.measure.dial import OTHER, PILOT_SHARE, START_AND_END
+from hornbook.measure.pilot import bits_per_nat, pilot_tokens, train_pilot
 from hornbook.measure.throughput import hornbook_step
 from hornbook.parallel.world import World
 from hornbook.plan.dial import BASE, MOST_EPOCHS, Corpus, batch_windows, choose, options_of
 from hornbook.samples.sources import complete, open_sources
 from scaling_runs import Trial, run
 
+CPU = torch.device("cpu")
 _DEPTHS, _STEPS, _TURNS = range(1, 7), 4, 5
 _SEEDS = 3
 
@@ -36,7 +42,7 @@ Point = tuple[int, int | None]  # depth, and windows of a batch unless it is for
 
 def token_seconds(recipes: Mapping[Point, Recipe]) -> dict[Point, float]:
     """Return the processor time of training on a token: the median of turns in which each recipe takes some steps."""
-    steps = {key: hornbook_step(recipe, World(device=torch.device("cpu"))) for key, recipe in recipes.items()}
+    steps = {key: hornbook_step(recipe, World(device=CPU)) for key, recipe in recipes.items()}
     for step in steps.values():
         step()
     turns: dict[Point, list[float]] = {key: [] for key in recipes}
@@ -48,37 +54,62 @@ def token_seconds(recipes: Mapping[Point, Recipe]) -> dict[Point, float]:
     return {key: float(numpy.median(seconds)) for key, seconds in turns.items()}
 
 
-def main() -> None:
-    """Choose, train the grid, and print a row for each run, the choice first."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("corpus", type=Path, help="output folder of hornbook corpus build")
-    parser.add_argument("folder", type=Path, help="of the results")
-    parser.add_argument("--seconds", type=float, default=120, help="of processor time, as given to the dial")
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)
-    seconds, unique = (given.seconds - START_AND_END) / OTHER, open_store(given.corpus, "train").num_tokens
+def plan_grid(corpus: Path, given_seconds: float) -> dict[str, Any]:
+    """Choose for a time, and return the choice's prediction and the trials, those of the choice first."""
+    seconds, unique = (given_seconds - START_AND_END) / OTHER, open_store(corpus, "train").num_tokens
 
     def recipe_of(depth: int, tokens: int, windows: int | None = None) -> Recipe:
         words = [f"--{key}={value}" for key, value in options_of(depth, tokens, windows=windows).items()]
-        recipe = load_recipe(BASE, ["--data.train", str(given.corpus), *words]).recipe
+        recipe = load_recipe(BASE, ["--data.train", str(corpus), *words]).recipe
         return complete(recipe, open_sources(recipe))
 
     timed = token_seconds({(depth, None): recipe_of(depth, 1 << 20) for depth in _DEPTHS})
     best = choose(seconds, unique, lambda depth: timed[depth, None], _DEPTHS)[0]
-    corpus, middle = Corpus.of(text_bits(open_sources(recipe_of(1, 1 << 20)))), batch_windows(best.tokens)
-    predicted = corpus.floor + corpus.scale * best.loss
-    print(f"chosen: depth {best.depth}, batches of {middle} windows; predicted {predicted:.4f}", flush=True)
+    middle, sources = batch_windows(best.tokens), open_sources(recipe_of(1, 1 << 20))
+    tokens, predicted = pilot_tokens(unique, PILOT_SHARE * given_seconds / timed[1, None]), None
+    if tokens is not None:
+        fitted = Corpus.of(train_pilot(lambda tokens: recipe_of(1, tokens), sources, tokens, CPU), unique)
+        predicted = (fitted.floor + fitted.scale * best.loss) * (bits_per_nat(sources) or math.nan)
     first = max(1, best.depth - 1)
     grid = [(depth, windows) for depth in range(first, first + 3) for windows in (middle // 2, middle, 2 * middle)]
     grid.sort(key=lambda point: point != (best.depth, middle))
     timed |= token_seconds({(depth, windows): recipe_of(depth, best.tokens, windows) for depth, windows in grid})
-    for depth, windows, seed in [(*point, 0) for point in grid] + [(*grid[0], seed) for seed in range(1, _SEEDS)]:
-        tokens = min(int(seconds / timed[depth, windows]), MOST_EPOCHS * unique)
-        trial = Trial(given.corpus, depth, tokens, seed, windows)
-        run(trial, given.folder)
+    trials = [
+        {
+            "depth": depth,
+            "windows": windows,
+            "tokens": min(int(seconds / timed[depth, windows]), MOST_EPOCHS * unique),
+            "seed": seed,
+        }
+        for depth, windows, seed in [(*grid[0], seed) for seed in range(_SEEDS)] + [(*point, 0) for point in grid[1:]]
+    ]
+    return {"seconds": given_seconds, "predicted": predicted, "trials": trials}
+
+
+def main() -> None:
+    """Choose, train the grid, and print a row for each run."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("corpus", type=Path, help="output folder of hornbook corpus build")
+    parser.add_argument("folder", type=Path, help="of the results")
+    parser.add_argument("--seconds", type=float, default=120, help="of processor time, as given to the dial")
+    parser.add_argument("--workers", type=int, default=1, help="runs at the same time (default: 1)")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    record = given.folder / "grid.json"
+    if not record.exists():
+        record.write_text(json.dumps(plan_grid(given.corpus, given.seconds), indent=1))
+    grid = json.loads(record.read_text())
+    if grid["seconds"] != given.seconds:
+        parser.error(f"{record} is for {grid['seconds']:g} seconds: choose another folder")
+    trials = [Trial(given.corpus, **trial) for trial in grid["trials"]]
+    chosen, *_ = trials
+    print(f"chosen: depth {chosen.depth}, {chosen.windows} windows; predicted {grid['predicted']}", flush=True)
+    with ProcessPoolExecutor(given.workers) as pool:
+        list(pool.map(partial(run, folder=given.folder), trials))
+    for trial in trials:
         bits = json.loads((given.folder / f"{trial.name}.json").read_text())["bits_per_byte"]
-        print(f"depth {depth}, {windows} windows, seed {seed}: {tokens:,} tokens, {bits:.4f}", flush=True)
+        print(f"depth {trial.depth}, {trial.windows} windows, seed {trial.seed}: {trial.tokens:,} tokens, {bits:.4f}")
 
 
 if __name__ == "__main__":

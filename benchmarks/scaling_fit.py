@@ -9,8 +9,8 @@ The loss of a corpus c in bits per byte is scale_c (E_c + A / N^alpha + B / D'^b
 worth of which only U are different (`hornbook.plan.dial.Law`). As Besiroglu et al. (2024, arXiv 2404.10102) found
 necessary, the Huber losses are summed, not averaged, and minimized to a small tolerance from many starts. Intervals
 are those of a bootstrap over the runs, whose fits the dial keeps for its predictions. Another fit leaves out the
-longest runs of each depth and predicts them. Runs on further corpora tell how floor and scale depend on the text. All
-together take some minutes.
+longest runs of each depth and predicts them. Runs on further corpora tell how to extrapolate a pilot, the shortest of
+them. All together take some minutes.
 """
 
 import argparse
@@ -26,21 +26,11 @@ from typing import Any
 import numpy
 import torch
 
-from hornbook.plan.dial import LAW, Corpus, Law, TextBits, num_weights
+from hornbook.plan.dial import EARLY_TOKENS, LAW, PILOTS, Corpus, Law, Pilot, num_weights, pilot_share
 
 _DELTA = 1e-3
 _STARTS = {"alpha": (0.15, 0.35), "beta": (0.25, 0.4), "repeats": (3.0, 15.0)}
 _RESAMPLES = 24
-TEXTS = {
-    "anarchism": TextBits(compressed=2.7338, bigram=1.7268),
-    "books": TextBits(compressed=3.0168, bigram=2.2271),
-    "cpp": TextBits(compressed=0.9342, bigram=1.7850),
-    "linux": TextBits(compressed=2.3705, bigram=2.5439),
-    "owt-2": TextBits(compressed=3.0277, bigram=2.2788),
-    "py-2": TextBits(compressed=1.7370, bigram=1.8009),
-}
-"""By `hornbook.measure.text_bits`; the corpora ``owt`` and ``py`` of the law were not kept."""
-
 Run = dict[str, Any]
 
 
@@ -141,8 +131,9 @@ def main() -> None:
         longest[run["corpus"], run["depth"]] = max(longest[run["corpus"], run["depth"]], run["tokens"])
     held_out = [run for run in runs if run["tokens"] == longest[run["corpus"], run["depth"]] > min(longest.values())]
     _report("held out, the longest of each depth", fit([run for run in runs if run not in held_out]), held_out)
-    texts = json.loads(given.texts.read_text()) + [run for run in runs if run["corpus"] in TEXTS]
-    _report_texts(replace(LAW, **found.shared), texts)
+    texts: list[Run] = json.loads(given.texts.read_text())
+    for tokens in PILOTS:
+        _report_pilots(replace(LAW, **found.shared), texts, tokens)
     few = {name: values[:1] for name, values in _STARTS.items()}
     draw = torch.Generator().manual_seed(0)
     again = [
@@ -155,43 +146,66 @@ def main() -> None:
         _write_resamples([replace(LAW, **each.shared) for each in again], texts, given.resamples)
 
 
-def text_lines(law: Law, runs: Sequence[Run]) -> tuple[list[float], list[float]]:
-    """Return how level and slope depend on a text: the coefficients of `hornbook.plan.dial.Corpus.of`."""
-    corpora = sorted({run["corpus"] for run in runs})
-    levels, slopes = list[float](), list[float]()
-    for corpus in corpora:
-        own = [run for run in runs if run["corpus"] == corpus]
-        losses = [law.loss(run["depth"], run["tokens"], run["unique_tokens"]) for run in own]
-        slope, floor = numpy.polyfit(losses, [run["bits_per_byte"] for run in own], 1)
-        levels.append(floor + slope)
-        slopes.append(slope / levels[-1])
-    texts = [TEXTS[corpus] for corpus in corpora]
-    measures = [(1.0, math.log(text.compressed), math.log(text.bigram)) for text in texts]
-    level = numpy.linalg.lstsq(measures, numpy.log(levels))[0].tolist()
-    return level, numpy.polyfit([text.compressed for text in texts], slopes, 1)[::-1].tolist()
-
-
-def _report_texts(law: Law, runs: Sequence[Run]) -> None:
-    """Print how a corpus's losses depend on its text, and how well other corpora predict them."""
-    print("level, slope of texts:", *([float(f"{value:.4g}") for value in line] for line in text_lines(law, runs)))
-    means = list[float]()
+def pilots_of(runs: Sequence[Run], tokens: int) -> dict[str, tuple[Pilot, list[Run]]]:
+    """Return by corpus its pilot of a length, in bits per byte, and its longer runs."""
+    found = dict[str, tuple[Pilot, list[Run]]]()
     for corpus in sorted({run["corpus"] for run in runs}):
         own = [run for run in runs if run["corpus"] == corpus]
-        found = Corpus.of(TEXTS[corpus], *text_lines(law, [run for run in runs if run not in own]))
-        errors = [
-            (found.floor + found.scale * law.loss(run["depth"], run["tokens"], run["unique_tokens"]))
-            / run["bits_per_byte"]
-            - 1
-            for run in own
+        losses = {run["tokens"]: run["bits_per_byte"] for run in own if run["depth"] == 1}
+        pilot = Pilot(tokens=tokens, early=losses[EARLY_TOKENS], late=losses[tokens])
+        found[corpus] = pilot, [run for run in own if run["tokens"] > max(PILOTS)]
+    return found
+
+
+def pilot_line(law: Law, runs: Sequence[Run], tokens: int) -> tuple[float, float]:
+    """Return how longer runs follow from a pilot: the coefficients of `hornbook.plan.dial.Corpus.of`."""
+    shares, seen = list[float](), list[float]()
+    for pilot, longer in pilots_of(runs, tokens).values():
+        unique = longer[0]["unique_tokens"]
+        start = law.loss(1, tokens, unique)
+        shares.append(
+            statistics.mean(
+                (1 - run["bits_per_byte"] / pilot.late) / (1 - law.loss(run["depth"], run["tokens"], unique) / start)
+                for run in longer
+            )
+        )
+        seen.append(pilot_share(pilot, unique, law))
+    slope, first = numpy.polyfit(seen, shares, 1).tolist()
+    return first, slope
+
+
+def pilot_errors(law: Law, runs: Sequence[Run], tokens: int) -> dict[str, list[float]]:
+    """Return by corpus the errors of its longer runs' predictions, whose line is fitted to the other corpora."""
+    found = dict[str, list[float]]()
+    for corpus, (pilot, longer) in pilots_of(runs, tokens).items():
+        unique = longer[0]["unique_tokens"]
+        line = pilot_line(law, [run for run in runs if run["corpus"] != corpus], tokens)
+        fitted = Corpus.of(pilot, unique, law, line)
+        found[corpus] = [
+            (fitted.floor + fitted.scale * law.loss(run["depth"], run["tokens"], unique)) / run["bits_per_byte"] - 1
+            for run in longer
         ]
-        print(f"error of {corpus}, left out of its own prediction: {min(errors):+.1%} to {max(errors):+.1%}")
-        means.append(statistics.mean(errors))
-    print(f"error of a corpus, root mean square of {len(means)}: {math.sqrt(statistics.mean(e**2 for e in means)):.1%}")
+    return found
+
+
+def root_mean_square(errors: Mapping[str, Sequence[float]]) -> float:
+    """Return that of the corpora's mean errors."""
+    return math.sqrt(statistics.mean(statistics.mean(each) ** 2 for each in errors.values()))
+
+
+def _report_pilots(law: Law, runs: Sequence[Run], tokens: int) -> None:
+    """Print the line for a length of pilots, and how well it predicts corpora that it was not fitted to."""
+    print(f"pilots of {tokens:,} tokens:", *(f"{value:.4g}" for value in pilot_line(law, runs, tokens)))
+    errors = pilot_errors(law, runs, tokens)
+    for corpus, own in errors.items():
+        print(f"error of {corpus}, left out of its own prediction: {min(own):+.1%} to {max(own):+.1%}")
+    print(f"error of a corpus, root mean square of {len(errors)}: {root_mean_square(errors):.1%}")
 
 
 def _write_resamples(laws: Sequence[Law], texts: Sequence[Run], path: Path) -> None:
     rows = [
-        [law.size, law.alpha, law.data, law.beta, law.repeats, *itertools.chain(*text_lines(law, texts))]
+        [law.size, law.alpha, law.data, law.beta, law.repeats]
+        + [value for tokens in PILOTS for value in pilot_line(law, texts, tokens)]
         for law in laws
     ]
     text = path.read_text()

@@ -14,9 +14,10 @@ from hornbook.__main__ import main
 from hornbook.config import Recipe, load_recipe
 from hornbook.config.overrides import override_leaves
 from hornbook.errors import UserError
-from hornbook.measure import dial
-from hornbook.measure.dial import auto_recipe, dial_time, prepared_choice
-from hornbook.plan.dial import BASE, Choice, Dial, num_flops, options_of
+from hornbook.measure import dial, timed_dial
+from hornbook.measure.dial import auto_recipe, prepared_choice
+from hornbook.measure.timed_dial import dial_time
+from hornbook.plan.dial import BASE, Choice, Dial, Pilot, num_flops, options_of
 from hornbook.run.run_folder import RunFolder
 from hornbook.samples.sources import complete, open_sources
 
@@ -34,6 +35,16 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path / "corpus"
 
 
+@pytest.fixture(autouse=True)
+def quick_pilot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses without a training; ``test_pilot.py`` has the real ones."""
+
+    def train_pilot(recipe_of: object, sources: object, tokens: int, device: object) -> Pilot:
+        return Pilot(tokens=tokens, early=1.5, late=1.2)
+
+    monkeypatch.setattr(dial, "train_pilot", train_pilot)
+
+
 def chosen(corpus: Path, output: Path, writes: bool = True, **given: str):
     overrides = override_leaves({"data.train": str(corpus), **SHORT})
     return auto_recipe(Dial.of(given), overrides, output, CPU, writes=writes)
@@ -41,19 +52,20 @@ def chosen(corpus: Path, output: Path, writes: bool = True, **given: str):
 
 def test_a_choice_has_reasons_and_is_kept_for_the_resume(corpus: Path, tmp_path: Path) -> None:
     before = time.time()
-    resolved = chosen(corpus, tmp_path / "run", time="5m")
+    resolved = chosen(corpus, tmp_path / "run", time="1h")
     begun, seconds = RunFolder(path=tmp_path / "run").time_limit("auto")
     assert begun == pytest.approx(before, abs=1)
-    assert seconds == 300
+    assert seconds == 3600
     assert resolved.recipe.name == "auto"
-    assert resolved.sources["model.num_layers"] == "time 5m"
-    assert resolved.notes[0].startswith("time 5m: depth ") and "tokens/s measured" in resolved.notes[0]
+    assert resolved.sources["model.num_layers"] == "time 1h"
+    assert resolved.notes[0].startswith("time 1h: depth ") and "tokens/s measured" in resolved.notes[0]
     assert "bits per byte on held-out text like this, 80 % between" in resolved.notes[1]
+    assert "no loss is predicted, since there is too little time" in chosen(corpus, tmp_path / "b", time="40s").notes[1]
     overrides = override_leaves({"data.train": str(corpus), **SHORT})
-    again = prepared_choice(Dial.of({"time": "5m"}), overrides, tmp_path / "run")  # of a rank
+    again = prepared_choice(Dial.of({"time": "1h"}), overrides, tmp_path / "run")  # of a rank
     assert again.recipe == resolved.recipe
     assert again.notes == resolved.notes
-    with pytest.raises(UserError, match="was chosen for time 5m, not time 90s"):
+    with pytest.raises(UserError, match="was chosen for time 1h, not time 90s"):
         prepared_choice(Dial.of({"time": "90s"}), overrides, tmp_path / "run")
 
 
@@ -108,9 +120,9 @@ class Clock:
         self.begun = self.now = time.time()
         self.steps = list[int]()
         monkeypatch.setattr("time.time", lambda: self.now)
-        monkeypatch.setattr(dial, "hornbook_step", lambda recipe, world: recipe)
+        monkeypatch.setattr(timed_dial, "hornbook_step", lambda recipe, world: recipe)
         fits = SimpleNamespace(fits=True)
-        monkeypatch.setattr(dial, "plan_here", lambda *given: self.advance(preparation) or fits)
+        monkeypatch.setattr(timed_dial, "plan_here", lambda *given: self.advance(preparation) or fits)
 
         def timed(recipe: Recipe, device: torch.device) -> tuple[int, float]:
             depth, tokens = recipe.model.hidden_size // 64, recipe.training.global_batch_size * recipe.sequence_length
@@ -119,7 +131,7 @@ class Clock:
             self.advance(taken)
             return tokens, taken
 
-        monkeypatch.setattr(dial, "timed", timed)
+        monkeypatch.setattr(timed_dial, "timed", timed)
 
     def advance(self, seconds: float) -> None:
         self.now += seconds

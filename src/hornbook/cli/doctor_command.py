@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Print the facts and the findings; the result's exit code is 2 if training would not start."""
     from hornbook.errors import UserError
-    from hornbook.measure.dial import trained_in
     from hornbook.measure.machine import machine_facts, machine_findings
+    from hornbook.measure.timed_dial import trained_in
     from hornbook.parallel.device import default_threads, prepare
     from hornbook.run.examine import Findings, choose_devices, examine
     from hornbook.run.launch import not_yet_loaded

@@ -1,33 +1,31 @@
-"""Choose the decoder for a time on this machine, by timing a few steps of promising depths.
+"""Choose the decoder for a time or another dial on this machine, and predict its loss.
 
-    timed: 2 -> choose among all depths -> 5 -> timed: 5 -> choose again -> 4 -> timed: 4 -> choose again -> 4
+    time                 -> depth, by timed steps (`hornbook.measure.timed_dial`)  }
+    params, tokens, ...  -> depth, by the law                                      }  -> recipe
+    corpus               -> pilot, by short trainings (`hornbook.measure.pilot`)      -> loss
 
-The FLOP/s of depths that were not timed are those of the nearest that was. Once a tenth of the time is used, two steps
-of a depth must do, and no further depth is timed. The choice is written to the run's folder, so that the same command
-resumes the run instead of choosing again.
+The choice is written to the run's folder, so that the same command resumes the run instead of choosing again.
 """
 
 import math
-import statistics
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from hornbook.config import WarmupStableDecayConfig, load_recipe
+from hornbook.config import WarmupStableDecayConfig
 from hornbook.config.build import Draft, Resolved, check, fit_ranks, read_draft
 from hornbook.config.overrides import override_leaves
 from hornbook.config.recipe import Recipe
 from hornbook.config.recipe_files import Leaf, Tree, merge
 from hornbook.corpora.store import TokenStore
 from hornbook.errors import UserError
-from hornbook.measure.text_bits import text_bits
-from hornbook.measure.throughput import hornbook_step, timed
-from hornbook.parallel.world import World
+from hornbook.measure.pilot import bits_per_nat, pilot_tokens, train_pilot
+from hornbook.measure.timed_dial import Dialed, beside, dial_time, from_nearest
 from hornbook.plan.dial import (
     BASE,
     LAW,
@@ -37,6 +35,7 @@ from hornbook.plan.dial import (
     Choice,
     Corpus,
     Dial,
+    Pilot,
     batch_windows,
     best_tokens,
     choose,
@@ -54,24 +53,10 @@ from hornbook.storage.json_files import dump_json, read_json
 
 NAME: Final = "auto"
 """Of the recipe, and of its run."""
-_FIRST_DEPTHS: Final = range(1, 3)
-_FIRST_SECONDS: Final = {"cpu": 1e-4, "cuda": 1e-5}
-"""Per token and depth, before anything is timed."""
-_LEAST_TIMED, _TIMED = 2, 4  # steps, of which the first half warms up
-_SHARE = 0.1  # of the time, for timing steps
-_VOCABULARY = 8192  # of the measured runs
+PILOT_SHARE: Final = 0.08  # of the time, for the prediction
 START_AND_END: Final = 8.0  # seconds: opening the run, its last validation, checkpoint and report
 OTHER: Final = 1.03  # checkpoints, logs and other processes
 _PATIENCE = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dialed:
-    """The chosen depth, the depths beside it, and the seconds per token of those that were timed."""
-
-    best: Choice
-    others: list[Choice]
-    token_seconds: dict[int, float]
 
 
 def auto_recipe(
@@ -99,17 +84,13 @@ def auto_recipe(
     if folder.has_begun and folder.choice.exists():
         return _again(draft, dial, folder)
     base = check(draft).recipe
-    if dial.name == "time":
-        _refuse_time(base, dial)
     sources, length = open_sources(base), base.sequence_length
     unique = sum(store.num_tokens for store in sources.train if isinstance(store, TokenStore))
 
     def windows_for(tokens: int) -> int:
         return -(-batch_windows(tokens, length) // num_ranks) * num_ranks
 
-    if MOST_EPOCHS * unique < LEAST_STEPS * windows_for(0) * length:
-        told = f"too few for {LEAST_STEPS} steps in {MOST_EPOCHS} epochs: build a larger corpus"
-        raise UserError(f"{', '.join(base.data.train)} has {unique:,} tokens, {told}")
+    _refuse_too_little(base, dial, unique, windows_for(0) * length)
 
     def options_for(choice: Choice) -> dict[str, Any]:
         return {**options_of(choice.depth, choice.tokens, windows=windows_for(choice.tokens), length=length)}
@@ -120,13 +101,18 @@ def auto_recipe(
     vocabulary = complete(base, sources).model.vocab_size
     assert vocabulary is not None, "complete sources have a vocabulary"
     found = _turn(dial, unique, vocabulary, recipe_of, device, num_ranks)
+    _refuse_few_steps(found, options_for(found.best), dial, length)
+    most = math.inf
+    if dial.name == "time":
+        speed = from_nearest(found.token_seconds, vocabulary)
+        most = PILOT_SHARE * dial.value / (speed(1) * (num_ranks if device.type == "cuda" else 1))
+    pilot = _pilot(unique, most, recipe_of, sources, device)
+    if dial.name == "time":
+        found = found.within(_left(dial), unique, speed)
     options = options_for(found.best)
-    if (steps := options["training.steps"]) < LEAST_STEPS:
-        fewest = _fewest_steps(found, dial, options["training.global_batch_size"] * length)
-        raise UserError(f"{dial} is not enough for {fewest}: give more")
-    options |= _intervals(steps, stops=sources.validation is not None)
+    options |= _intervals(options["training.steps"], stops=sources.validation is not None)
     resolved = _with_options(draft, options, dial)
-    reasons = [*_reasons(found, dial, unique, sources)]
+    reasons = [*_reasons(found, dial, unique, sources, pilot)]
     if writes:
         limit = {"begun": dial.begun, "seconds": dial.value} if dial.name == "time" else {}
         document = {"name": draft.name, "dial": str(dial), "options": options, "reasons": reasons}
@@ -135,24 +121,41 @@ def auto_recipe(
     return replace(resolved, notes=(*reasons, *resolved.notes))
 
 
-def _fewest_steps(found: Dialed, dial: Dial, tokens: int) -> str:
-    """Return what the shortest run trains, for an error, and how long, if steps of ``tokens`` were timed."""
-    fewest = f"{LEAST_STEPS} steps of the smallest model here, the fewest that teach it anything"
-    if (token_seconds := found.token_seconds.get(found.best.depth)) is None:
-        return fewest
-    needed = time.time() - dial.begun + LEAST_STEPS * tokens * token_seconds * OTHER + START_AND_END
-    return f"{fewest}, which take {needed:.0f} s in all"
-
-
-def _refuse_time(recipe: Recipe, dial: Dial) -> None:
-    """Raise UserError if the time is over before the first step, or if the recipe fixes the end."""
-    if dial.value <= START_AND_END:
+def _refuse_too_little(recipe: Recipe, dial: Dial, unique: int, least_batch: int) -> None:
+    """Raise UserError if the time is over before the first step, the text too short, or the end fixed by the recipe."""
+    if dial.name == "time" and dial.value <= START_AND_END:
         raise UserError(f"{dial} is too little: a run takes {START_AND_END:g} s to start and end")
+    if MOST_EPOCHS * unique < LEAST_STEPS * least_batch:
+        told = f"too few for {LEAST_STEPS} steps in {MOST_EPOCHS} epochs: build a larger corpus"
+        raise UserError(f"{', '.join(recipe.data.train)} has {unique:,} tokens, {told}")
+    if dial.name != "time":
+        return
     if not isinstance(recipe.schedule, WarmupStableDecayConfig) or recipe.schedule.decay_end is not None:
         raise UserError(
             "`time` corrects the length of the run, which takes the schedule warmup_stable_decay without an end of its "
             "own: remove `schedule.name` and `schedule.decay_end`"
         )
+
+
+def _pilot(
+    unique: int, most: float, recipe_of: Callable[[Choice], Recipe], sources: Sources, device: torch.device
+) -> Pilot | None:
+    """Train the pilot for which there are text and time, if there is one; ``most`` as in `pilot_tokens`."""
+    tokens = pilot_tokens(unique, most)
+    if sources.validation is None or tokens is None:
+        return None
+    return train_pilot(lambda tokens: recipe_of(_at(1, tokens, unique)), sources, tokens, device)
+
+
+def _refuse_few_steps(found: Dialed, options: Mapping[str, Any], dial: Dial, length: int) -> None:
+    """Raise UserError if the run would have too few steps, and say how long enough of them take."""
+    if options["training.steps"] >= LEAST_STEPS:
+        return
+    fewest = f"{LEAST_STEPS} steps of the smallest model here, the fewest that teach it anything"
+    if found.best.depth in found.token_seconds:
+        needed = LEAST_STEPS * options["training.global_batch_size"] * length * found.token_seconds[found.best.depth]
+        fewest += f", which take {needed * OTHER + time.time() - dial.begun + START_AND_END:.0f} s in all"
+    raise UserError(f"{dial} is not enough for {fewest}: give more")
 
 
 def prepared_choice(dial: Dial, overrides: Tree, output: Path | None) -> Resolved:
@@ -206,7 +209,7 @@ def _intervals(steps: int, *, stops: bool) -> dict[str, Any]:
     return {"evaluation.every_steps": every, **saving, **patience}
 
 
-def _reasons(found: Dialed, dial: Dial, unique: int, sources: Sources) -> Iterator[str]:
+def _reasons(found: Dialed, dial: Dial, unique: int, sources: Sources, pilot: Pilot | None) -> Iterator[str]:
     """Yield the choice and its reasons, one line each."""
     best = found.best
     speed = (
@@ -216,16 +219,20 @@ def _reasons(found: Dialed, dial: Dial, unique: int, sources: Sources) -> Iterat
         f"{dial}: depth {best.depth}, {num_weights(best.depth):,} weights in blocks, {best.tokens:,} tokens, "
         f"{best.epochs:.2g} epochs{speed}"
     )
-    text = text_bits(sources)
-    corpus = Corpus.of(text)
-    loss = corpus.floor + corpus.scale * best.loss
-    low, high = interval(best.depth, best.tokens, unique, text, loss)
-    yield f"predicted loss {loss:.3f} bits per byte on held-out text like this, 80 % between {low:.2f} and {high:.2f}"
+    scale, unit = 1.0, "of the law's loss"
+    if pilot is not None:
+        corpus, bits = Corpus.of(pilot, unique), bits_per_nat(sources)
+        loss = corpus.floor + corpus.scale * best.loss
+        low, high = ((bits or 1.0) * bound for bound in interval(best.depth, best.tokens, unique, pilot, loss))
+        scale, unit = (bits or 1.0) * corpus.scale, "bits per byte" if bits else "nats per token"
+        told = f"80 % between {low:.2f} and {high:.2f}"
+        yield f"predicted loss {(bits or 1.0) * loss:.3f} {unit} on held-out text like this, {told}"
+    elif sources.validation is not None:
+        lacks = "text" if pilot_tokens(unique, math.inf) is None else "time"
+        yield f"no loss is predicted, since there is too little {lacks} to train a small model first"
     for other in found.others:
-        yield (
-            f"depth {other.depth} would train on {other.tokens:,} tokens: "
-            f"{corpus.scale * (other.loss - best.loss):+.3f} bits per byte"
-        )
+        told = f"{scale * (other.loss - best.loss):+.3f} {unit}"
+        yield f"depth {other.depth} would train on {other.tokens:,} tokens: {told}"
     if best.extrapolates:
         yield f"extrapolated: measured were up to {LAW.largest:,.0f} weights and {LAW.longest:,.0f} tokens"
     if best.epochs > MOST_EPOCHS - 0.01:
@@ -244,123 +251,36 @@ def _turn(
 ) -> Dialed:
     """Return the choice for a dial; only the time needs measurements."""
     depths, limit = range(1, MOST_DEPTH + 1), dial.value
-
-    def at(depth: int, tokens: float) -> Choice:
-        return choose(1.0, unique, lambda _: 1 / tokens, range(depth, depth + 1))[0]
-
     match dial.name:
         case "time":
-
-            def left() -> float:
-                return (dial.begun + limit - time.time() - START_AND_END) / OTHER
-
-            return dial_time(left, unique, recipe_of, device, num_ranks)
+            return dial_time(lambda: _left(dial), unique, recipe_of, device, num_ranks)
         case "flops":
             ranked = choose(limit, unique, lambda depth: num_flops(depth, vocabulary), depths)
-            return Dialed(best=ranked[0], others=_beside(ranked, ranked[0].depth), token_seconds={})
+            return Dialed(best=ranked[0], others=beside(ranked, ranked[0].depth), token_seconds={})
         case "tokens":
             limit = min(limit, MOST_EPOCHS * unique)
             best = min(depths, key=lambda depth: abs(best_tokens(depth) - limit))
-            return Dialed(best=at(best, limit), others=[], token_seconds={})
+            return Dialed(best=_at(best, limit, unique), others=[], token_seconds={})
         case "params":
 
             def size(depth: int) -> float:
-                return recipe_of(at(depth, 1e6)).num_parameters()
+                return recipe_of(_at(depth, 1e6, unique)).num_parameters()
 
         case _:
 
             def size(depth: int) -> float:
-                return plan_here(recipe_of(at(depth, best_tokens(depth))), num_ranks, device).peak
+                return plan_here(recipe_of(_at(depth, best_tokens(depth), unique)), num_ranks, device).peak
 
     largest = bisect_right(depths, limit, key=size)
     if not largest:
         raise UserError(f"{dial} is too little for the smallest model: give more")
-    return Dialed(best=at(largest, best_tokens(largest)), others=[], token_seconds={})
+    return Dialed(best=_at(largest, best_tokens(largest), unique), others=[], token_seconds={})
 
 
-def _beside(ranked: list[Choice], depth: int) -> list[Choice]:
-    near = [choice for choice in ranked if 0 < abs(choice.depth - depth) <= 2]
-    return sorted(near, key=lambda choice: choice.depth)
+def _left(dial: Dial) -> float:
+    """Return the seconds that remain for steps of a time."""
+    return (dial.begun + dial.value - time.time() - START_AND_END) / OTHER
 
 
-def dial_time(
-    seconds: Callable[[], float],
-    unique: float,
-    recipe_of: Callable[[Choice], Recipe],
-    device: torch.device,
-    num_ranks: int = 1,
-) -> Dialed:
-    """Return the depth with the least predicted loss, timed.
-
-    Args:
-        seconds: returns what is left for steps.
-        unique: tokens of the training split.
-        recipe_of: returns the complete recipe of a choice.
-        device: one of those that train; steps are timed on it alone.
-        num_ranks: as for `auto_recipe`.
-
-    Raises:
-        UserError: not even the smallest model fits in memory.
-    """
-    token_seconds, depths = dict[int, float](), range(1, MOST_DEPTH + 1)
-    given, first = seconds(), _FIRST_SECONDS.get(device.type, _FIRST_SECONDS["cpu"])
-
-    def has_time() -> bool:
-        return given - seconds() < _SHARE * given
-
-    guess = choose(max(1.0, given), unique, lambda depth: first * depth, _FIRST_DEPTHS)[0]
-    while guess.depth not in token_seconds:
-        recipe = recipe_of(guess)
-        vocabulary = recipe.model.vocab_size or 1
-        if plan_here(recipe, num_ranks, device).fits:
-            # each GPU adds its own speed, of which the run then measures the rest; processes share the cores
-            of_one = _token_seconds(recipe, device, has_time)
-            token_seconds[guess.depth] = of_one / (num_ranks if device.type == "cuda" else 1)
-        else:
-            depths = range(1, guess.depth)
-        if not depths or not token_seconds:
-            raise UserError("not even the smallest model fits in memory; end other programs")
-        ranked = choose(max(0.0, seconds()), unique, _from_nearest(token_seconds, vocabulary), depths)
-        known = [choice for choice in ranked if choice.depth in token_seconds]
-        guess = ranked[0] if has_time() or not known else known[0]
-    return Dialed(best=guess, others=_beside(ranked, guess.depth), token_seconds=token_seconds)
-
-
-def trained_in(seconds: float, device: torch.device) -> tuple[Choice, int]:
-    """Return the decoder to train in a time on endless text, by timed steps, and its number of parameters.
-
-    Args:
-        seconds: of training steps.
-        device: as for `dial_time`.
-
-    Raises:
-        UserError: not even the smallest model fits in memory.
-    """
-
-    def recipe_of(choice: Choice) -> Recipe:
-        options: dict[str, Any] = options_of(choice.depth, choice.tokens)
-        options["training.global_batch_size"] = options["training.micro_batch_size"]  # of steps as short as possible
-        options |= {"data.synthetic": True, "model.vocab_size": _VOCABULARY}
-        return load_recipe(BASE, override_leaves(options)).recipe
-
-    best = dial_time(lambda: seconds, math.inf, recipe_of, device).best
-    return best, recipe_of(best).num_parameters()
-
-
-def _from_nearest(timed: dict[int, float], vocabulary: int) -> Callable[[int], float]:
-    """Return the seconds per token of any depth, by the FLOP/s of the nearest that was timed."""
-
-    def seconds(depth: int) -> float:
-        nearest = min(timed, key=lambda other: abs(other - depth))
-        return timed[nearest] * num_flops(depth, vocabulary) / num_flops(nearest, vocabulary)
-
-    return seconds
-
-
-def _token_seconds(recipe: Recipe, device: torch.device, has_time: Callable[[], bool]) -> float:
-    """Return the median seconds per token of a few steps, of fewer once the time for them is over."""
-    step, taken = hornbook_step(recipe, World(device=device)), list[float]()
-    while len(taken) < (_TIMED if has_time() else _LEAST_TIMED):
-        tokens, seconds = timed(step, device)
-        taken.append(seconds / tokens)
-    return statistics.median(taken[len(taken) // 2 :])
+def _at(depth: int, tokens: float, unique: float) -> Choice:
+    return choose(1.0, unique, lambda _: 1 / tokens, range(depth, depth + 1))[0]

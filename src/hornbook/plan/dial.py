@@ -27,7 +27,7 @@ MOST_DEPTH: Final = 48
 LEAST_STEPS: Final = 50
 """Fewer teach nothing: the rates only rise and fall."""
 _DEPTH, _WINDOWS, _RATE, _TABLE_RATE, _HEAD_RATE = 4, 16, 0.028, 0.045, 0.006
-_BATCH_TOKENS, _BATCH_EXPONENT, _LEAST_BATCH = 2**21, 0.6, 2048
+_BATCH_TOKENS, _BATCH_EXPONENT, _LEAST_BATCH = 2**20, 0.6, 2048
 _MOST_SCALE = math.sqrt(2)  # that of the longest measured run; a larger batch does not raise rates further
 _LONGEST_WARM_UP = 100
 _COUNTS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
@@ -116,30 +116,58 @@ class Law:
         return float(self.size * num_weights(depth) ** -self.alpha + self.data * worth**-self.beta)
 
 
+LAW: Final = Law(
+    size=2.369, alpha=0.2025, data=14.67, beta=0.2104, repeats=1.36, largest=12 * 384**2 * 6, longest=2.0**23
+)
+"""Fitted by ``benchmarks/scaling_fit.py`` to 51 runs of ``benchmarks/scaling_runs.py`` on three corpora."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class TextBits:
-    """How well simple models predict a text, in bits per byte; see `hornbook.measure.text_bits`.
+class Pilot:
+    """Held-out losses of the smallest model after two short trainings; see `hornbook.measure.pilot`.
 
     Attributes:
-        compressed: of xz, on pieces of 64 KiB.
-        bigram: of a bigram model that has seen 2^19 tokens, on held-out text.
+        tokens: of the longer one, one of `PILOTS`.
+        early: loss after `EARLY_TOKENS`, in bits per byte or any other unit.
+        late: loss after ``tokens``, in the same.
     """
 
-    compressed: float
-    bigram: float
+    tokens: int
+    early: float
+    late: float
 
 
-_LEVEL: Final = (-0.4034, 0.2750, 1.013)
-_SLOPE: Final = (1.306, -0.2858)
-"""Fitted by ``benchmarks/scaling_fit.py`` to six corpora."""
+EARLY_TOKENS: Final = 2**16
+"""Of the shorter training of a `Pilot`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PilotFit:
+    """How a pilot of some length predicts a corpus, fitted by ``benchmarks/scaling_fit.py`` to 13 corpora.
+
+    Attributes:
+        line: coefficients of `Corpus.of`, that of the pilot's share last.
+        error: share of a prediction by which another corpus may differ: the root mean square error for corpora that
+            are each left out, times 1.36, Student's 80 % for 13 of them.
+    """
+
+    line: tuple[float, float]
+    error: float
+
+
+PILOTS: Final = {
+    2**17: PilotFit(line=(0.2404, 0.7978), error=0.0445),
+    2**18: PilotFit(line=(0.2069, 0.8018), error=0.0319),
+}
+"""By the tokens of the longer training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Floor and scale of a corpus's loss: ``floor + scale * Law.loss``, in bits per byte.
+    """Floor and scale of a corpus's loss: ``floor + scale * Law.loss``, in the unit of its pilot.
 
     Attributes:
-        floor: bits per byte that no model here would go below.
+        floor: loss that no model here would go below.
         scale: of the rest.
     """
 
@@ -147,24 +175,27 @@ class Corpus:
     scale: float
 
     @classmethod
-    def of(cls, text: TextBits, level: Sequence[float] = _LEVEL, slope: Sequence[float] = _SLOPE) -> "Corpus":
-        """Estimate them for a text.
+    def of(cls, pilot: Pilot, unique: float, law: Law = LAW, line: Sequence[float] = ()) -> "Corpus":
+        """Extrapolate a pilot, whose late loss is one of the corpus's losses.
 
-        The level, which is the loss at ``Law.loss`` = 1, is a product of powers of the text's two measures, and the
-        share of it by which the loss falls is a line over `TextBits.compressed`: code is learned faster than prose.
+        The share of it by which further training lowers the loss is a line over the share by which the pilot's own
+        second part lowered it, both relative to the law.
+
+        Args:
+            pilot: losses.
+            unique: tokens of the training split.
+            law: another fit of it, for an interval.
+            line: the coefficients for that fit.
         """
-        at_one = math.exp(level[0]) * text.compressed ** level[1] * text.bigram ** level[2]
-        share = max(0.05, slope[0] + slope[1] * text.compressed)
-        return cls(floor=at_one * max(0.0, 1 - share), scale=at_one * share)
+        first, slope = line or PILOTS[pilot.tokens].line
+        share = max(0.05, first + slope * pilot_share(pilot, unique, law))
+        return cls(floor=pilot.late * (1 - share), scale=pilot.late * share / law.loss(1, pilot.tokens, unique))
 
 
-CORPUS_ERROR: Final = 0.056
-"""Share of a prediction by which a corpus that is not in the fit may differ: 3.9 %, the root mean square error for six
-corpora, each left out, times 1.44, Student's 80 % for six of them."""
-LAW: Final = Law(
-    size=2.369, alpha=0.2025, data=14.67, beta=0.2104, repeats=1.36, largest=12 * 384**2 * 6, longest=2.0**23
-)
-"""Fitted by ``benchmarks/scaling_fit.py`` to 51 runs of ``benchmarks/scaling_runs.py`` on three corpora."""
+def pilot_share(pilot: Pilot, unique: float, law: Law) -> float:
+    """Return by which share of itself the pilot's loss fell in its second part, relative to that of the law."""
+    early, late = law.loss(1, EARLY_TOKENS, unique), law.loss(1, pilot.tokens, unique)
+    return (1 - pilot.late / pilot.early) / (1 - late / early)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,25 +251,27 @@ def choose(
     return sorted(found, key=lambda choice: choice.loss)
 
 
-def interval(depth: int, tokens: float, unique: float, text: TextBits, loss: float) -> tuple[float, float]:
-    """Return the bounds of a prediction, 80 % between them, in bits per byte.
+def interval(depth: int, tokens: float, unique: float, pilot: Pilot, loss: float) -> tuple[float, float]:
+    """Return the bounds of a prediction, 80 % between them.
 
-    They combine the spread of the law over resampled runs, which grows beyond the measured ones, and `CORPUS_ERROR`.
+    They combine the spread of the law over resampled runs, which grows beyond the measured ones, and the error of
+    the pilot.
 
     Args:
         depth: see `Law.loss`.
         tokens: the same.
         unique: the same.
-        text: see `Corpus.of`.
+        pilot: see `Corpus.of`.
         loss: the prediction.
     """
     found = list[float]()
     for size, alpha, data, beta, repeats, *lines in RESAMPLES:
         law = replace(LAW, size=size, alpha=alpha, data=data, beta=beta, repeats=repeats)
-        corpus = Corpus.of(text, lines[:3], lines[3:])
+        place = 2 * [*PILOTS].index(pilot.tokens)
+        corpus = Corpus.of(pilot, unique, law, lines[place : place + 2])
         found.append(corpus.floor + corpus.scale * law.loss(depth, tokens, unique))
     found.sort()
-    tenth, error = len(found) // 10, CORPUS_ERROR * loss
+    tenth, error = len(found) // 10, PILOTS[pilot.tokens].error * loss
     low, high = (max(0.0, sign * (bound - loss)) for sign, bound in ((-1, found[tenth]), (1, found[-1 - tenth])))
     return max(0.0, loss - math.hypot(low, error)), loss + math.hypot(high, error)
 
