@@ -158,11 +158,9 @@ def train_step(
     scale = config.loss_scale.value(progress) if config.loss_scale else 1.0
     if topology := config.topology:
         topology.watch(progress.num_updates + 1)
-    with weights_unchanged(copies=None if config.world.is_sharded else home.copies):
+    with weights_unchanged(None if config.world.is_sharded else home.copies if config.update.writes_copies else {}):
         scaled = objective if scale == 1.0 else Scaled(objective, scale)
         own_sums = config.executor(state, micro_batches, scaled, counts, begin)
-    if not config.update.writes_copies:
-        home.copies.clear()
     sums = dict(zip(own_sums, ranks.sum_tensor(torch.stack([*own_sums.values()])).tolist(), strict=True))  # waits, once
     if scale != 1.0:
         home.divide_gradients(scale)

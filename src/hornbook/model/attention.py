@@ -74,18 +74,15 @@ class Context(SequenceGroups, SpacedSequences, total=False):
     group_keys: Tensor
     """int64 ``[R]``, encoders only: ``keys`` in the order of ``gather_index``."""
     firsts: Tensor
-    """int64 ``[S]``, in host memory: the flat index of the first token of each sequence (encoders), or of each document
-    in the windows (decoders whose ``mask`` separates documents that are each contiguous)."""
+    """int64 ``[S]``, in host memory: the flat index of the first token of each sequence, or of each masked document."""
     lengths: Tensor
     """int64 ``[S]``, in host memory: the number of tokens of each of them."""
     rotation: tuple[Tensor, Tensor]
-    """Cosines and sines, fp32 ``[B, T, R/2]``, of decoders with rotary positions; see `hornbook.model.rotary`."""
     local_rotation: tuple[Tensor, Tensor]
-    """The same in layers with a window, if they differ."""
+    """Cosines and sines, fp32 ``[B, T, R/2]``, of decoders with rotary positions; local in layers with a window."""
     joins: bool
-    """Whether ``PreNormBlock`` leaves its last dropout and addition to the next norm."""
     unadded: tuple[nn.Module, Tensor]
-    """With ``joins``, between blocks: this dropout, and what is to be added to the result after it."""
+    """With ``joins``, what ``PreNormBlock`` leaves to the next norm: its last dropout, and what is to be added then."""
     cache: KeyValues
     """In generation only: keys and values of earlier tokens; see ``attend``."""
 

@@ -50,12 +50,11 @@ def adamw(
     for slot in young:
         _of_ages(slot, config, learning_rate=learning_rate, count=count, decoupled=decoupled)
     for decay, scale, group in by_group([slot for slot in slots if slot not in young] if young else slots):
-        weight_decay = config.weight_decay if decay else 0.0
-        numbers = Numbers(learning_rate * scale, weight_decay, config.beta1, config.beta2, epsilon, t, decoupled)
+        rates = learning_rate * scale, config.weight_decay if decay else 0.0
+        numbers = Numbers(*rates, config.beta1, config.beta2, epsilon, t, decoupled)
         if group[0].parameter.is_cuda and not (group := _by_triton(group, numbers)):
             continue
-        weights, gradients = [slot.parameter for slot in group], [slot.gradient for slot in group]
-        means, squares = ([slot.state[name] for slot in group] for name in _MOMENTS)
+        weights, gradients, means, squares = _tensors(group)
         if (form := form_for([*weights, *gradients, *means, *squares])) is not None:
             for slot, mean, square in zip(group, means, squares, strict=True):
                 native_adamw(form, slot.parameter, slot.gradient, mean, square, numbers, slot.clip)
@@ -74,7 +73,7 @@ def adamw(
             beta1=config.beta1,
             beta2=config.beta2,
             lr=numbers.learning_rate,
-            weight_decay=weight_decay,
+            weight_decay=numbers.decay,
             eps=epsilon,
             maximize=False,
             decoupled_weight_decay=decoupled,
@@ -89,13 +88,17 @@ def _by_triton(slots: list[Slot], numbers: Numbers) -> list[Slot]:
         (groups.setdefault(slot.clip, []) if fits else left).append(slot)
     for factor, group in groups.items():
         group.sort(key=lambda slot: slot.copy is None)
-        lists = [[slot.parameter for slot in group], [slot.gradient for slot in group]]
-        lists += [[slot.state[name] for slot in group] for name in _MOMENTS]
         copies = [slot.copy for slot in group if slot.copy is not None]
-        triton_adamw(*lists, [copy.values for copy in copies], [*numbers[:-1], factor], numbers.decoupled)
+        triton_adamw(*_tensors(group), [copy.values for copy in copies], [*numbers[:-1], factor], numbers.decoupled)
         for slot, copy in zip(group, copies, strict=False):
             copy.version = slot.parameter._version
     return left
+
+
+def _tensors(slots: Sequence[Slot]) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
+    """Return weights, gradients, and first and second moments."""
+    means, squares = ([slot.state[name] for slot in slots] for name in _MOMENTS)
+    return [slot.parameter for slot in slots], [slot.gradient for slot in slots], means, squares
 
 
 def _of_ages(slot: Slot, config: MomentsConfig, *, learning_rate: float, count: int, decoupled: bool) -> None:

@@ -107,7 +107,7 @@ def in_use() -> Kernels:
 
 
 @contextmanager
-def weights_unchanged(*, copies: Copies | None = None) -> Iterator[None]:
+def weights_unchanged(copies: Copies | None = None) -> Iterator[None]:
     """Declare that weights do not change in the ``with`` block, so that each is packed once.
 
     With ``copies``, where they are kept, `copy_of` makes one copy of each; ranks that hold shards have no memory for
