@@ -82,6 +82,16 @@ class RankError(HornbookError):
 
 
 class StoppedBySignal(HornbookError):  # noqa: N818 - a stop is not an error, but is raised like one
-    """A signal stopped the run; its state is saved, and the same command resumes it."""
+    """A signal stopped the command; what it has saved is whole, and the same command resumes it."""
 
     exit_code: ClassVar[int] = 75
+
+
+class Terminated(BaseException):
+    """SIGTERM, SIGUSR1 or SIGHUP arrived while nothing records it (see `hornbook.parallel.launched.leave_cleanly`).
+
+    Like KeyboardInterrupt, it is no Exception: whoever continues after the error of one run, task or file must not take
+    a signal for it.
+    """
+
+    exit_code: ClassVar[int] = StoppedBySignal.exit_code
