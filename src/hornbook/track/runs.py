@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from hornbook.config.build import recipe_from_dict
 from hornbook.config.suggest import did_you_mean_path
-from hornbook.errors import DataError, RecipeError, UserError
+from hornbook.errors import DataError, HornbookError, RecipeError, UserError
 from hornbook.storage.json_files import read_bytes, read_json
 from hornbook.track import environment, metrics, units
 from hornbook.track.evaluations import Evaluation, own_bits_per_byte, read_evaluations, value_of
@@ -46,6 +46,8 @@ class RunFiles:
     validation_fingerprint: str | None
     """Fingerprint of the run's validation data, from ``run.json``."""
     notes: Notes
+    damaged: tuple[str, ...] = ()
+    """What is wrong with ``environment.json`` and ``evaluation.json``, which then count as missing."""
 
     @property
     def name(self) -> str:
@@ -118,6 +120,8 @@ class RunSummary:
     started: str | None
     tags: tuple[str, ...]
     note: str
+    damaged: tuple[str, ...]
+    """As in `RunFiles`."""
 
     @property
     def measured(self) -> dict[str, tuple[float | None, int | None, bool]]:
@@ -144,10 +148,10 @@ class Comparison:
 
     @property
     def cautions(self) -> list[str]:
-        """Return reasons why the losses of the runs are not comparable."""
+        """Return what is damaged, and reasons why the losses of the runs are not comparable."""
         objectives = dict.fromkeys(run.objective or "an unknown one" for run in self.files)
         texts = {run.validation_fingerprint for run in self.files} - {None}
-        found = []
+        found = [problem for run in self.files for problem in run.damaged]
         if len(objectives) > 1:
             found.append(f"losses of different objectives are not comparable: {', '.join(objectives)}")
         if len(texts) > 1:
@@ -205,7 +209,7 @@ def run_of(checkpoint: Path) -> Path | None:
 
 
 def read_run(folder: Path, rows: list[Row] | None = None) -> RunFiles:
-    """Read a run folder; missing files count as empty.
+    """Read a run folder; missing files count as empty, and so do damaged ones that only add to a run.
 
     Args:
         folder: the run's folder.
@@ -213,8 +217,8 @@ def read_run(folder: Path, rows: list[Row] | None = None) -> RunFiles:
 
     Raises:
         UserError: the folder has no run.
-        DataError: one of its files is malformed; names it.
-        StorageError: one of its files cannot be read.
+        DataError: its log, recipe, identity or notes are malformed; names the file.
+        StorageError: one of these cannot be read.
     """
     if not is_run(folder):
         hint = "" if folder.exists() else did_you_mean_path(folder)
@@ -222,15 +226,22 @@ def read_run(folder: Path, rows: list[Row] | None = None) -> RunFiles:
     recipe = folder / "recipe.toml"
     recipe_text = read_bytes(recipe, "the recipe", follow=False).decode("utf-8", "replace") if recipe.is_file() else ""
     recipe_text = redacted(recipe_text)
+    added, damaged = dict[str, list[dict[str, Any]]](), list[str]()
+    for name, read in (("environment.json", environment.sessions), ("evaluation.json", read_evaluations)):
+        try:
+            added[name] = read(folder / name)
+        except HornbookError as error:
+            damaged.append(str(error))
     return RunFiles(
         folder=folder,
         rows=metrics.read(folder / "metrics.jsonl") if rows is None else rows,
         recipe_text=recipe_text,
         recipe=_parse_recipe(recipe_text, recipe) or _imported_recipe(folder),
-        sessions=environment.sessions(folder / "environment.json"),
-        tasks=read_evaluations(folder / "evaluation.json"),
+        sessions=added.get("environment.json", []),
+        tasks=added.get("evaluation.json", []),
         validation_fingerprint=_validation_fingerprint(folder / "run.json"),
         notes=read_notes(folder),
+        damaged=tuple(damaged),
     )
 
 
@@ -282,6 +293,7 @@ def summary_of(run: RunFiles) -> RunSummary:
         started=started if isinstance(started, str) else None,
         tags=run.notes.tags,
         note=run.notes.note,
+        damaged=run.damaged,
     )
 
 
