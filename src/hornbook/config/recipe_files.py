@@ -150,6 +150,9 @@ def _read(path: Path, label: str) -> bytes:
             raise RecipeError(
                 [f"{label}: is a pipe or a device, which can be read only once; save the recipe as a file"]
             )
+        if not path.is_file() and (run := run_of(path)) is not None:
+            hint = "restore it, or repeat the command that started the run with `output`, which writes it again"
+            raise RecipeError([f"{run}: is the folder of a run, but its {_RECIPE} is missing; {hint}"])
         if not path.is_file():
             hint = did_you_mean_path(path) or "; `hornbook recipes` lists the bundled recipes"
             raise RecipeError([f"{label}: no such recipe file or run{hint}"])
