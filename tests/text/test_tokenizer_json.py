@@ -11,6 +11,7 @@ from tiny_text import SHARED, one_line, tiny_tokenizer
 
 from hornbook.cli.main import main
 from hornbook.errors import DataError, UserError
+from hornbook.text import tokenizer_json
 from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.tokenizer_json import PATTERNS, byte_symbols
 from hornbook.text.tokenizer_json import parse as parse_json
@@ -41,6 +42,17 @@ def test_byte_symbols_are_those_of_the_library():
 def test_json_round_trip():
     assert parse(description()).settings == tiny_tokenizer().settings
     assert parse(description()).to_json() == tiny_tokenizer().to_json()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tokenizer_is_brought_into_its_form_once(kind, monkeypatch):
+    """And what is known from reading it is what its JSON says."""
+    data, made, calls = KINDS[kind].to_json().encode(), dict(KINDS[kind].settings), []
+    known = tokenizer_json._known
+    monkeypatch.setattr(tokenizer_json, "_known", lambda settings: calls.append(1) or known(settings))
+    read = Tokenizer(parse_json(data, "t.json"))
+    assert len(calls) == 1 or read.form is None
+    assert read.form == tokenizer_json.form_of(made) == KINDS[kind].form
 
 
 def test_merges_as_older_libraries_wrote_them():
