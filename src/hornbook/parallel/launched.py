@@ -119,8 +119,8 @@ def leave_cleanly() -> Iterator[None]:
 def signals_to(handle: Callable[[int, FrameType | None], None], numbers: Sequence[int] = _SIGNALS) -> Iterator[None]:
     """Handle signals by ``handle`` in the ``with`` block, by default all that stop a run.
 
-    Ignored ones stay ignored, such as SIGHUP by `nohup`, and SIGINT in the background of a script. Python handles signals only in the main thread, so in other threads
-    this has no effect.
+    Ignored ones stay ignored, such as SIGHUP by `nohup`, and SIGINT in the background of a script. Python handles
+    signals only in the main thread, so in other threads this has no effect.
     """
     previous = {}
     is_main = threading.current_thread() is threading.main_thread()

@@ -6,8 +6,8 @@
     checkpoints/ ──────► names and sizes                      ──► report.html
     recipe.toml, environment.json ► recipe and machine
 
-Missing files are left out, and damaged ones named, so the report of a running or failed run works, too. It shows one moment: write it again for
-a newer one, or use ``hornbook runs serve``, which serves the same page live.
+Missing files are left out, and damaged ones named, so the report of a running or failed run works, too. It shows one
+moment: write it again for a newer one, or use ``hornbook runs serve``, which serves the same page live.
 """
 
 import datetime
