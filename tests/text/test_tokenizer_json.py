@@ -12,11 +12,10 @@ from tiny_text import SHARED, one_line, tiny_tokenizer
 from hornbook.cli.main import main
 from hornbook.errors import DataError, UserError
 from hornbook.text import tokenizer_json
-from hornbook.text.tokenizer import Tokenizer
 from hornbook.text.special_tokens import BERT_TOKENS
-from hornbook.text.tokenizer_json import PATTERNS, byte_symbols
+from hornbook.text.tokenizer import Tokenizer
+from hornbook.text.tokenizer_json import PATTERNS, byte_symbols, word_piece
 from hornbook.text.tokenizer_json import parse as parse_json
-from hornbook.text.tokenizer_json import word_piece
 
 DIGESTS = {
     "gpt2": "0053e043174aa0269cc5aa894192b59da7bb9e5b3d8e9ed654696af7fb9b67b4",
