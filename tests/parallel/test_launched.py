@@ -69,10 +69,17 @@ def test_a_signal_waits_until_torch_is_imported(name, error, monkeypatch):
     waited = False
     with pytest.raises(error), leave_cleanly():
         os.kill(os.getpid(), getattr(signal, name))
-        time.sleep(0.1)  # the signal comes again, and waits again
+        time.sleep(0.1)
         waited, torch.__spec__._initializing = True, False
         time.sleep(60)
     assert waited
+
+
+def test_a_second_signal_does_not_wait(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__spec__=SimpleNamespace(_initializing=True)))
+    with pytest.raises(KeyboardInterrupt), leave_cleanly():
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -93,26 +93,36 @@ def listen(say: Callable[[str], None]) -> Iterator[Received]:
 def leave_cleanly() -> Iterator[None]:
     """Make SIGINT raise KeyboardInterrupt in the ``with`` block, and other signals Terminated, later StoppedBySignal.
 
-    While torch is imported they wait, since its initialization in C++ drops some of the exceptions of handlers.
+    While torch is imported, the first one waits, since torch's C++ drops some of the exceptions that handlers raise.
     """
+    postponed, ended = list[int](), threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
-            _thread.start_new_thread(send_later, (number,))  # those of threading have a lock, which may be held here
+        if not postponed and _torch_is_being_imported():
+            postponed.append(number)
+            _thread.start_new_thread(send_again, ())  # threading's have a lock, which may be held here
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
         else:
             raise Terminated(f"stopped by {signal.Signals(number).name}; run the same command again")
 
-    def send_later(number: int) -> None:
-        time.sleep(_PAUSE_SECONDS)
-        os.kill(os.getpid(), number)
+    def send_again() -> None:
+        while _torch_is_being_imported():
+            time.sleep(_PAUSE_SECONDS)
+        if not ended.is_set():
+            os.kill(os.getpid(), postponed[0])
 
     try:
         with signals_to(handle):
             yield
     except Terminated as stop:
         raise StoppedBySignal(str(stop)) from None
+    finally:
+        ended.set()
+
+
+def _torch_is_being_imported() -> bool:
+    return getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False)
 
 
 @contextmanager
