@@ -103,14 +103,8 @@ def test_times_and_speeds_are_found_in_all_kinds_of_results() -> None:
 
 
 def test_a_process_that_a_signal_stopped_is_repeated() -> None:
-    results: dict[str, Any] = {"cases": {}}
-    ((_, _, outcome),) = run_cases(
-        [Case(name="a", words=("step",))],
-        1,
-        results,
-        lambda words: {"stopped": "by SIGTERM", "exit_code": 75},
-        lambda: None,
-    )
+    stopped = {"stopped": "by SIGTERM", "exit_code": 75}
+    ((_, _, outcome),) = run_cases(CASES[:1], 1, empty(), lambda words: stopped, lambda: None)
     assert outcome["error"] == "by SIGTERM"
 
 
