@@ -4,7 +4,7 @@
     1   failure that a retry may fix (disk full, lost rank)
     2   user error, such as an invalid option or path
     3   the training diverged
-    75  stopped by a signal, with the state saved (EX_TEMPFAIL: run the same command again)
+    75  stopped by a signal, with what there is to save saved (EX_TEMPFAIL: run the same command again)
 
 A message is one line that says what happened, what was expected and how to fix it. It names arguments of functions and
 keys of recipes in backquotes, with a value as in Python: `stop` is empty; use `format='text'`; set `training.steps`.
