@@ -139,10 +139,10 @@ def read_document(path: Path, label: str) -> tuple[dict[str, object], str]:
 def _read(path: Path, label: str) -> bytes:
     try:
         if path.is_dir():
-            is_imported = (path / "checkpoints").is_dir()
+            has_weights = any((path / name).exists() for name in ("checkpoints", "config.json"))  # or Hugging Face's
             hint = (
                 f"to start a run from its weights: `init_from={path}`"
-                if is_imported
+                if has_weights
                 else f"to train on it: `data.train={path}`"
             )
             raise RecipeError([f"{label}: is a folder, neither a recipe file nor a run; {hint}"])
