@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from tiny_text import TEXTS, tiny_tokenizer
 
-datatrove = pytest.importorskip("datatrove", reason="needs datatrove[io,processing] and spacy")
+datatrove = pytest.importorskip("datatrove", reason="datatrove, of the benchmark's own environment, is not installed")
 
 
+@pytest.mark.slow
 def test_a_row_for_each_step_and_nothing_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
