@@ -8,7 +8,6 @@ Everything is read from the files each time: there is no index that could be out
 row of every run.
 """
 
-import hashlib
 import math
 import os
 import tomllib
@@ -190,16 +189,6 @@ def is_run(folder: Path) -> bool:
     if (folder / "metrics.jsonl").is_file():
         return True
     return ((folder / "recipe.toml").is_file() and (folder / "environment.json").is_file()) or is_imported(folder)
-
-
-def run_id(folder: Path) -> str:
-    """Return a name of a folder for addresses and attributes: its path, without what a browser would change.
-
-    Control characters and bytes that are not UTF-8 are escaped; a hash of the path then keeps the name unique.
-    """
-    path = str(folder)
-    shown = one_line(path)
-    return path if shown == path else f"{shown}~{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
 
 
 def run_of(checkpoint: Path) -> Path | None:
