@@ -1,6 +1,6 @@
 # make demo       the whole way on this machine: text, tokenizer, corpus, a trained and evaluated model, a report
 # make test       all tests but the slow ones (make test-slow) and those for a GPU (make test-gpu)
-# make test-slow  these, for an hour, then tests of properties with ten times as many examples
+# make test-slow  these, in one process for some hours, then tests of properties with ten times as many examples
 # make test-portable   tests of numbers and operators as on other processors: older instructions, no operators, one core
 # make reliability   kills, power failures and damage, thousands of them, with a table: hours; run it again to go on
 # make check      lint, format and types, then the tests

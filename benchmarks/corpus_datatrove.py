@@ -2,7 +2,7 @@
 
 ::
 
-    python -m venv peer && peer/bin/pip install "datatrove[io,processing]" spacy
+    python -m venv peer && peer/bin/pip install "datatrove[io,processing]" spacy "xxhash<4"
     peer/bin/python benchmarks/corpus_datatrove.py web/ --tokenizer tokenizers/mine --folder peer-built
 
 Runs in an environment of its own, without hornbook. A row for each step: its processor time, and the most memory of a

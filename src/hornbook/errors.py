@@ -4,7 +4,7 @@
     1   failure that a retry may fix (disk full, lost rank)
     2   user error, such as an invalid option or path
     3   the training diverged
-    75  stopped by a signal, with the state saved (EX_TEMPFAIL: run the same command again)
+    75  stopped by a signal, with what there is to save saved (EX_TEMPFAIL: run the same command again)
 
 A message is one line that says what happened, what was expected and how to fix it. It names arguments of functions and
 keys of recipes in backquotes, with a value as in Python: `stop` is empty; use `format='text'`; set `training.steps`.
@@ -82,6 +82,16 @@ class RankError(HornbookError):
 
 
 class StoppedBySignal(HornbookError):  # noqa: N818 - a stop is not an error, but is raised like one
-    """A signal stopped the run; its state is saved, and the same command resumes it."""
+    """A signal stopped the command; what it has saved is whole, and the same command resumes it."""
 
     exit_code: ClassVar[int] = 75
+
+
+class Terminated(BaseException):
+    """SIGTERM, SIGUSR1 or SIGHUP arrived while nothing records it (see `hornbook.parallel.launched.leave_cleanly`).
+
+    Like KeyboardInterrupt, it is no Exception: whoever continues after the error of one run, task or file must not take
+    a signal for it.
+    """
+
+    exit_code: ClassVar[int] = StoppedBySignal.exit_code

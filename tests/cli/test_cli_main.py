@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import types
@@ -217,6 +218,30 @@ def test_ctrl_c(command, capsys):
     out, err = capsys.readouterr()
     assert err == "hornbook: error: interrupted\n"
     assert json.loads(out) == {"error": "interrupted", "exit_code": 130}
+
+
+def test_other_signals_stop_any_command(command, capsys):
+    def run(arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    command(run)
+    line = "stopped by SIGTERM; run the same command again"
+    assert main(["fake", "--json"]) == 75
+    out, err = capsys.readouterr()
+    assert err == f"hornbook: {line}\n"
+    assert json.loads(out) == {"stopped": line, "exit_code": 75}
+
+
+def test_ctrl_c_after_the_last_line_prints_nothing():
+    script = """
+import atexit, os, signal, sys
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+from hornbook.__main__ import main
+sys.argv = ["hornbook", "--version"]
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "hornbook 0.1.0\n", "")
 
 
 def test_ctrl_c_while_the_command_line_is_imported(monkeypatch, capsys):

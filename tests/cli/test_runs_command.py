@@ -43,6 +43,20 @@ def test_list_has_a_line_for_each_run_and_hides_none(tmp_path: Path, capsys: pyt
     assert len(lines) == 5
 
 
+@pytest.mark.parametrize("words", [["list", "."], ["compare", "a", "b"], ["report", "b"]], ids=" ".join)
+def test_a_damaged_by_product_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        make_run(tmp_path / name)
+    (tmp_path / "b" / "evaluation.json").write_text('{"tasks": [')
+    assert main(["runs", *words]) == 0
+    said = "".join(capsys.readouterr())
+    assert said.count("b/evaluation.json: the evaluation is not valid JSON") == 1
+    assert "error" not in said
+
+
 def test_list_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "a")
     assert main(["runs", "list", str(tmp_path), "--json"]) == 0

@@ -1,6 +1,10 @@
 """``hornbook sweep`` with real runs of a tiny model."""
 
 import json
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -43,6 +47,28 @@ def test_a_sweep_trains_compares_and_resumes(
     before = weights.stat().st_mtime_ns
     assert main(command) == 0
     assert weights.stat().st_mtime_ns == before, "a finished run is not trained again"
+
+
+def test_a_signal_makes_the_running_one_save_and_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = tmp_path / "out" / "learning-rate=1e-4" / "metrics.jsonl"
+
+    def send_when_it_trains() -> None:
+        until = time.monotonic() + 600
+        while not (log.exists() and log.stat().st_size) and time.monotonic() < until:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    sender = threading.Thread(target=send_when_it_trains)
+    sender.start()
+    assert main(sweep(tmp_path, "--lr", "1e-4,1e-2", "--steps", "1000000")) == 75
+    sender.join()
+    assert capsys.readouterr().err == "hornbook: stopped by SIGTERM; run the same command again\n"
+    said = (tmp_path / "out" / "learning-rate=1e-4.log").read_text()
+    assert "stopped by SIGTERM" in said.splitlines()[-1] and "is saved" in said
+    assert not (tmp_path / "out" / "learning-rate=1e-2").exists()
 
 
 @pytest.mark.slow

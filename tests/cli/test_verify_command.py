@@ -1,6 +1,8 @@
 """``hornbook verify``: what a user sees of resumes and layouts on a recipe of their own."""
 
 import json
+import os
+import signal
 
 import pytest
 from ranks import python
@@ -44,6 +46,25 @@ def test_one_process_has_nothing_to_compare(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     assert main(["verify", "topology", "demo", "--steps=2", "--threads=1"]) == 2
     assert "error: nothing to compare with one process; add --processes 2 or more" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("nth", [2, 8, 12])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_ends_the_verification_and_leaves_nothing(recipe, tmp_path, capfd, monkeypatch, name, nth):
+    """In the whole run, in the part before the stop that it makes itself, and in that after it."""
+    record, steps = TrainingRun.record, []
+
+    def interrupted(run, result):
+        record(run, result)
+        steps.append(run.state.progress.step)
+        if len(steps) == nth:
+            os.kill(os.getpid(), getattr(signal, name))
+
+    monkeypatch.setattr(TrainingRun, "record", interrupted)
+    assert main(["verify", "resume", *recipe, "--output", "both"]) == (75 if nth < 12 else 0)
+    *_, last = capfd.readouterr().err.splitlines()
+    assert nth == 12 or last == f"hornbook: stopped by {name}; run the same command again"
+    assert not (tmp_path / "both").exists()
 
 
 def test_a_resume_that_differs_fails_and_keeps_both_runs(recipe, tmp_path, capfd, monkeypatch):

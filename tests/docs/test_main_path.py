@@ -28,7 +28,7 @@ STEP = "--between hornbook.engine.step:train_step"
         (f"{STEP} {TRAIN} --precision.kernels=torch", 29, 105),
         (f"{STEP} {BERT} {NATIVE}", 36, 149),
         (f"--until hornbook.optim.adam:adamw {TRAIN} {NATIVE}", 80, 593),
-        ("generate run --prompt a --output-length 8", 57, 365),
+        ("generate run --prompt a --output-length 8", 57, 366),
         (BUILD, 37, 272),
     ],
     ids=["one step", "one step by PyTorch", "one BERT step", "until the first update", "generation", "corpus build"],

@@ -102,6 +102,12 @@ def test_times_and_speeds_are_found_in_all_kinds_of_results() -> None:
     assert measures_of({"contenders": {"hornbook": {"seconds": 2.0, "tokens": 7}}}) == {"seconds": 2.0}
 
 
+def test_a_process_that_a_signal_stopped_is_repeated() -> None:
+    stopped = {"stopped": "by SIGTERM", "exit_code": 75}
+    ((_, _, outcome),) = run_cases(CASES[:1], 1, empty(), lambda words: stopped, lambda: None)
+    assert outcome["error"] == "by SIGTERM"
+
+
 def test_a_refused_command_is_an_error_with_its_line() -> None:
     assert "no such bundled recipe" in run_bench(["step", "no-such-recipe"])["error"]
 

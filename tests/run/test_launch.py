@@ -101,6 +101,19 @@ def test_a_folder_with_weights_alone_says_how_to_use_them(recipe, tmp_path, caps
     assert "neither a recipe file nor a run; to start a run from its weights: --init-from" in capsys.readouterr().err
 
 
+def test_a_run_without_its_recipe_says_so_and_its_first_command_writes_it_again(recipe, tmp_path, capsys):
+    assert command(str(recipe), "--output", "runs/a") == 0
+    (tmp_path / "runs/a/recipe.toml").unlink()
+    assert command("runs/a") == 2
+    line = (
+        "hornbook: error: runs/a: is the folder of a run, but its recipe.toml is missing; restore it, or repeat the "
+        "command that started the run with --output, which writes it again"
+    )
+    assert capsys.readouterr().err.splitlines()[-1] == line
+    assert command(str(recipe), "--output", "runs/a") == 0
+    assert (tmp_path / "runs/a/recipe.toml").is_file()
+
+
 def test_a_mistyped_run_is_named(recipe, tmp_path, capsys):
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     assert command("runs/mien") == 2

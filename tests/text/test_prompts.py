@@ -52,7 +52,13 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         (b'{"text": "a", "id": 1}\n', [", line 1: no field 'prompt' (fields: 'text', 'id'); expected {"]),
         (b"{}\n", [", line 1: no field 'prompt' (fields: none); expected {"]),
         (b'{"prompt": 3}\n', [", line 1: the field 'prompt' holds a number; expected a string"]),
-        (b'{"prompt": "\xff"}\n', [", line 1: not UTF-8 at byte 12 of the line (0xff); convert the file"]),
+        (
+            b'{"prompt": "\xff"}\n',
+            [
+                ", line 1: not UTF-8 at byte 12 of the line (0xff); convert it, "
+                "from Latin-1 for example by `iconv -f latin1 -t utf-8`"
+            ],
+        ),
         (b'{"prompt": "a\\ud800"}\n', [", line 1: character 1 of the prompt is half a surrogate pair"]),
         (b" " * 200, [", line 1: longer than 100 B"]),
     ],

@@ -11,8 +11,10 @@ from tiny_text import SHARED, one_line, tiny_tokenizer
 
 from hornbook.cli.main import main
 from hornbook.errors import DataError, UserError
+from hornbook.text import tokenizer_json
+from hornbook.text.special_tokens import BERT_TOKENS
 from hornbook.text.tokenizer import Tokenizer
-from hornbook.text.tokenizer_json import PATTERNS, byte_symbols
+from hornbook.text.tokenizer_json import PATTERNS, byte_symbols, word_piece
 from hornbook.text.tokenizer_json import parse as parse_json
 
 DIGESTS = {
@@ -41,6 +43,27 @@ def test_byte_symbols_are_those_of_the_library():
 def test_json_round_trip():
     assert parse(description()).settings == tiny_tokenizer().settings
     assert parse(description()).to_json() == tiny_tokenizer().to_json()
+
+
+WORD_PIECE = word_piece({name: number for number, name in enumerate([*BERT_TOKENS, "a", "##b"])})
+
+
+@pytest.mark.parametrize(
+    ("settings", "form"),
+    [
+        (tiny_tokenizer().settings, "byte-bpe"),
+        (tiny_tokenizer().settings | {"truncation": {"max_length": 5}}, "byte-bpe"),
+        (WORD_PIECE, "wordpiece"),
+        *((json.loads(library_json(kind)), None) for kind in KINDS),
+    ],
+)
+def test_a_tokenizer_is_brought_into_its_form_once(settings, form, monkeypatch):
+    """And what is known from reading it is what its JSON says."""
+    known, calls = tokenizer_json._known, []
+    monkeypatch.setattr(tokenizer_json, "_known", lambda settings: calls.append(1) or known(settings))
+    read = Tokenizer(parse_json(json.dumps(settings).encode(), "t.json"))
+    assert len(calls) == (1 if form else 2)
+    assert read.form == tokenizer_json.form_of({**read.settings}) == form
 
 
 def test_merges_as_older_libraries_wrote_them():

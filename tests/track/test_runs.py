@@ -46,7 +46,7 @@ def test_a_pipe_in_a_run_stops_neither_the_board_nor_a_report(tmp_path: Path, na
     assert str(other) in [curves["id"] for curves in answer["curves"]]
 
 
-@pytest.mark.parametrize("name", FILES[:4])
+@pytest.mark.parametrize("name", FILES[:3])
 def test_a_link_in_a_run_shows_no_file_of_the_reader(tmp_path: Path, name: str) -> None:
     run = make_run(tmp_path / "runs" / "run")
     (run / name).replace(tmp_path / name)
@@ -55,6 +55,36 @@ def test_a_link_in_a_run_shows_no_file_of_the_reader(tmp_path: Path, name: str) 
         write_report(run)
     answer = Board([tmp_path / "runs"]).answer({})
     assert answer["curves"] == [] and f"{name} is a link" in answer["parts"]["head"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("environment.json", "{"),
+        ("environment.json", None),
+        ("evaluation.json", "[]"),
+        ("evaluation.json", '{"tasks": [{"name": "x"}]}'),
+        ("evaluation.json", '{"tasks": [{"name": "x", "rows": [1]}]}'),
+        ("evaluation.json", None),
+    ],
+)
+def test_a_damaged_by_product_is_named_and_the_rest_is_there(tmp_path: Path, name: str, content: str | None) -> None:
+    """Also a link, which may lead to a file of the reader."""
+    run = make_run(tmp_path / "runs" / "run")
+    whole = summarize(run)
+    assert whole.damaged == ()
+    if content is None:
+        (run / name).replace(tmp_path / name)
+        (run / name).symlink_to(tmp_path / name)
+    else:
+        (run / name).write_text(content)
+    summary, said = summarize(run), f"{run / name}"
+    assert len(summary.damaged) == 1 and summary.damaged[0].startswith(said)
+    assert (summary.loss, summary.step, summary.state) == (whole.loss, whole.step, "finished")
+    assert compare([run, run]).cautions == [*summary.damaged, *summary.damaged]
+    page, answer = write_report(run).read_text(), Board([tmp_path / "runs"]).answer({})
+    assert said in page and ("Test CPU" in page) is (name != "environment.json")
+    assert len(answer["curves"]) == 1
 
 
 def test_no_folder_and_no_run_are_one_line_each(tmp_path: Path) -> None:
@@ -169,10 +199,6 @@ def test_training_seconds_add_up_over_sessions_that_count_from_zero() -> None:
     [
         ("recipe.toml", "[model\n"),
         ("recipe.toml", "x = " + "9" * 5000),
-        ("environment.json", "{"),
-        ("evaluation.json", "[]"),
-        ("evaluation.json", '{"tasks": [{"name": "x"}]}'),
-        ("evaluation.json", '{"tasks": [{"name": "x", "rows": [1]}]}'),
         ("metrics.jsonl", 'x\n{"step": 1}\n'),
     ],
 )

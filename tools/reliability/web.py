@@ -25,7 +25,7 @@ from fake_run import default_rows, make_run, train_row
 from trials import Part, Trial, fork
 
 from hornbook.cli.main import main
-from hornbook.track.runs import run_id
+from hornbook.track.curves import run_id
 
 _PATIENCE = 30.0
 """Seconds for which an honest client waits, on a busy machine; and the server for slow ones, with some room."""

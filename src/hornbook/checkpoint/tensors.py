@@ -154,6 +154,7 @@ DTYPES: Final = {
     "torch.bool": "BOOL",
 }
 """The dtypes that a checkpoint can store, by their names in torch, with their names in safetensors."""
+_AGAIN: Final = "the download or copy is incomplete: remove the file, then fetch it again"
 _TORCH_DTYPES: Final = {name: dtype.removeprefix("torch.") for dtype, name in DTYPES.items()}
 
 
@@ -211,7 +212,9 @@ def open_file(path: Path) -> "TensorFile":
     with storage_errors("read", path), open_regular(path) as file:
         available = os.fstat(file.fileno()).st_size - 8
         length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= min(available, MAX_HEADER_BYTES):
+        if available < 0 or available < length <= MAX_HEADER_BYTES:
+            raise _malformed(path, f"it ends in its header, after {available + 8:,} bytes", _AGAIN)
+        if not 2 <= length <= MAX_HEADER_BYTES:
             raise _malformed(path, f"the header cannot have {length} bytes")
         text = file.read(length)
     try:  # rejects a name that occurs twice, which the library accepts
@@ -221,6 +224,10 @@ def open_file(path: Path) -> "TensorFile":
     if not isinstance(header, dict) or len(header) > MAX_TENSORS:
         raise _malformed(path, f"the header is not an object of at most {MAX_TENSORS} tensors")
     with _reading(path):
+        fields = [field for field in header.values() if isinstance(field, dict)]
+        ends = (end for field in fields for end in field.get("data_offsets", ()) if isinstance(end, int))
+        if (content := max(ends, default=0)) > available - length:
+            raise _malformed(path, f"it has {available + 8:,} of {8 + length + content:,} bytes", _AGAIN)
         library = safe_open(path, framework="pt")
         with path.open("rb") as whole:  # private, so that PyTorch may take the pages as a tensor's
             pages = mmap.mmap(whole.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -319,5 +326,5 @@ def _chunks(header: bytes, tensors: "list[Tensor]") -> Iterator[BytesLike]:
         yield flat.view(torch.uint8).numpy().data
 
 
-def _malformed(path: Path, reason: str) -> CheckpointError:
-    return CheckpointError(f"{path} is not a valid safetensors file: {reason}; use another checkpoint")
+def _malformed(path: Path, reason: str, remedy: str = "use another checkpoint") -> CheckpointError:
+    return CheckpointError(f"{path} is not a valid safetensors file: {reason}; {remedy}")

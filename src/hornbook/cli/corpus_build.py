@@ -18,7 +18,7 @@ from hornbook.cli.arguments import TOKENIZER_HELP, add_declared, declared_values
 from hornbook.cli.inputs import add_held_out_arguments, add_input_arguments, note, read_options, report_faults
 from hornbook.cli.table import say, token_progress
 from hornbook.errors import UserError
-from hornbook.parallel.launched import collector_paused, leave_cleanly
+from hornbook.parallel.launched import collector_paused
 from hornbook.storage.system import format_bytes
 from hornbook.text.quality.policy import KINDS, QualityOptions, Tolerance
 from hornbook.wording import counted, counted_kind
@@ -142,7 +142,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     with collector_paused():  # it has 100,000 objects
         tokenizer = Tokenizer.load(arguments.tokenizer)
     started = time.monotonic()
-    with leave_cleanly("during the build"), token_progress() as show:
+    with token_progress() as show:
 
         def on_progress(progress: "Progress") -> None:
             show(counted(progress.documents, "document"), progress.tokens, progress.read, progress.total)

@@ -7,7 +7,7 @@
            exit code        -> 0
 
 A result may have an ``exit_code``. Errors are one line each on standard error, and with ``--json`` also
-``{"error": ..., "exit_code": ...}``. A training that was stopped by a signal is not an error: its object has the key
+``{"error": ..., "exit_code": ...}``. A command that was stopped by a signal did not fail: its object has the key
 ``stopped`` instead of ``error``. Exit codes are those of ``hornbook.errors``, 130 after Ctrl-C, and 141 if the reader
 of standard output has exited, as in a shell. Only the selected command is imported, so that ``--help`` does not import
 torch.
@@ -23,6 +23,7 @@ import json
 import logging
 import math
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -72,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code.
 
     Args:
-        argv: the words after ``hornbook``; by default, those of the process.
+        argv: the words after ``hornbook``; by default those of the process, which then ends silently on Ctrl-C while
+            it exits: Python and PyTorch would print tracebacks of what they release.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):  # before other files get their descriptors
         if getattr(sys, name) is None:
@@ -98,6 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return READER_GONE
     except KeyboardInterrupt:  # a second one, during the handling of the first
         return INTERRUPTED
+    finally:
+        if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class _OneLine(logging.Formatter):
@@ -110,7 +115,7 @@ class _OneLine(logging.Formatter):
 def _answer(words: Sequence[str], *, as_json: bool, debug: bool) -> int:
     """Run the command, print its result or its error, and return the exit code."""
     try:
-        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext(), launched.leave_cleanly():
             result = execute(words)
         _write_out(f"{json.dumps(_plain(result), default=_convert)}\n" if as_json and launched.rank() == 0 else "")
         return int(str(result.get("exit_code", 0)))
@@ -125,7 +130,7 @@ def _answer(words: Sequence[str], *, as_json: bool, debug: bool) -> int:
             traceback.print_exc()
         return _fail([str(error)], error.exit_code, as_json, is_reported=error.is_reported)
     except StoppedBySignal as stop:
-        return _end([str(stop)], stop.exit_code, as_json, key="stopped")
+        return _end([str(stop)], stop.exit_code, as_json, key="stopped", is_reported=launched.rank() > 0)
     except HornbookError as error:
         if debug:
             traceback.print_exc()

@@ -66,6 +66,7 @@ def list_command(arguments: argparse.Namespace) -> dict[str, object]:
         _print_table(summaries)
     for problem in broken:
         say(f"unreadable: {problem['problem']}")
+    say(*(f"warning: {problem}" for summary in summaries for problem in summary.damaged))
     if not folders:
         say(f"no runs below {root}; start one with `hornbook train RECIPE`")
     return {"root": str(root), "runs": [dataclasses.asdict(summary) for summary in summaries], "unreadable": broken}
@@ -74,8 +75,10 @@ def list_command(arguments: argparse.Namespace) -> dict[str, object]:
 def report_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Write the report page and print its path."""
     from hornbook.track.report import write_report
+    from hornbook.track.runs import summarize
 
     path = write_report(Path(arguments.run))
+    say(*(f"warning: {problem}" for problem in summarize(path.parent).damaged), error=True)
     say(str(path))
     return {"report": str(path)}
 

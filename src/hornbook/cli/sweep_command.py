@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from hornbook.cli.arguments import Number, add_device_arguments, add_recipe_arguments, positive_integer
 from hornbook.cli.table import print_columns, say
@@ -136,8 +136,9 @@ def _rounds(recipe: "Recipe", num_candidates: int, factor: int | None) -> list[i
 def _train_all(
     candidates: Sequence[Candidate], length: Sequence[str], output: Path, arguments: argparse.Namespace
 ) -> None:
-    """Train the candidates, one on each GPU at a time, or one after the other."""
+    """Train the candidates, one on each GPU at a time, or one after the other; after an error or a signal, stop all."""
     gpus: queue.SimpleQueue[str] = queue.SimpleQueue()
+    processes = _Processes()
     names = arguments.gpus.split(",") if arguments.gpus else [""]
     for name in names:
         gpus.put(name)
@@ -145,7 +146,7 @@ def _train_all(
     def train(candidate: Candidate) -> None:
         gpu = gpus.get()
         try:
-            _train(candidate, length, output, arguments, {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
+            _train(candidate, length, output, arguments, {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}, processes)
         finally:
             gpus.put(gpu)
 
@@ -154,12 +155,40 @@ def _train_all(
             try:
                 done.result()
             except BaseException:
-                pool.shutdown(cancel_futures=True)
+                pool.shutdown(wait=False, cancel_futures=True)
+                processes.stop()
                 raise
 
 
+class _Processes:
+    """Running processes, in sessions of their own, so that Ctrl-C reaches them only once, through this one."""
+
+    def __init__(self) -> None:
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._is_stopped = False
+
+    def run(self, command: Sequence[str], log: IO[str], environment: Mapping[str, str]) -> int:
+        """Run a command and return its exit code."""
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+        self._started.append(process)
+        if self._is_stopped:  # meanwhile, in the main thread
+            process.terminate()
+        return process.wait()
+
+    def stop(self) -> None:
+        """Make the running ones save and stop."""
+        self._is_stopped = True
+        for process in self._started:
+            process.terminate()
+
+
 def _train(
-    candidate: Candidate, length: Sequence[str], output: Path, arguments: argparse.Namespace, more: Mapping[str, str]
+    candidate: Candidate,
+    length: Sequence[str],
+    output: Path,
+    arguments: argparse.Namespace,
+    more: Mapping[str, str],
+    processes: _Processes,
 ) -> None:
     """Train a candidate in a process; a diverged run is only reported.
 
@@ -171,8 +200,7 @@ def _train(
     words += ["--device", arguments.device, *(["--threads", str(arguments.threads)] if arguments.threads else [])]
     log = output / f"{candidate.name}.log"
     with log.open("a", encoding="utf-8") as file:
-        command = [sys.executable, "-m", "hornbook", *words]
-        code = subprocess.run(command, stdout=file, stderr=file, env={**os.environ, **more}, check=False).returncode
+        code = processes.run([sys.executable, "-m", "hornbook", *words], file, {**os.environ, **more})
     if code == StoppedBySignal.exit_code:
         raise StoppedBySignal(f"{candidate.name} was stopped; run the same command again to resume the sweep")
     if code not in (0, DivergedError.exit_code):

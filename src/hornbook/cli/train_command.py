@@ -23,7 +23,7 @@ from hornbook.cli.arguments import (
     start_processes,
 )
 from hornbook.parallel import launched
-from hornbook.parallel.launched import collector_paused, leave_cleanly, report_once
+from hornbook.parallel.launched import collector_paused, report_once
 from hornbook.parallel.launched import num_ranks as num_launched
 
 if TYPE_CHECKING:
@@ -87,32 +87,31 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.run.early import refuse_early
 
     looking = arguments.print_recipe or arguments.dry_run
-    with leave_cleanly():
-        with report_once():
-            resolved, init_from = _resolve(arguments, looking)
-            if not looking:
-                num_ranks, output = arguments.processes or num_launched(), arguments.output or resolved.output
-                refuse_early(resolved.recipe, output, arguments.device, num_ranks)
-        if arguments.dry_run:
-            sys.stderr.writelines(f"hornbook: {note}\n" for note in resolved.notes)
-            return _dry_run(resolved.recipe, arguments)
-        if looking:
-            print("".join(f"# {note}\n" for note in resolved.notes), end="")
-            print(recipe_to_toml(resolved.recipe, resolved.sources), end="")
-            document = recipe_to_dict(resolved.recipe)
-            return {"recipe": document, "sources": resolved.sources, "notes": list(resolved.notes)}
-        start_processes(arguments, resolved.recipe)
-        with collector_paused():
-            from hornbook.run.launch import train
+    with report_once():
+        resolved, init_from = _resolve(arguments, looking)
+        if not looking:
+            num_ranks, output = arguments.processes or num_launched(), arguments.output or resolved.output
+            refuse_early(resolved.recipe, output, arguments.device, num_ranks)
+    if arguments.dry_run:
+        sys.stderr.writelines(f"hornbook: {note}\n" for note in resolved.notes)
+        return _dry_run(resolved.recipe, arguments)
+    if looking:
+        print("".join(f"# {note}\n" for note in resolved.notes), end="")
+        print(recipe_to_toml(resolved.recipe, resolved.sources), end="")
+        document = recipe_to_dict(resolved.recipe)
+        return {"recipe": document, "sources": resolved.sources, "notes": list(resolved.notes)}
+    start_processes(arguments, resolved.recipe)
+    with collector_paused():
+        from hornbook.run.launch import train
 
-        return train(
-            resolved,
-            output=arguments.output,
-            device=arguments.device,
-            threads=arguments.threads,
-            init_from=init_from,
-            allow_rate_change=arguments.allow_learning_rate_change,
-        )
+    return train(
+        resolved,
+        output=arguments.output,
+        device=arguments.device,
+        threads=arguments.threads,
+        init_from=init_from,
+        allow_rate_change=arguments.allow_learning_rate_change,
+    )
 
 
 def _resolve(arguments: argparse.Namespace, looking: bool) -> "tuple[Resolved, InitFrom | None]":

@@ -88,14 +88,22 @@ def _recipe(arguments: argparse.Namespace) -> "Recipe":
 
 
 def _resume(arguments: argparse.Namespace, recipe: "Recipe", world: "World") -> dict[str, object]:
-    from hornbook.errors import UserError
+    from hornbook.errors import StoppedBySignal, Terminated, UserError
     from hornbook.measure.verification import verify_resume
     from hornbook.storage import remove_tree
 
     folder = arguments.output or Path("runs") / f"verify-resume-{recipe.name}"
     if world.any(world.is_first and folder.exists()):
         raise world.reported_by(0, UserError(f"{folder} exists: remove it, or choose another --output"))
-    rows = verify_resume(recipe, world, folder, num_steps=arguments.steps)
+    try:
+        rows = verify_resume(recipe, world, folder, num_steps=arguments.steps)
+    except (KeyboardInterrupt, StoppedBySignal, Terminated) as stop:
+        if world.is_first:
+            remove_tree(folder)
+        if isinstance(stop, StoppedBySignal):  # its message resumes a run that is of no use alone
+            line = f"{str(stop).partition(';')[0]}; run the same command again"
+            raise world.reported_by(0, StoppedBySignal(line)) from None
+        raise
     different = [row.what for row in rows if row.different]
     if world.is_first:
         cells = [(row.what, f"{row.compared:,}", f"{row.different:,}") for row in rows]

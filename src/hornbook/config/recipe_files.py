@@ -139,10 +139,10 @@ def read_document(path: Path, label: str) -> tuple[dict[str, object], str]:
 def _read(path: Path, label: str) -> bytes:
     try:
         if path.is_dir():
-            is_imported = (path / "checkpoints").is_dir()
+            has_weights = any((path / name).exists() for name in ("checkpoints", "config.json"))  # or Hugging Face's
             hint = (
                 f"to start a run from its weights: `init_from={path}`"
-                if is_imported
+                if has_weights
                 else f"to train on it: `data.train={path}`"
             )
             raise RecipeError([f"{label}: is a folder, neither a recipe file nor a run; {hint}"])
@@ -150,6 +150,9 @@ def _read(path: Path, label: str) -> bytes:
             raise RecipeError(
                 [f"{label}: is a pipe or a device, which can be read only once; save the recipe as a file"]
             )
+        if not path.is_file() and (run := run_of(path)) is not None:
+            hint = "restore it, or repeat the command that started the run with `output`, which writes it again"
+            raise RecipeError([f"{run}: is the folder of a run, but its {_RECIPE} is missing; {hint}"])
         if not path.is_file():
             hint = did_you_mean_path(path) or "; `hornbook recipes` lists the bundled recipes"
             raise RecipeError([f"{label}: no such recipe file or run{hint}"])

@@ -100,7 +100,8 @@ def run_cases(
                 continue
             started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             answer = run(case.words)
-            outcome = {"error": answer["error"]} if "error" in answer else {"values": measures_of(answer)}
+            problem = answer.get("error") or answer.get("stopped")
+            outcome = {"error": problem} if problem else {"values": measures_of(answer)}
             runs[:] = sorted(
                 [done for done in runs if done["repeat"] != repeat]
                 + [{"repeat": repeat, "started": started, **outcome}],
@@ -111,7 +112,10 @@ def run_cases(
 
 
 def run_bench(words: Sequence[str]) -> dict[str, Any]:
-    """Run ``hornbook bench`` in a separate process and return its JSON, or ``{"error": its last line}``."""
+    """Run ``hornbook bench`` in a separate process and return its JSON, or ``{"error": its last line}``.
+
+    The JSON has the key ``error`` or ``stopped`` if the process failed or was stopped.
+    """
     command = [sys.executable, "-m", "hornbook", "bench", *words, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     lines = done.stdout.splitlines() or [""]

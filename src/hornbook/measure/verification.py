@@ -26,7 +26,7 @@ from hornbook.config.ranks import refuse_misfit
 from hornbook.engine.build_training import build_loader, build_samples, build_training
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, train_step
-from hornbook.errors import StoppedBySignal, UserError
+from hornbook.errors import UserError
 from hornbook.model import LanguageModel
 from hornbook.objective import Objective
 from hornbook.parallel.ranks import is_cut, local
@@ -90,20 +90,14 @@ def verify_resume(recipe: Recipe, world: World, folder: Path, *, num_steps: int)
 
     Returns:
         The comparisons on the first rank; [] on the others.
+
+    Raises:
+        StoppedBySignal: on a signal, which may leave both runs unfinished.
     """
     recipe = shrunk(recipe, num_steps)
-    with open_run(recipe, folder / "whole", world) as run:
-        train_until_done(run)
-    try:
-        with open_run(recipe, folder / "interrupted", world) as run:
-            train_until_done(run, stop_after=num_steps // 2)
-    except StoppedBySignal:
-        pass
-    except Exception as error:
-        if not world.was_reported(error):
-            raise
-    with open_run(recipe, folder / "interrupted", world) as run:
-        train_until_done(run)
+    for name, stop_after in (("whole", None), ("interrupted", num_steps // 2), ("interrupted", None)):
+        with open_run(recipe, folder / name, world) as run:
+            train_until_done(run, stop_after)
     return (
         list(_compared(RunFolder(path=folder / "whole"), RunFolder(path=folder / "interrupted"), num_steps))
         if world.is_first

@@ -5,12 +5,14 @@ first signal and handles it between two micro-batches or steps; the second ends 
 early if the machine surely has no GPU. Then torch is imported, without the garbage collector.
 """
 
+import _thread
 import ctypes
 import gc
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,9 +20,10 @@ from importlib import metadata
 from pathlib import Path
 from types import FrameType
 
-from hornbook.errors import HornbookError, RankError, StoppedBySignal, UserError
+from hornbook.errors import HornbookError, RankError, StoppedBySignal, Terminated, UserError
 
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
+_PAUSE_SECONDS = 0.05
 
 
 def is_rank() -> bool:
@@ -46,7 +49,7 @@ def report_once() -> Iterator[None]:
     """
     try:
         yield
-    except HornbookError as error:
+    except (HornbookError, Terminated) as error:
         if not is_rank() or isinstance(error, RankError):
             raise
         from hornbook.parallel.rendezvous import launcher_has_store, open_store, report  # imports torch
@@ -87,28 +90,52 @@ def listen(say: Callable[[str], None]) -> Iterator[Received]:
 
 
 @contextmanager
-def leave_cleanly(during: str = "outside the training loop") -> Iterator[None]:
-    """Make SIGTERM, SIGUSR1 and SIGHUP raise StoppedBySignal in the ``with`` block; ``during`` says of what."""
+def leave_cleanly() -> Iterator[None]:
+    """Make SIGINT raise KeyboardInterrupt in the ``with`` block, and other signals Terminated, later StoppedBySignal.
+
+    While torch is imported, the first one waits, since torch's C++ drops some of the exceptions that handlers raise.
+    """
+    postponed, ended = list[int](), threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        raise StoppedBySignal(f"stopped by {name} {during}; run the same command again")
+        if not postponed and _torch_is_being_imported():
+            postponed.append(number)
+            _thread.start_new_thread(send_again, ())  # threading's have a lock, which may be held here
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        else:
+            raise Terminated(f"stopped by {signal.Signals(number).name}; run the same command again")
 
-    with signals_to(handle, [number for number in _SIGNALS if number != signal.SIGINT]):
-        yield
+    def send_again() -> None:
+        while _torch_is_being_imported():
+            time.sleep(_PAUSE_SECONDS)
+        if not ended.is_set():
+            os.kill(os.getpid(), postponed[0])
+
+    try:
+        with signals_to(handle):
+            yield
+    except Terminated as stop:
+        raise StoppedBySignal(str(stop)) from None
+    finally:
+        ended.set()
+
+
+def _torch_is_being_imported() -> bool:
+    return getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False)
 
 
 @contextmanager
 def signals_to(handle: Callable[[int, FrameType | None], None], numbers: Sequence[int] = _SIGNALS) -> Iterator[None]:
     """Handle signals by ``handle`` in the ``with`` block, by default all that stop a run.
 
-    A SIGHUP that `nohup` ignores stays ignored. Python handles signals only in the main thread, so in other threads
-    this has no effect.
+    Ignored ones stay ignored, such as SIGHUP by `nohup`, and SIGINT in the background of a script. Python handles
+    signals only in the main thread, so in other threads this has no effect.
     """
     previous = {}
     is_main = threading.current_thread() is threading.main_thread()
     for number in numbers if is_main else ():
-        if signal.Signals(number).name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN:
+        if signal.getsignal(number) != signal.SIG_IGN:
             previous[number] = signal.signal(number, handle)
     try:
         yield

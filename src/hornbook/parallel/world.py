@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hornbook.config.parallel import ParallelConfig, Sizes
-from hornbook.errors import HornbookError, RankError, UserError
+from hornbook.errors import HornbookError, RankError, Terminated, UserError
 from hornbook.parallel import launched
 from hornbook.parallel.ranks import Ranks, explained
 from hornbook.parallel.rendezvous import meet, named, open_store
@@ -236,18 +236,18 @@ class World:
         try:
             yield
             failed = False
-        except Exception as error:
+        except (Exception, Terminated) as error:
             if (shared := self._report(error)) is error:
                 raise
             raise shared from error
         finally:
             self.leave(failed=failed)
 
-    def _report(self, error: Exception) -> Exception:
+    def _report(self, error: Exception | Terminated) -> Exception | Terminated:
         """Report ``error``, unless all ranks have it, so that they leave as well; return the error to raise."""
         if self._watch is None or error is self._agreed or isinstance(error, RankError):
             return error
-        if isinstance(error, HornbookError):
+        if isinstance(error, HornbookError | Terminated):
             return self._watch.report(str(error), error.exit_code)
         return self._watch.report(f"{type(error).__name__}: {error}", HornbookError.exit_code)
 

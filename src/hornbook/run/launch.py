@@ -319,6 +319,8 @@ def _finish(run: TrainingRun) -> dict[str, Any]:
                 "best_validation_step": found.best_step,
             }  # the last and the best in the log, None if not measured
             summary["report"] = str(write_report(run.folder.path))
+            for problem in found.damaged:
+                run.console.warn(problem)
         except HornbookError as error:
             run.console.warn(f"cannot write the report: {error}")
         else:

@@ -32,7 +32,7 @@ def train_until_done(run: TrainingRun, stop_after: int | None = None) -> None:
 
     Args:
         run: the run, modified in place.
-        stop_after: stop after this step, as on a signal.
+        stop_after: save and return after this step, where a signal would have raised StoppedBySignal.
 
     Raises:
         StoppedBySignal: on a signal; the state after the last finished step is saved.
@@ -54,7 +54,7 @@ def train_until_done(run: TrainingRun, stop_after: int | None = None) -> None:
                 run.record(train_step(run.state, micro_batches, run.step_config, begin, *look))
             except StoppedBySignal:  # in mid-step
                 run.state.home.drop_gradients()
-                stopping = True
+                is_signal = stopping = True
             else:
                 if run.state.progress.skipped_in_a_row:
                     _refuse_smallest_scale(run)
@@ -62,7 +62,8 @@ def train_until_done(run: TrainingRun, stop_after: int | None = None) -> None:
                 # all ranks stop after the same step; a finished run is still measured, since it cannot resume
                 is_saved = run.saver.pending is not None and run.saver.pending.done()
                 num_signals, num_saved = run.world.everyone.sum_integers([signals.name is not None, is_saved])
-                stopping = (num_signals > 0 or run.state.progress.step == stop_after) and not run.is_finished
+                is_signal = num_signals > 0
+                stopping = (is_signal or run.state.progress.step == stop_after) and not run.is_finished
                 if num_saved == run.world.size:
                     run.finish_saving()
                 if deadline is not None and not stopping:
@@ -71,7 +72,7 @@ def train_until_done(run: TrainingRun, stop_after: int | None = None) -> None:
                     _measure(run)
             if run.state.progress.step and (stopping or run.is_due(run.recipe.checkpoint.every_steps)):
                 run.save(must_succeed=stopping or run.is_finished)
-            if run.is_finished:
+            if run.is_finished or (stopping and not is_signal):
                 return
             if stopping:
                 told = f"stopped by {signals.name or 'a signal to another rank'}; {run.how_to_go_on()}"

@@ -112,7 +112,7 @@ class _Ranks:
             return status
         name = signal.Signals(-status).name
         if self.signal == -status:
-            self.error = StoppedBySignal(f"stopped by {name} outside the training loop; run the same command again")
+            self.error = StoppedBySignal(f"stopped by {name}; run the same command again")
             return self.error.exit_code
         line = f"lost rank {rank} of {self._size}: killed by {name}; {REMEDY}"
         error = report(start_of(self._server, str(self._restart)), LAUNCHER, line, HornbookError.exit_code)

@@ -32,6 +32,8 @@ DEFAULT_FIELD: Final = "text"
 STANDARD_INPUT: Final = "-"
 HUB_SCHEME: Final = "hf:"
 """The prefix of an input that is a data set of the Hugging Face hub or a file of one."""
+CONVERT: Final = "convert it, from Latin-1 for example by `iconv -f latin1 -t utf-8`"
+"""The advice for a file that is not UTF-8."""
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _MESSAGES_KEPT: Final = 10
 _SKIPPED_BLOCK: Final = 1 << 20
@@ -365,7 +367,7 @@ def not_utf8(error: UnicodeDecodeError, where: object, offset: int = 0) -> DataE
     """Return the error for bytes that are not UTF-8 and start at ``offset``, with ``where`` as prefix."""
     position, found = offset + error.start, error.object[error.start]
     return DataError(
-        f"{where}: not UTF-8 at byte {position} (0x{found:02x}); convert it, or skip it "
+        f"{where}: not UTF-8 at byte {position} (0x{found:02x}); {CONVERT}, or skip it "
         "(`suffixes`, `exclude`, `on_error='skip'`)"
     )
 

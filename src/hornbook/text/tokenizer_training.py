@@ -114,7 +114,7 @@ def _train_word_pieces(documents: Iterable[str], vocab_size: int, lowercase: boo
 def _train(library: tokenizers.Tokenizer, texts: Iterator[str], trainer: trainers.Trainer) -> None:
     """Train in a thread, since Python acts on Ctrl-C only when the library returns, which can take hours.
 
-    After Ctrl-C, a thread that reads texts is stopped; one that merges ends with the process.
+    After Ctrl-C or SIGTERM, a thread that reads texts is stopped; one that merges ends with the process.
     """
     trained, stopped = Future[None](), Event()
 
@@ -130,7 +130,7 @@ def _train(library: tokenizers.Tokenizer, texts: Iterator[str], trainer: trainer
     thread.start()
     try:
         trained.result()
-    except KeyboardInterrupt:
+    except BaseException:
         stopped.set()
         thread.join(_PATIENCE)
         raise

@@ -6,13 +6,17 @@ Validation rows have no tokens or seconds, so their horizontal position is inter
 """
 
 import bisect
+import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from hornbook.track.charts import Point
 from hornbook.track.runs import RunFiles
 from hornbook.track.units import number
+from hornbook.wording import one_line
 
 Over: TypeAlias = Literal["steps", "tokens", "time"]
 AXES: tuple[Over, ...] = ("steps", "tokens", "time")
@@ -39,6 +43,16 @@ class Chart:
     over: str
     """Label of the horizontal axis: "step", "tokens", "minutes of training"."""
     curves: list[Curve]
+
+
+def run_id(folder: Path) -> str:
+    """Return a name of a folder for addresses and attributes: its path, without what a browser would change.
+
+    Control characters and bytes that are not UTF-8 are escaped; a hash of the path then keeps the name unique.
+    """
+    path = str(folder)
+    shown = one_line(path)
+    return path if shown == path else f"{shown}~{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
 
 
 def run_labels(num_runs: int) -> list[str]:

@@ -17,7 +17,8 @@ from typing import Any
 
 from hornbook.track import metrics
 from hornbook.track.charts import MAX_POINTS, Point, decimate, slices
-from hornbook.track.runs import Row, RunFiles, run_id
+from hornbook.track.curves import run_id
+from hornbook.track.runs import Row, RunFiles
 from hornbook.track.units import number
 
 TERMS = {

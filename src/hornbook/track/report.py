@@ -6,8 +6,8 @@
     checkpoints/ ──────► names and sizes                      ──► report.html
     recipe.toml, environment.json ► recipe and machine
 
-Missing files are left out, so the report of a running or failed run works, too. It shows one moment: write it again for
-a newer one, or use ``hornbook runs serve``, which serves the same page live.
+Missing files are left out, and damaged ones named, so the report of a running or failed run works, too. It shows one
+moment: write it again for a newer one, or use ``hornbook runs serve``, which serves the same page live.
 """
 
 import datetime
@@ -39,7 +39,7 @@ def write_report(run_folder: Path) -> Path:
 
     Raises:
         UserError: the folder has no run.
-        DataError: one of its files is malformed; names it.
+        DataError: one of its files is malformed, except those in `RunFiles.damaged`; names it.
         StorageError: a file cannot be read or the page cannot be written.
     """
     run = read_run(run_folder)
@@ -97,7 +97,8 @@ def _shape(run: RunFiles, num_parameters: int | None) -> Html:
 
 def _notes(summary: RunSummary) -> Html:
     written = notes_of(summary.tags, summary.note)
-    return tag("p", written, class_="lead") if written else written
+    damaged = (tag("p", problem, class_="note") for problem in summary.damaged)
+    return join([tag("p", written, class_="lead") if written else written, *damaged])
 
 
 def _lead(summary: RunSummary, run: RunFiles) -> Html:

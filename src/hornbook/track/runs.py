@@ -8,7 +8,6 @@ Everything is read from the files each time: there is no index that could be out
 row of every run.
 """
 
-import hashlib
 import math
 import os
 import tomllib
@@ -20,7 +19,7 @@ from typing import Any, Literal
 
 from hornbook.config.build import recipe_from_dict
 from hornbook.config.suggest import did_you_mean_path
-from hornbook.errors import DataError, RecipeError, UserError
+from hornbook.errors import DataError, HornbookError, RecipeError, UserError
 from hornbook.storage.json_files import read_bytes, read_json
 from hornbook.track import environment, metrics, units
 from hornbook.track.evaluations import Evaluation, own_bits_per_byte, read_evaluations, value_of
@@ -46,6 +45,8 @@ class RunFiles:
     validation_fingerprint: str | None
     """Fingerprint of the run's validation data, from ``run.json``."""
     notes: Notes
+    damaged: tuple[str, ...] = ()
+    """What is wrong with ``environment.json`` and ``evaluation.json``, which then count as missing."""
 
     @property
     def name(self) -> str:
@@ -118,6 +119,8 @@ class RunSummary:
     started: str | None
     tags: tuple[str, ...]
     note: str
+    damaged: tuple[str, ...]
+    """As in `RunFiles`."""
 
     @property
     def measured(self) -> dict[str, tuple[float | None, int | None, bool]]:
@@ -144,10 +147,10 @@ class Comparison:
 
     @property
     def cautions(self) -> list[str]:
-        """Return reasons why the losses of the runs are not comparable."""
+        """Return what is damaged, and reasons why the losses of the runs are not comparable."""
         objectives = dict.fromkeys(run.objective or "an unknown one" for run in self.files)
         texts = {run.validation_fingerprint for run in self.files} - {None}
-        found = []
+        found = [problem for run in self.files for problem in run.damaged]
         if len(objectives) > 1:
             found.append(f"losses of different objectives are not comparable: {', '.join(objectives)}")
         if len(texts) > 1:
@@ -188,16 +191,6 @@ def is_run(folder: Path) -> bool:
     return ((folder / "recipe.toml").is_file() and (folder / "environment.json").is_file()) or is_imported(folder)
 
 
-def run_id(folder: Path) -> str:
-    """Return a name of a folder for addresses and attributes: its path, without what a browser would change.
-
-    Control characters and bytes that are not UTF-8 are escaped; a hash of the path then keeps the name unique.
-    """
-    path = str(folder)
-    shown = one_line(path)
-    return path if shown == path else f"{shown}~{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
-
-
 def run_of(checkpoint: Path) -> Path | None:
     """Return the folder of the run that contains a checkpoint, or None."""
     folder = checkpoint.parent.parent
@@ -205,7 +198,7 @@ def run_of(checkpoint: Path) -> Path | None:
 
 
 def read_run(folder: Path, rows: list[Row] | None = None) -> RunFiles:
-    """Read a run folder; missing files count as empty.
+    """Read a run folder; missing files count as empty, and so do damaged ones that only add to a run.
 
     Args:
         folder: the run's folder.
@@ -213,8 +206,8 @@ def read_run(folder: Path, rows: list[Row] | None = None) -> RunFiles:
 
     Raises:
         UserError: the folder has no run.
-        DataError: one of its files is malformed; names it.
-        StorageError: one of its files cannot be read.
+        DataError: its log, recipe, identity or notes are malformed; names the file.
+        StorageError: one of these cannot be read.
     """
     if not is_run(folder):
         hint = "" if folder.exists() else did_you_mean_path(folder)
@@ -222,15 +215,22 @@ def read_run(folder: Path, rows: list[Row] | None = None) -> RunFiles:
     recipe = folder / "recipe.toml"
     recipe_text = read_bytes(recipe, "the recipe", follow=False).decode("utf-8", "replace") if recipe.is_file() else ""
     recipe_text = redacted(recipe_text)
+    added, damaged = dict[str, list[dict[str, Any]]](), list[str]()
+    for name, read in (("environment.json", environment.sessions), ("evaluation.json", read_evaluations)):
+        try:
+            added[name] = read(folder / name)
+        except HornbookError as error:
+            damaged.append(str(error))
     return RunFiles(
         folder=folder,
         rows=metrics.read(folder / "metrics.jsonl") if rows is None else rows,
         recipe_text=recipe_text,
         recipe=_parse_recipe(recipe_text, recipe) or _imported_recipe(folder),
-        sessions=environment.sessions(folder / "environment.json"),
-        tasks=read_evaluations(folder / "evaluation.json"),
+        sessions=added.get("environment.json", []),
+        tasks=added.get("evaluation.json", []),
         validation_fingerprint=_validation_fingerprint(folder / "run.json"),
         notes=read_notes(folder),
+        damaged=tuple(damaged),
     )
 
 
@@ -282,6 +282,7 @@ def summary_of(run: RunFiles) -> RunSummary:
         started=started if isinstance(started, str) else None,
         tags=run.notes.tags,
         note=run.notes.note,
+        damaged=run.damaged,
     )
 
 

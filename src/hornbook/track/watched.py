@@ -20,7 +20,8 @@ from pathlib import Path
 from hornbook.errors import HornbookError
 from hornbook.storage.system import is_locked
 from hornbook.track import metrics
-from hornbook.track.runs import Row, RunFiles, RunSummary, flatten, plain_value, read_run, run_id, summary_of
+from hornbook.track.curves import run_id
+from hornbook.track.runs import Row, RunFiles, RunSummary, flatten, plain_value, read_run, summary_of
 
 _WATCHED = (
     "metrics.jsonl",

@@ -1,6 +1,7 @@
 import csv
 import gzip
 import io
+import re
 
 import pytest
 from hypothesis import given
@@ -113,3 +114,12 @@ def test_what_csv_writes_comes_back_from_any_row_on(tmp_path_factory, rows, star
     assert [text for text, _ in read(path, keep_crlf=True)] == list(filter(None, texts))
     rest = read_sources([str(path)], ReadOptions(keep_crlf=True), Tally(), skip=Position(0, start))
     assert [found.text for found in rest] == list(filter(None, texts[start:]))
+
+
+@pytest.mark.parametrize("mark", [";", "\t", "|"])
+def test_a_table_with_another_separator_is_recognized(table, mark):
+    """As spreadsheets write it where a comma separates decimals."""
+    with pytest.raises(
+        DataError, match=rf"no column 'text' .*; the columns seem to be separated by {re.escape(repr(mark))}"
+    ):
+        read(table(f"id{mark}text\n1{mark}a\n"))

@@ -52,7 +52,7 @@ from hornbook.corpora.folders import (
 )
 from hornbook.corpora.megatron import smallest_dtype
 from hornbook.corpora.store import open_store
-from hornbook.errors import DataError, StoppedBySignal, StorageError, UserError
+from hornbook.errors import DataError, StorageError, Terminated, UserError
 from hornbook.storage import (
     commit_directory,
     lock_working_folder,
@@ -286,7 +286,7 @@ class Build:
         if not num_parts or is_done or job.has_streams:
             if num_parts and not is_done:
                 self._on_notice(f"removed the unfinished build: {_READ_ONCE}")
-            elif isinstance(error, StoppedBySignal | KeyboardInterrupt):
+            elif isinstance(error, Terminated | KeyboardInterrupt):
                 self._on_notice("no part was finished yet, so nothing is kept")
             _remove(job.work)
         else:

@@ -197,10 +197,13 @@ def _short(entry: Any) -> Any:
 def _run(card: Card) -> RunFiles | None:
     try:
         folder = run_of(card.source) if card.source else None
-        return read_run(folder) if folder else None
+        run = read_run(folder) if folder else None
     except HornbookError as error:
         card.warn(f"the model card has no numbers of the run: {error}")
         return None
+    for problem in run.damaged if run else ():
+        card.warn(f"the model card lacks what is in a damaged file: {problem}")
+    return run
 
 
 def _numbers(step: int, recipe: Recipe, run: RunFiles | None) -> str:

@@ -123,6 +123,8 @@ def no_such_column(source: Source, field: str, names: Sequence[str]) -> DataErro
     others = ", ".join(map(repr, once[:_MOST_OFFERS])) + ", ..." * (len(once) > _MOST_OFFERS)
     what = "several columns named" if field in names else "no column"
     advice = "set `field` to the one with the text" if others else "expected one with the text"
+    if len(names) == 1 and (mark := next((mark for mark in ";\t|" if mark in names[0]), None)):
+        advice = f"the columns seem to be separated by {mark!r}: write the table with commas (csv) or tabs (tsv)"
     return DataError(f"{source}: {what} {field!r:.80} (columns: {others or 'none with text'}); {advice}")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from hornbook.errors import DataError
-from hornbook.text.reading import Document, LineOf, Outcome, ReadOptions, Source, line_too_long, read_lines
+from hornbook.text.reading import CONVERT, Document, LineOf, Outcome, ReadOptions, Source, line_too_long, read_lines
 
 JSONL_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
 _NAMES: Final = {"str": "a string", "dict": "an object", "list": "an array", "NoneType": "null", "bool": "a boolean"}
@@ -25,14 +25,14 @@ class Remedies(NamedTuple):
     """The advice in the errors for lines that are too long, not UTF-8, or not JSON."""
 
     too_long: str = "split the text"
-    not_utf8: str = "convert the file"
+    not_utf8: str = CONVERT
     not_json: str = "fix the line"
 
 
 FIX_LINE: Final = Remedies()
 _FOR_DOCUMENTS: Final = Remedies(
     too_long="split the document",
-    not_utf8="convert it, or skip it (`suffixes`, `exclude`, `on_error='skip'`)",
+    not_utf8=f"{CONVERT}, or skip it (`suffixes`, `exclude`, `on_error='skip'`)",
     not_json="for a plain text file use `format='text'`",
 )
 
