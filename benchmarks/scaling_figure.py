@@ -10,8 +10,10 @@ import json
 import math
 from pathlib import Path
 
+import numpy
+
 from hornbook.plan.dial import LAW
-from scaling_fit import Run, fit
+from scaling_fit import Run
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 250, 260, 44, 34, 40
 _COLORS = {1: "#7b5ea7", 2: "#2a78b5", 3: "#2a9d8f", 4: "#6a9a1f", 6: "#c8502e"}
@@ -43,9 +45,9 @@ def panel(runs: list[Run], scale: float, floor: float, left: float) -> str:
         powers = [_FIRST + step / 8 for step in range(8 * (_LAST - _FIRST) + 1)]
         longest, unique = max(run["tokens"] for run in own), own[0]["unique_tokens"]
         curve = [
-            place(2**power, scale * (floor + LAW.loss(depth, 2**power, unique)))
+            place(2**power, floor + scale * LAW.loss(depth, 2**power, unique))
             for power in powers
-            if 2**power <= longest and scale * (floor + LAW.loss(depth, 2**power, unique)) <= high
+            if 2**power <= longest and floor + scale * LAW.loss(depth, 2**power, unique) <= high
         ]
         parts.append(f'<polyline points="{" ".join(curve)}" fill="none" stroke="{color}" stroke-width="1.5"/>')
         for run in own:
@@ -61,15 +63,16 @@ def main() -> None:
     parser.add_argument("figure", type=Path, help="SVG to write")
     given = parser.parse_args()
     runs: list[Run] = json.loads(given.runs.read_text())
-    found = fit(runs, {"alpha": (0.2,), "beta": (0.25,), "repeats": (3.0,)})
     width, height = 3 * _WIDTH + 2 * (_GAP + 10) + _LEFT + 20, _TOP + _HEIGHT + 60
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
         "<style>text{fill:#444;font:12px sans-serif}.title{font:bold 14px sans-serif}.grid{stroke:#ddd}</style>",
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
     ]
-    for number, (corpus, floor, scale) in enumerate(zip(found.corpora, found.floors, found.scales, strict=True)):
+    for number, corpus in enumerate(_NAMES):
         own = [run for run in runs if run["corpus"] == corpus]
+        losses = [LAW.loss(run["depth"], run["tokens"], run["unique_tokens"]) for run in own]
+        scale, floor = numpy.polyfit(losses, [run["bits_per_byte"] for run in own], 1)
         parts.append(panel(own, scale, floor, _LEFT + number * (_WIDTH + _GAP + 10)))
     x = float(_LEFT)
     for depth, color in _COLORS.items():

@@ -9,8 +9,8 @@ The loss of a corpus c in bits per byte is scale_c (E_c + A / N^alpha + B / D'^b
 worth of which only U are different (`hornbook.plan.dial.Law`). As Besiroglu et al. (2024, arXiv 2404.10102) found
 necessary, the Huber losses are summed, not averaged, and minimized to a small tolerance from many starts. Intervals
 are those of a bootstrap over the runs, whose fits the dial keeps for its predictions. Another fit leaves out the
-longest runs of each depth and predicts them. Runs on further corpora tell how to extrapolate a pilot, the shortest of
-them. All together take some minutes.
+longest runs of each depth and predicts them. The shortest runs on further corpora, the pilots, tell how to extrapolate
+others. All together take some minutes.
 """
 
 import argparse
@@ -120,7 +120,8 @@ def main() -> None:
     parser.add_argument("texts", type=Path, help="file of results on further corpora")
     parser.add_argument("--resamples", type=Path, metavar="FILE", help="module to write the bootstrap's fits to")
     given = parser.parse_args()
-    runs: list[Run] = json.loads(given.runs.read_text())
+    texts: list[Run] = json.loads(given.texts.read_text())
+    runs = json.loads(given.runs.read_text()) + [run for run in texts if run["tokens"] >= max(PILOTS)]
     found = fit(runs)
     print(f"{len(runs)} runs", {name: float(f"{value:.4g}") for name, value in found.shared.items()})
     for corpus, floor, scale in zip(found.corpora, found.floors, found.scales, strict=True):
@@ -131,7 +132,6 @@ def main() -> None:
         longest[run["corpus"], run["depth"]] = max(longest[run["corpus"], run["depth"]], run["tokens"])
     held_out = [run for run in runs if run["tokens"] == longest[run["corpus"], run["depth"]] > min(longest.values())]
     _report("held out, the longest of each depth", fit([run for run in runs if run not in held_out]), held_out)
-    texts: list[Run] = json.loads(given.texts.read_text())
     for tokens in PILOTS:
         _report_pilots(replace(LAW, **found.shared), texts, tokens)
     few = {name: values[:1] for name, values in _STARTS.items()}
