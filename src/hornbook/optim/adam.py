@@ -16,6 +16,7 @@ from hornbook.ops.triton.adamw_operators import can_update, triton_adamw
 from hornbook.optim.slots import Slot, by_group
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_PLAIN: dict[str, Any] = {"fused": True, "amsgrad": False, "maximize": False}
 
 
 def adamw(
@@ -54,7 +55,8 @@ def adamw(
         numbers = Numbers(*rates, config.beta1, config.beta2, epsilon, t, decoupled)
         if group[0].parameter.is_cuda and not (group := _by_triton(group, numbers)):
             continue
-        weights, gradients, means, squares = _tensors(group)
+        weights, gradients = [slot.parameter for slot in group], [slot.gradient for slot in group]
+        means, squares = ([slot.state[name] for slot in group] for name in _MOMENTS)
         if (form := form_for([*weights, *gradients, *means, *squares])) is not None:
             for slot, mean, square in zip(group, means, squares, strict=True):
                 native_adamw(form, slot.parameter, slot.gradient, mean, square, numbers, slot.clip)
@@ -68,14 +70,12 @@ def adamw(
             squares,
             [],
             [*torch.full((len(weights),), float(t - 1), device=weights[0].device)],
-            fused=True,
-            amsgrad=False,
+            **_PLAIN,
             beta1=config.beta1,
             beta2=config.beta2,
             lr=numbers.learning_rate,
             weight_decay=numbers.decay,
             eps=epsilon,
-            maximize=False,
             decoupled_weight_decay=decoupled,
         )
 
@@ -88,17 +88,13 @@ def _by_triton(slots: list[Slot], numbers: Numbers) -> list[Slot]:
         (groups.setdefault(slot.clip, []) if fits else left).append(slot)
     for factor, group in groups.items():
         group.sort(key=lambda slot: slot.copy is None)
+        lists = [[slot.parameter for slot in group], [slot.gradient for slot in group]]
+        lists += [[slot.state[name] for slot in group] for name in _MOMENTS]
         copies = [slot.copy for slot in group if slot.copy is not None]
-        triton_adamw(*_tensors(group), [copy.values for copy in copies], [*numbers[:-1], factor], numbers.decoupled)
+        triton_adamw(*lists, [copy.values for copy in copies], [*numbers[:-1], factor], numbers.decoupled)
         for slot, copy in zip(group, copies, strict=False):
             copy.version = slot.parameter._version
     return left
-
-
-def _tensors(slots: Sequence[Slot]) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
-    """Return weights, gradients, and first and second moments."""
-    means, squares = ([slot.state[name] for slot in slots] for name in _MOMENTS)
-    return [slot.parameter for slot in slots], [slot.gradient for slot in slots], means, squares
 
 
 def _of_ages(slot: Slot, config: MomentsConfig, *, learning_rate: float, count: int, decoupled: bool) -> None:
