@@ -6,8 +6,8 @@
 
 Time is processor time of one thread, so other work on the machine hardly matters: steps of each depth and batch are
 timed in turns, `hornbook.plan.dial.choose` chooses by the medians, and each neighbor gets as many tokens as fit the
-time. The grid has three depths and three batches; the choice is repeated with other seeds. ``grid.json`` in the folder
-records it, so a second call trains what is missing.
+time; that of the pilot behind the prediction is not counted. The grid has three depths and three batches; the choice is
+repeated with other seeds. ``grid.json`` in the folder records it, so a second call trains what is missing.
 """
 
 import argparse
@@ -104,7 +104,8 @@ def main() -> None:
         parser.error(f"{record} is for {grid['seconds']:g} seconds: choose another folder")
     trials = [Trial(given.corpus, **trial) for trial in grid["trials"]]
     chosen, *_ = trials
-    print(f"chosen: depth {chosen.depth}, {chosen.windows} windows; predicted {grid['predicted']}", flush=True)
+    told = "nothing predicted" if grid["predicted"] is None else f"predicted {grid['predicted']:.4f}"
+    print(f"chosen: depth {chosen.depth}, {chosen.windows} windows; {told}", flush=True)
     with ProcessPoolExecutor(given.workers) as pool:
         list(pool.map(partial(run, folder=given.folder), trials))
     for trial in trials:

@@ -54,7 +54,8 @@ def test_a_choice_has_reasons_and_is_kept_for_the_resume(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = time.time()
-    Clock(monkeypatch, token_seconds=1e-4)  # on a busy machine, 40 s are too short
+    Clock(monkeypatch, token_seconds=1e-4)  # so that the load does not matter
+    monkeypatch.setattr("hornbook.plan.dial.MOST_EPOCHS", 10**4)  # so that the little text allows a long run
     resolved = chosen(corpus, tmp_path / "run", time="1h")
     begun, seconds = RunFolder(path=tmp_path / "run").time_limit("auto")
     assert begun == pytest.approx(before, abs=1)
@@ -63,13 +64,29 @@ def test_a_choice_has_reasons_and_is_kept_for_the_resume(
     assert resolved.sources["model.num_layers"] == "time 1h"
     assert resolved.notes[0].startswith("time 1h: depth ") and "tokens/s measured" in resolved.notes[0]
     assert "bits per byte on held-out text like this, 80 % between" in resolved.notes[1]
-    assert "no loss is predicted, since there is too little time" in chosen(corpus, tmp_path / "b", time="40s").notes[1]
     overrides = override_leaves({"data.train": str(corpus), **SHORT})
     again = prepared_choice(Dial.of({"time": "1h"}), overrides, tmp_path / "run")  # of a rank
     assert again.recipe == resolved.recipe
     assert again.notes == resolved.notes
     with pytest.raises(UserError, match="was chosen for time 1h, not time 90s"):
         prepared_choice(Dial.of({"time": "90s"}), overrides, tmp_path / "run")
+
+
+def test_a_loss_is_predicted_where_a_pilot_is_a_small_part_of_the_run(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("hornbook.plan.dial", "hornbook.measure.dial"):  # so that the little text allows a long run
+        monkeypatch.setattr(f"{module}.MOST_EPOCHS", 10**4)
+
+    def second_line(**given: str) -> str:
+        return chosen(corpus, tmp_path / "run", writes=False, **given).notes[1]
+
+    assert second_line(tokens="4M").startswith("predicted loss ")
+    assert second_line(tokens="200000") == "no loss is predicted: the run is too short to train a small model first"
+    monkeypatch.setattr(dial, "bits_per_nat", lambda sources: None)  # a corpus of another project
+    assert " nats per token on held-out text like this, 80 % between " in second_line(tokens="4M")
+    monkeypatch.setattr(dial, "pilot_tokens", lambda unique, most: None)
+    assert second_line(tokens="4M") == "no loss is predicted: the text is too short to train a small model first"
 
 
 def test_printing_leaves_no_files(corpus: Path, tmp_path: Path) -> None:

@@ -75,10 +75,11 @@ def list_command(arguments: argparse.Namespace) -> dict[str, object]:
 def report_command(arguments: argparse.Namespace) -> dict[str, object]:
     """Write the report page and print its path."""
     from hornbook.track.report import write_report
-    from hornbook.track.runs import summarize
+    from hornbook.track.runs import read_run
 
-    path = write_report(Path(arguments.run))
-    say(*(f"warning: {problem}" for problem in summarize(path.parent).damaged), error=True)
+    run = read_run(Path(arguments.run))
+    path = write_report(run.folder, run)
+    say(*(f"warning: {problem}" for problem in run.damaged), error=True)
     say(str(path))
     return {"report": str(path)}
 

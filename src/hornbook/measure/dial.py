@@ -53,7 +53,7 @@ from hornbook.storage.json_files import dump_json, read_json
 
 NAME: Final = "auto"
 """Of the recipe, and of its run."""
-PILOT_SHARE: Final = 0.08  # of the time, for the prediction
+PILOT_SHARE: Final = 0.08  # of the run's FLOPs, for the prediction
 START_AND_END: Final = 8.0  # seconds: opening the run, its last validation, checkpoint and report
 OTHER: Final = 1.03  # checkpoints, logs and other processes
 _PATIENCE = 4
@@ -102,13 +102,11 @@ def auto_recipe(
     assert vocabulary is not None, "complete sources have a vocabulary"
     found = _turn(dial, unique, vocabulary, recipe_of, device, num_ranks)
     _refuse_few_steps(found, options_for(found.best), dial, length)
-    most = math.inf
-    if dial.name == "time":
-        speed = from_nearest(found.token_seconds, vocabulary)
-        most = PILOT_SHARE * dial.value / (speed(1) * (num_ranks if device.type == "cuda" else 1))
+    cost = found.best.tokens * num_flops(found.best.depth, vocabulary) / num_flops(1, vocabulary)
+    most = PILOT_SHARE * cost / (num_ranks if device.type == "cuda" else 1)  # one GPU trains the pilot
     pilot = _pilot(unique, most, recipe_of, sources, device)
     if dial.name == "time":
-        found = found.within(_left(dial), unique, speed)
+        found = found.within(_left(dial), unique, from_nearest(found.token_seconds, vocabulary))
     options = options_for(found.best)
     options |= _intervals(options["training.steps"], stops=sources.validation is not None)
     resolved = _with_options(draft, options, dial)
@@ -140,7 +138,7 @@ def _refuse_too_little(recipe: Recipe, dial: Dial, unique: int, least_batch: int
 def _pilot(
     unique: int, most: float, recipe_of: Callable[[Choice], Recipe], sources: Sources, device: torch.device
 ) -> Pilot | None:
-    """Train the pilot for which there are text and time, if there is one; ``most`` as in `pilot_tokens`."""
+    """Train the longest pilot that `pilot_tokens` finds, if any."""
     tokens = pilot_tokens(unique, most)
     if sources.validation is None or tokens is None:
         return None
@@ -228,8 +226,8 @@ def _reasons(found: Dialed, dial: Dial, unique: int, sources: Sources, pilot: Pi
         told = f"80 % between {low:.2f} and {high:.2f}"
         yield f"predicted loss {(bits or 1.0) * loss:.3f} {unit} on held-out text like this, {told}"
     elif sources.validation is not None:
-        lacks = "text" if pilot_tokens(unique, math.inf) is None else "time"
-        yield f"no loss is predicted, since there is too little {lacks} to train a small model first"
+        short = "text" if pilot_tokens(unique, math.inf) is None else "run"
+        yield f"no loss is predicted: the {short} is too short to train a small model first"
     for other in found.others:
         told = f"{scale * (other.loss - best.loss):+.3f} {unit}"
         yield f"depth {other.depth} would train on {other.tokens:,} tokens: {told}"

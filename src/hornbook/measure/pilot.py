@@ -26,7 +26,7 @@ from hornbook.samples.sources import Sources
 
 _logger = logging.getLogger("hornbook.measure")
 
-_HELD_OUT_WINDOWS = 512
+_HELD_OUT_TOKENS: Final = 2**17
 _EVALUATION: Final = 1 / 3
 """Time of scoring a token relative to that of training on it."""
 
@@ -36,15 +36,11 @@ def pilot_tokens(unique: float, most: float) -> int | None:
 
     Args:
         unique: tokens of the training split, of which no run repeats too many.
-        most: tokens of training for which there is time.
+        most: tokens of the smallest model's training that a pilot may cost.
     """
-    fitting = [tokens for tokens in PILOTS if tokens <= MOST_EPOCHS * unique and _cost(tokens) <= most]
+    beside = EARLY_TOKENS + 2 * _EVALUATION * _HELD_OUT_TOKENS
+    fitting = [tokens for tokens in PILOTS if tokens <= MOST_EPOCHS * unique and tokens + beside <= most]
     return max(fitting, default=None)
-
-
-def _cost(tokens: int) -> float:
-    """Return the tokens of training that take as long as a pilot."""
-    return EARLY_TOKENS + tokens + 2 * _EVALUATION * _HELD_OUT_WINDOWS * 256
 
 
 def train_pilot(recipe_of: Callable[[int], Recipe], sources: Sources, tokens: int, device: torch.device) -> Pilot:
@@ -75,7 +71,7 @@ def _loss(recipe: Recipe, sources: Sources, device: torch.device) -> float:
         config.objective,
         forward=config.forward,
         micro_batch_size=recipe.training.micro_batch_size,
-        max_windows=_HELD_OUT_WINDOWS,
+        max_windows=max(1, _HELD_OUT_TOKENS // recipe.sequence_length),
     ).loss
 
 

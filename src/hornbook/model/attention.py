@@ -44,10 +44,7 @@ class KeyValues(Protocol):
     attention, or only one (T = 1), which attends to all."""
 
     def of(self, owner: nn.Module, num_heads: int, head_size: int) -> Tensor:
-        """Return the ``[B, 2, num_heads, S, head_size]`` of a module, whose last T columns it writes itself.
-
-        These are the columns of the T new tokens; 2 are keys and values.
-        """
+        """Return the keys and values ``[B, 2, num_heads, S, head_size]`` of a module, which writes the T new ones."""
         ...
 
 

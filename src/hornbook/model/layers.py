@@ -329,8 +329,7 @@ class Embedding(nn.Module):
         compute_dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self.vocab_size, self.std, self.compute_dtype = vocab_size, std, compute_dtype
-        self.hidden_size = hidden_size
+        self.vocab_size, self.hidden_size, self.std, self.compute_dtype = vocab_size, hidden_size, std, compute_dtype
         self.position_kind, self.first_position, self.num_segments = positions, first_position, num_segments
         self.tokens = nn.Parameter(torch.empty(padded_rows(vocab_size), hidden_size))
         num_rows = max_positions + first_position

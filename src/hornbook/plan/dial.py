@@ -264,10 +264,9 @@ def interval(depth: int, tokens: float, unique: float, pilot: Pilot, loss: float
         pilot: see `Corpus.of`.
         loss: the prediction.
     """
-    found = list[float]()
+    found, place = list[float](), 2 * [*PILOTS].index(pilot.tokens)
     for size, alpha, data, beta, repeats, *lines in RESAMPLES:
         law = replace(LAW, size=size, alpha=alpha, data=data, beta=beta, repeats=repeats)
-        place = 2 * [*PILOTS].index(pilot.tokens)
         corpus = Corpus.of(pilot, unique, law, lines[place : place + 2])
         found.append(corpus.floor + corpus.scale * law.loss(depth, tokens, unique))
     found.sort()

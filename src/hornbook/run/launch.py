@@ -308,18 +308,19 @@ def _finish(run: TrainingRun) -> dict[str, Any]:
         run.console.note(run.why_stopped)
     if run.world.is_first:
         from hornbook.track.report import write_report
-        from hornbook.track.runs import summarize
+        from hornbook.track.runs import read_run, summary_of
 
         try:
-            found = summarize(run.folder.path)
+            files = read_run(run.folder.path)
+            found = summary_of(files)
             summary |= {
                 "loss": found.loss,
                 "validation_loss": found.validation_loss,
                 "best_validation_loss": found.best_validation_loss,
                 "best_validation_step": found.best_step,
             }  # the last and the best in the log, None if not measured
-            summary["report"] = str(write_report(run.folder.path))
-            for problem in found.damaged:
+            summary["report"] = str(write_report(run.folder.path, files))
+            for problem in files.damaged:
                 run.console.warn(problem)
         except HornbookError as error:
             run.console.warn(f"cannot write the report: {error}")

@@ -34,15 +34,19 @@ _COMPRESSORS = re.compile(r"(gzip|xz|bzip2|bz2|zstd|lzma|brotli)\b")
 _TOML_PART = re.compile(r"""(?P<head>^\s*\[.*?\]\s*$)|(?P<text>"(?:\\.|[^"\\])*"|'[^']*')|(?P<comment>\#.*)""", re.M)
 
 
-def write_report(run_folder: Path) -> Path:
+def write_report(run_folder: Path, run: RunFiles | None = None) -> Path:
     """Write ``report.html`` into a run folder, atomically, and return its path.
+
+    Args:
+        run_folder: of the run.
+        run: what `read_run` has read of it; None to read it here.
 
     Raises:
         UserError: the folder has no run.
         DataError: one of its files is malformed, except those in `RunFiles.damaged`; names it.
         StorageError: a file cannot be read or the page cannot be written.
     """
-    run = read_run(run_folder)
+    run = run or read_run(run_folder)
     samples = metrics.read(run_folder / "samples.jsonl")
     path = run_folder / "report.html"
     replace_file(path, render(run, samples).encode("utf-8"))

@@ -251,7 +251,6 @@ def summary_of(run: RunFiles) -> RunSummary:
     started = run.sessions[0].get("started") if run.sessions else None
     total_steps = _total_steps(run)
     bits, bits_step, bits_by = _bits_per_byte(run)
-    loss_step = next((int(row["step"]) for row in reversed(train) if number(row, "loss") is not None), None)
     state = state_of(run.folder, run.sessions, total_steps)
     newest = train[-1] if train and state == "running" else {}
     return RunSummary(
@@ -264,7 +263,7 @@ def summary_of(run: RunFiles) -> RunSummary:
         total_steps=total_steps,
         tokens=None if tokens is None else int(tokens),
         loss=last(train, "loss"),
-        loss_step=loss_step,
+        loss_step=next((int(row["step"]) for row in reversed(train) if number(row, "loss") is not None), None),
         validation_loss=losses[-1][0] if losses else None,
         validation_step=losses[-1][1] if losses else None,
         validation_scored=units.scored(validation[-1]) if validation else "",
