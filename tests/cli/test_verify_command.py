@@ -51,7 +51,7 @@ def test_one_process_has_nothing_to_compare(tmp_path, monkeypatch, capfd):
 @pytest.mark.parametrize("nth", [2, 6, 8, 12])
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_ends_the_verification_and_leaves_nothing(recipe, tmp_path, capfd, monkeypatch, name, nth):
-    """In the whole run and its last step, in the part before the stop that it makes itself, and in the last step of all."""
+    """In the whole run and its last step, before the stop that it makes itself, and in the last step of all."""
     record, steps = TrainingRun.record, []
 
     def interrupted(run, result):

@@ -202,6 +202,7 @@ def _open_logs(run: TrainingRun, stack: ExitStack) -> None:
         facts |= {"peak": asdict(run.utilization.peak)} if run.utilization else {}
         record_session(folder.environment, progress.step, run.num_steps, facts)
     except HornbookError as error:  # the file is damaged or not writable; not needed to train
+        run.why_unrecorded = str(error)
         run.console.warn(f"cannot record this start: {error}")
     measured = {"validation": progress.validated_step, "task": progress.evaluated_step}
     for path, step in ((folder.metrics, progress.step), (folder.samples, progress.sampled_step)):
@@ -280,7 +281,8 @@ def _note_end(run: TrainingRun, ended: Literal["finished", "diverged"]) -> None:
         try:
             record_end(run.folder.environment, ended)
         except HornbookError as error:
-            run.console.warn(f"cannot record the end of the run: {error}")
+            if str(error) != run.why_unrecorded:
+                run.console.warn(f"cannot record the end of the run: {error}")
 
 
 def origin_of(folder: RunFolder, asked: InitFrom | None, recipe: Recipe, sources: Sources) -> Origin | None:
@@ -321,7 +323,8 @@ def _finish(run: TrainingRun) -> dict[str, Any]:
             }  # the last and the best in the log, None if not measured
             summary["report"] = str(write_report(run.folder.path, files))
             for problem in files.damaged:
-                run.console.warn(problem)
+                if problem != run.why_unrecorded:
+                    run.console.warn(problem)
         except HornbookError as error:
             run.console.warn(f"cannot write the report: {error}")
         else:
