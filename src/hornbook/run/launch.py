@@ -34,6 +34,7 @@ from hornbook.run.preflight import (
     find_unused_vocabulary,
     scratch_base,
 )
+from hornbook.run.reached import measure_final, reached, told
 from hornbook.run.resume import find_tokenizer, restore
 from hornbook.run.run_folder import RunFolder
 from hornbook.run.training_run import TrainingRun
@@ -101,6 +102,7 @@ def train(
             except DivergedError:
                 _note_end(run, "diverged")
                 raise
+        measure_final(run)
         _note_end(run, "finished")
         return _finish(run)
 
@@ -321,6 +323,9 @@ def _finish(run: TrainingRun) -> dict[str, Any]:
                 "best_validation_loss": found.best_validation_loss,
                 "best_validation_step": found.best_step,
             }  # the last and the best in the log, None if not measured
+            if end := reached(run, files.rows):
+                summary["reached"] = end
+                run.console.note(told(end))
             summary["report"] = str(write_report(run.folder.path, files))
             for problem in files.damaged:
                 if problem != run.why_unrecorded:
