@@ -47,8 +47,12 @@ def _drops(
     own -= tl.expand_dims(first_word, 0 if keys_first else 1)
     own = tl.minimum(tl.maximum(own, 0), num_words - 1)  # of pairs without words, which are hidden, any bits will do
     rows, exists = tl.expand_dims(rows, 0 if keys_first else 1), tl.expand_dims(exists, 0 if keys_first else 1)
-    places = (head * num_words + own).to(tl.int64) * num_tokens + rows
-    found = tl.load(dropped + places, mask=exists, other=0)
+    # The same address in two ways: each lets its kernels keep all registers, in all dtypes and on all GPUs.
+    if keys_first:
+        places = dropped + (head * num_words).to(tl.int64) * num_tokens + rows + own.to(tl.int64) * num_tokens
+    else:
+        places = dropped + ((head * num_words + own).to(tl.int64) * num_tokens + rows)
+    found = tl.load(places, mask=exists, other=0)
     bits = 1 << (tl.arange(0, number) % 32)
     if keys_first:
         spread = tl.reshape(tl.broadcast_to(found[:, None, :], (words, 32, rows.shape[1])), (number, rows.shape[1]))
