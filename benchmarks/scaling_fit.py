@@ -3,14 +3,14 @@
 ::
 
     cd benchmarks
-    python scaling_fit.py scaling_runs.json text_runs.json --resamples ../src/hornbook/plan/scaling_resamples.py
+    python scaling_fit.py scaling_runs.json --resamples ../src/hornbook/plan/scaling_resamples.py
 
-The loss of a corpus c in bits per byte is scale_c (E_c + A / N^alpha + B / D'^beta), where D' is what D tokens are
-worth of which only U are different (`hornbook.plan.dial.Law`). As Besiroglu et al. (2024, arXiv 2404.10102) found
+The loss of a corpus c in bits per byte is scale_c (E_c + law), where the law joins A / N^alpha and B / D'^beta, and D'
+is what D tokens are worth of which only U are different (`hornbook.plan.dial.Law`). As Besiroglu et al. (2024, arXiv 2404.10102) found
 necessary, the Huber losses are summed, not averaged, and minimized to a small tolerance from many starts. Intervals
 are those of a bootstrap over the runs, whose fits the dial keeps for its predictions. Another fit leaves out the
-longest runs of each depth and predicts them. The shortest runs on further corpora, the pilots, tell how to extrapolate
-others. All together take some minutes.
+longest runs of each depth and predicts them. The shortest runs of depth 1 are pilots, which tell how to extrapolate
+another corpus. All together take some minutes.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,14 @@ from typing import Any
 import numpy
 import torch
 
-from hornbook.plan.dial import EARLY_TOKENS, LAW, PILOTS, Corpus, Law, Pilot, num_weights, pilot_share
+from hornbook.plan.dial import EARLY_TOKENS, FITTED, LAW, PILOTS, Corpus, Law, Pilot, num_flops, num_weights, pilot_share
 
 _DELTA = 1e-3
-_STARTS = {"alpha": (0.15, 0.35), "beta": (0.25, 0.4), "repeats": (3.0, 15.0)}
+_STARTS = {"alpha": (0.2, 0.35), "beta": (0.25, 0.35), "gamma": (0.6, 1.0), "repeats": (2.0, 6.0)}
 _RESAMPLES = 24
+_VOCABULARY = 8192
+_LEAST_TOKENS = 2**18  # of a run that the law is fitted to
+_LEAST_COST = 4  # of a run that is predicted, in that of its pilot
 Run = dict[str, Any]
 
 
@@ -46,7 +49,7 @@ class Fit:
 
     def predict(self, runs: Sequence[Run]) -> torch.Tensor:
         """Return the losses of runs in bits per byte, float64[runs]."""
-        values = [math.log(self.shared[name]) for name in ("size", "alpha", "data", "beta", "repeats")]
+        values = [math.log(self.shared[name]) for name in FITTED]
         corpora = [*map(math.log, self.floors), *map(math.log, self.scales)]
         return _log_loss(torch.tensor(values + corpora, dtype=torch.float64), _columns(runs, self.corpora)).exp()
 
@@ -57,9 +60,8 @@ def fit(runs: Sequence[Run], starts: Mapping[str, Sequence[float]] = _STARTS) ->
     columns = _columns(runs, corpora)
     target = torch.tensor([run["bits_per_byte"] for run in runs], dtype=torch.float64).log()
     best: tuple[float, torch.Tensor] | None = None
-    for alpha, beta, repeats in itertools.product(*starts.values()):
-        floors = [math.log(0.7)] * len(corpora)
-        start = [math.log(3.0), math.log(alpha), math.log(40.0), math.log(beta), math.log(repeats), *floors]
+    for alpha, beta, gamma, repeats in itertools.product(*starts.values()):
+        start = [*map(math.log, (5.0, alpha, 25.0, beta, gamma, repeats)), *[math.log(0.7)] * len(corpora)]
         point = torch.tensor([*start, *[0.0] * len(corpora)], dtype=torch.float64, requires_grad=True)
         optimizer = torch.optim.LBFGS(
             [point], max_iter=2000, tolerance_grad=1e-10, tolerance_change=1e-14, line_search_fn="strong_wolfe"
@@ -77,12 +79,12 @@ def fit(runs: Sequence[Run], starts: Mapping[str, Sequence[float]] = _STARTS) ->
             best = value, point.detach()
     assert best is not None, "a start converges"
     values = best[1].exp().tolist()
-    scales = torch.tensor(values[5 + len(corpora) :])
+    floors, scales = torch.tensor(values[len(FITTED) :]).chunk(2)
     scales = scales / scales.log().mean().exp()
     return Fit(
-        shared=dict(zip(("size", "alpha", "data", "beta", "repeats"), values[:5], strict=True)),
+        shared=dict(zip(FITTED, values, strict=False)),
         corpora=corpora,
-        floors=values[5 : 5 + len(corpora)],
+        floors=floors.tolist(),
         scales=scales.tolist(),
         objective=best[0],
     )
@@ -102,26 +104,26 @@ def _columns(runs: Sequence[Run], corpora: Sequence[str]) -> dict[str, torch.Ten
 
 def _log_loss(point: torch.Tensor, columns: dict[str, torch.Tensor]) -> torch.Tensor:
     """Return the logarithms of the losses; ``point`` has those of the parameters."""
-    size, alpha, data, beta, repeats = point[:5]
-    floors, scales = point[5:].chunk(2)
+    size, alpha, data, beta, gamma, repeats = point[: len(FITTED)]
+    floors, scales = point[len(FITTED) :].chunk(2)
     again = (columns["tokens"] / columns["unique"] - 1).clamp(min=0) / repeats.exp()
     worth = torch.minimum(columns["tokens"], columns["unique"]) - columns["unique"] * repeats.exp() * torch.expm1(
         -again
     )
-    scale = scales - scales.mean()
-    terms = [floors[columns["corpus"]], size - alpha.exp() * columns["weights"], data - beta.exp() * worth.log()]
-    return scale[columns["corpus"]] + torch.stack([term.expand_as(terms[1]) for term in terms]).logsumexp(0)
+    scale, joint = scales - scales.mean(), gamma.exp()
+    by_size, by_length = size - alpha.exp() * columns["weights"], data - beta.exp() * worth.log()
+    law = joint * torch.logaddexp(by_size / joint, by_length / joint)
+    return scale[columns["corpus"]] + torch.logaddexp(floors[columns["corpus"]], law)
 
 
 def main() -> None:
     """Print the fit, intervals of its exponents, and how well it predicts runs that it was not fitted to."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("runs", type=Path, help="file of results")
-    parser.add_argument("texts", type=Path, help="file of results on further corpora")
     parser.add_argument("--resamples", type=Path, metavar="FILE", help="module to write the bootstrap's fits to")
     given = parser.parse_args()
-    texts: list[Run] = json.loads(given.texts.read_text())
-    runs = json.loads(given.runs.read_text()) + [run for run in texts if run["tokens"] >= max(PILOTS)]
+    everything: list[Run] = json.loads(given.runs.read_text())
+    runs = [run for run in everything if run["tokens"] >= _LEAST_TOKENS]
     found = fit(runs)
     print(f"{len(runs)} runs", {name: float(f"{value:.4g}") for name, value in found.shared.items()})
     for corpus, floor, scale in zip(found.corpora, found.floors, found.scales, strict=True):
@@ -133,7 +135,7 @@ def main() -> None:
     held_out = [run for run in runs if run["tokens"] == longest[run["corpus"], run["depth"]] > min(longest.values())]
     _report("held out, the longest of each depth", fit([run for run in runs if run not in held_out]), held_out)
     for tokens in PILOTS:
-        _report_pilots(replace(LAW, **found.shared), texts, tokens)
+        _report_pilots(replace(LAW, **found.shared), everything, tokens)
     few = {name: values[:1] for name, values in _STARTS.items()}
     draw = torch.Generator().manual_seed(0)
     again = [
@@ -143,18 +145,24 @@ def main() -> None:
         values = sorted(each.shared[name] for each in again)
         print(f"{name}: {values[_RESAMPLES // 10]:.4g} to {values[-1 - _RESAMPLES // 10]:.4g}, 80 % of resamples")
     if given.resamples is not None:
-        _write_resamples([replace(LAW, **each.shared) for each in again], texts, given.resamples)
+        _write_resamples([replace(LAW, **each.shared) for each in again], everything, given.resamples)
 
 
 def pilots_of(runs: Sequence[Run], tokens: int) -> dict[str, tuple[Pilot, list[Run]]]:
-    """Return by corpus its pilot of a length, in bits per byte, and its longer runs."""
+    """Return by corpus its pilot of a length, in bits per byte, and the runs that take several times its FLOPs."""
     found = dict[str, tuple[Pilot, list[Run]]]()
     for corpus in sorted({run["corpus"] for run in runs}):
         own = [run for run in runs if run["corpus"] == corpus]
         losses = {run["tokens"]: run["bits_per_byte"] for run in own if run["depth"] == 1}
-        pilot = Pilot(tokens=tokens, early=losses[EARLY_TOKENS], late=losses[tokens])
-        found[corpus] = pilot, [run for run in own if run["tokens"] > max(PILOTS)]
+        longer = [run for run in own if run["tokens"] > tokens and _cost(run) >= _LEAST_COST * tokens]
+        if longer and {EARLY_TOKENS, tokens} <= losses.keys():
+            found[corpus] = Pilot(tokens=tokens, early=losses[EARLY_TOKENS], late=losses[tokens]), longer
     return found
+
+
+def _cost(run: Run) -> float:
+    """Return the tokens on which the smallest model trains with the FLOPs of a run."""
+    return float(run["tokens"] * num_flops(run["depth"], _VOCABULARY) / num_flops(1, _VOCABULARY))
 
 
 def pilot_line(law: Law, runs: Sequence[Run], tokens: int) -> tuple[float, float]:
@@ -174,38 +182,60 @@ def pilot_line(law: Law, runs: Sequence[Run], tokens: int) -> tuple[float, float
     return first, slope
 
 
-def pilot_errors(law: Law, runs: Sequence[Run], tokens: int) -> dict[str, list[float]]:
-    """Return by corpus the errors of its longer runs' predictions, whose line is fitted to the other corpora."""
-    found = dict[str, list[float]]()
+@dataclass(frozen=True)
+class Prediction:
+    """A run's loss, predicted from a pilot's late loss, in bits per byte."""
+
+    run: Run
+    late: float
+    loss: float
+
+    @property
+    def error(self) -> float:
+        """Share of the run's loss."""
+        return float(self.loss / self.run["bits_per_byte"] - 1)
+
+    @property
+    def fall_error(self) -> float:
+        """Share of the predicted fall below the pilot's loss, as `hornbook.plan.dial.PilotFit.error`."""
+        return float((self.loss - self.run["bits_per_byte"]) / (self.late - self.loss))
+
+
+def predict_left_out(law: Law, runs: Sequence[Run], tokens: int) -> dict[str, list[Prediction]]:
+    """Return by corpus the predictions of its longer runs, whose line is fitted to the other corpora."""
+    found = dict[str, list[Prediction]]()
     for corpus, (pilot, longer) in pilots_of(runs, tokens).items():
         unique = longer[0]["unique_tokens"]
         line = pilot_line(law, [run for run in runs if run["corpus"] != corpus], tokens)
         fitted = Corpus.of(pilot, unique, law, line)
         found[corpus] = [
-            (fitted.floor + fitted.scale * law.loss(run["depth"], run["tokens"], unique)) / run["bits_per_byte"] - 1
+            Prediction(run, pilot.late, fitted.floor + fitted.scale * law.loss(run["depth"], run["tokens"], unique))
             for run in longer
         ]
     return found
 
 
-def root_mean_square(errors: Mapping[str, Sequence[float]]) -> float:
+def root_mean_square(errors: Iterable[Iterable[float]]) -> float:
     """Return that of the corpora's mean errors."""
-    return math.sqrt(statistics.mean(statistics.mean(each) ** 2 for each in errors.values()))
+    return math.sqrt(statistics.mean(statistics.mean(each) ** 2 for each in errors))
 
 
 def _report_pilots(law: Law, runs: Sequence[Run], tokens: int) -> None:
     """Print the line for a length of pilots, and how well it predicts corpora that it was not fitted to."""
     print(f"pilots of {tokens:,} tokens:", *(f"{value:.4g}" for value in pilot_line(law, runs, tokens)))
-    errors = pilot_errors(law, runs, tokens)
-    for corpus, own in errors.items():
-        print(f"error of {corpus}, left out of its own prediction: {min(own):+.1%} to {max(own):+.1%}")
-    print(f"error of a corpus, root mean square of {len(errors)}: {root_mean_square(errors):.1%}")
+    left_out = predict_left_out(law, runs, tokens)
+    for corpus, own in left_out.items():
+        errors = [each.error for each in own]
+        print(f"error of {corpus}, left out of its own prediction: {min(errors):+.1%} to {max(errors):+.1%}")
+    of_loss = root_mean_square([each.error for each in own] for own in left_out.values())
+    of_fall = root_mean_square([each.fall_error for each in own] for own in left_out.values())
+    print(f"root mean square of {len(left_out)} corpora: {of_loss:.1%} of the loss, {of_fall:.1%} of its fall")
 
 
-def _write_resamples(laws: Sequence[Law], texts: Sequence[Run], path: Path) -> None:
+def _write_resamples(laws: Sequence[Law], runs: Sequence[Run], path: Path) -> None:
     rows = [
-        [law.size, law.alpha, law.data, law.beta, law.repeats]
-        + [value for tokens in PILOTS for value in pilot_line(law, texts, tokens)]
+        [getattr(law, name) for name in FITTED]
+        + [value for tokens in PILOTS for value in pilot_line(law, runs, tokens)]
         for law in laws
     ]
     text = path.read_text()

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from commands import hornbook
 from hornbook.corpora.store import open_store
-from hornbook.plan.dial import BASE, options_of
+from hornbook.plan.dial import BASE, num_flops, options_of
 
 _LEAST_TOKENS = 2**18
 _VOCABULARY = 8192
@@ -53,8 +53,7 @@ class Trial:
     @property
     def seconds(self) -> float:
         """Rough duration on one thread."""
-        width = 64 * self.depth
-        return 15 + 6 * self.tokens * width * (12 * width * max(2, self.depth) + _VOCABULARY) / _FLOPS_PER_SECOND
+        return 15 + self.tokens * num_flops(self.depth, _VOCABULARY) / _FLOPS_PER_SECOND
 
 
 def run(trial: Trial, folder: Path) -> None:
