@@ -215,7 +215,7 @@ def test_a_damaged_by_product_stops_no_run(
     (tmp_path / "run" / name).write_bytes(content)
     assert main(command(home, tmp_path / "run")) == 0
     error = capfd.readouterr().err
-    assert f"{name}: the " in error
+    assert error.count(f"{name}: the ") == 1, "said once, though the run's start, end and report need it"
     assert "error:" not in error
     assert (tmp_path / "run" / name).read_bytes() == content, "the file is left for whoever can repair it"
 

@@ -46,6 +46,7 @@ from hornbook.plan.dial import (
     refuse_contradictions,
 )
 from hornbook.run.planning import plan_here
+from hornbook.run.reached import SHARE
 from hornbook.run.run_folder import RunFolder
 from hornbook.samples.sources import Sources, complete, open_sources
 from hornbook.storage.files import replace_file
@@ -55,7 +56,7 @@ NAME: Final = "auto"
 """Of the recipe, and of its run."""
 PILOT_SHARE: Final = 0.08  # of the run's FLOPs, for the prediction
 START_AND_END: Final = 8.0  # seconds: opening the run, its last validation, checkpoint and report
-OTHER: Final = 1.03  # checkpoints, logs and other processes
+OTHER: Final = 1.03 + SHARE  # checkpoints, logs, other processes, and the last measurement
 _PATIENCE = 4
 
 
@@ -110,10 +111,12 @@ def auto_recipe(
     options = options_for(found.best)
     options |= _intervals(options["training.steps"], stops=sources.validation is not None)
     resolved = _with_options(draft, options, dial)
-    reasons = [*_reasons(found, dial, unique, sources, pilot)]
+    predicted = {} if pilot is None else _predicted(found.best, unique, pilot, bits_per_nat(sources) or 1.0)
+    reasons = [*_reasons(found, dial, unique, sources, predicted)]
     if writes:
         limit = {"begun": dial.begun, "seconds": dial.value} if dial.name == "time" else {}
         document = {"name": draft.name, "dial": str(dial), "options": options, "reasons": reasons}
+        document |= {"predicted": predicted | {"bits_per_nat": bits_per_nat(sources)}}
         folder.path.mkdir(parents=True, exist_ok=True)
         replace_file(folder.choice, dump_json(document | limit))
     return replace(resolved, notes=(*reasons, *resolved.notes))
@@ -207,7 +210,19 @@ def _intervals(steps: int, *, stops: bool) -> dict[str, Any]:
     return {"evaluation.every_steps": every, **saving, **patience}
 
 
-def _reasons(found: Dialed, dial: Dial, unique: int, sources: Sources, pilot: Pilot | None) -> Iterator[str]:
+def _predicted(best: Choice, unique: int, pilot: Pilot, unit: float) -> dict[str, float]:
+    """Return the predicted ``loss``, its bounds ``low`` and ``high``, and the ``scale`` of differences of the law.
+
+    They are in nats per token, times ``unit``.
+    """
+    corpus = Corpus.of(pilot, unique)
+    loss = corpus.floor + corpus.scale * best.loss
+    low, high = interval(best.depth, best.tokens, unique, pilot, loss)
+    found = {"loss": loss, "low": low, "high": high, "scale": corpus.scale}
+    return {name: unit * value for name, value in found.items()}
+
+
+def _reasons(found: Dialed, dial: Dial, unique: int, sources: Sources, predicted: Mapping[str, float]) -> Iterator[str]:
     """Yield the choice and its reasons, one line each."""
     best = found.best
     speed = (
@@ -217,19 +232,16 @@ def _reasons(found: Dialed, dial: Dial, unique: int, sources: Sources, pilot: Pi
         f"{dial}: depth {best.depth}, {num_weights(best.depth):,} weights in blocks, {best.tokens:,} tokens, "
         f"{best.epochs:.2g} epochs{speed}"
     )
-    scale, unit = 1.0, "of the law's loss"
-    if pilot is not None:
-        corpus, bits = Corpus.of(pilot, unique), bits_per_nat(sources)
-        loss = corpus.floor + corpus.scale * best.loss
-        low, high = ((bits or 1.0) * bound for bound in interval(best.depth, best.tokens, unique, pilot, loss))
-        scale, unit = (bits or 1.0) * corpus.scale, "bits per byte" if bits else "nats per token"
-        told = f"80 % between {low:.2f} and {high:.2f}"
-        yield f"predicted loss {(bits or 1.0) * loss:.3f} {unit} on held-out text like this, {told}"
+    unit = "bits per byte" if bits_per_nat(sources) else "nats per token"
+    if predicted:
+        told = f"80 % between {predicted['low']:.2f} and {predicted['high']:.2f}"
+        yield f"predicted loss {predicted['loss']:.3f} {unit} on held-out text like this, {told}"
     elif sources.validation is not None:
         short = "text" if pilot_tokens(unique, math.inf) is None else "run"
         yield f"no loss is predicted: the {short} is too short to train a small model first"
     for other in found.others:
-        told = f"{scale * (other.loss - best.loss):+.3f} {unit}"
+        more = predicted.get("scale", 1.0) * (other.loss - best.loss)
+        told = f"{more:+.3f} {unit}" if predicted else f"{more:+.3f} of the law's loss"
         yield f"depth {other.depth} would train on {other.tokens:,} tokens: {told}"
     if best.extrapolates:
         yield f"extrapolated: measured were up to {LAW.largest:,.0f} weights and {LAW.longest:,.0f} tokens"

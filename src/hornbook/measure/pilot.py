@@ -19,7 +19,7 @@ import torch
 from hornbook.config import Recipe
 from hornbook.engine.build_training import build_loader, build_samples, build_training
 from hornbook.engine.step import train_step
-from hornbook.engine.validation import validate
+from hornbook.engine.validation import SCORING, validate
 from hornbook.parallel.world import World
 from hornbook.plan.dial import EARLY_TOKENS, MOST_EPOCHS, PILOTS, Pilot
 from hornbook.samples.sources import Sources
@@ -27,8 +27,6 @@ from hornbook.samples.sources import Sources
 _logger = logging.getLogger("hornbook.measure")
 
 _HELD_OUT_TOKENS: Final = 2**17
-_EVALUATION: Final = 1 / 3
-"""Time of scoring a token relative to that of training on it."""
 
 
 def pilot_tokens(unique: float, most: float) -> int | None:
@@ -38,7 +36,7 @@ def pilot_tokens(unique: float, most: float) -> int | None:
         unique: tokens of the training split, of which no run repeats too many.
         most: tokens of the smallest model's training that a pilot may cost.
     """
-    beside = EARLY_TOKENS + 2 * _EVALUATION * _HELD_OUT_TOKENS
+    beside = EARLY_TOKENS + 2 * SCORING * _HELD_OUT_TOKENS
     fitting = [tokens for tokens in PILOTS if tokens <= MOST_EPOCHS * unique and tokens + beside <= most]
     return max(fitting, default=None)
 

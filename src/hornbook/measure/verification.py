@@ -26,7 +26,7 @@ from hornbook.config.ranks import refuse_misfit
 from hornbook.engine.build_training import build_loader, build_samples, build_training
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, train_step
-from hornbook.errors import UserError
+from hornbook.errors import StoppedBySignal, UserError
 from hornbook.model import LanguageModel
 from hornbook.objective import Objective
 from hornbook.parallel.ranks import is_cut, local
@@ -92,12 +92,14 @@ def verify_resume(recipe: Recipe, world: World, folder: Path, *, num_steps: int)
         The comparisons on the first rank; [] on the others.
 
     Raises:
-        StoppedBySignal: on a signal, which may leave both runs unfinished.
+        StoppedBySignal: on a signal, also in a run's last step; it may leave both runs unfinished.
     """
     recipe = shrunk(recipe, num_steps)
     for name, stop_after in (("whole", None), ("interrupted", num_steps // 2), ("interrupted", None)):
         with open_run(recipe, folder / name, world) as run:
-            train_until_done(run, stop_after)
+            late = train_until_done(run, stop_after)
+            if world.any(late is not None):
+                raise world.reported_by(0, StoppedBySignal(f"stopped by {late or 'a signal to another rank'}"))
     return (
         list(_compared(RunFolder(path=folder / "whole"), RunFolder(path=folder / "interrupted"), num_steps))
         if world.is_first

@@ -14,8 +14,10 @@ from typing import Final, Self
 
 from hornbook.config import WarmupStableDecayConfig
 from hornbook.config.optimizers import read_steps
+from hornbook.engine.validation import SCORING
 from hornbook.optim.schedules import build_schedule, warmup_steps_of
 from hornbook.plan.dial import MOST_EPOCHS
+from hornbook.run.reached import final_windows
 from hornbook.run.training_run import TrainingRun
 
 _END: Final = 4.0  # seconds for the report and the end of the process
@@ -74,7 +76,8 @@ class Deadline:
         recent = (progress.seconds - self.last[0]) / (progress.step - self.last[1])
         step_seconds = pauses * (mean + recent) / 2  # half of a burst of other load may be over soon
         self.last = (progress.seconds, progress.step)
-        fitting = progress.step + max(1, int((self.ends_at - now - _END) / step_seconds))
+        last = final_windows(run, run.num_steps) * SCORING / run.recipe.training.global_batch_size  # in steps
+        fitting = progress.step + max(1, int((self.ends_at - now - _END) / step_seconds - last))
         most = MOST_EPOCHS * run.samples.num_samples // run.recipe.training.global_batch_size
         steps = min(fitting, max(most, run.num_steps))
         is_close = abs(steps - run.num_steps) * step_seconds <= _TOLERANCE * self.seconds

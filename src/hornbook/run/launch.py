@@ -34,6 +34,7 @@ from hornbook.run.preflight import (
     find_unused_vocabulary,
     scratch_base,
 )
+from hornbook.run.reached import measure_final, reached, told
 from hornbook.run.resume import find_tokenizer, restore
 from hornbook.run.run_folder import RunFolder
 from hornbook.run.training_run import TrainingRun
@@ -101,6 +102,7 @@ def train(
             except DivergedError:
                 _note_end(run, "diverged")
                 raise
+        measure_final(run)
         _note_end(run, "finished")
         return _finish(run)
 
@@ -202,6 +204,7 @@ def _open_logs(run: TrainingRun, stack: ExitStack) -> None:
         facts |= {"peak": asdict(run.utilization.peak)} if run.utilization else {}
         record_session(folder.environment, progress.step, run.num_steps, facts)
     except HornbookError as error:  # the file is damaged or not writable; not needed to train
+        run.why_unrecorded = str(error)
         run.console.warn(f"cannot record this start: {error}")
     measured = {"validation": progress.validated_step, "task": progress.evaluated_step}
     for path, step in ((folder.metrics, progress.step), (folder.samples, progress.sampled_step)):
@@ -280,7 +283,8 @@ def _note_end(run: TrainingRun, ended: Literal["finished", "diverged"]) -> None:
         try:
             record_end(run.folder.environment, ended)
         except HornbookError as error:
-            run.console.warn(f"cannot record the end of the run: {error}")
+            if str(error) != run.why_unrecorded:
+                run.console.warn(f"cannot record the end of the run: {error}")
 
 
 def origin_of(folder: RunFolder, asked: InitFrom | None, recipe: Recipe, sources: Sources) -> Origin | None:
@@ -319,9 +323,13 @@ def _finish(run: TrainingRun) -> dict[str, Any]:
                 "best_validation_loss": found.best_validation_loss,
                 "best_validation_step": found.best_step,
             }  # the last and the best in the log, None if not measured
+            if end := reached(run, files.rows):
+                summary["reached"] = end
+                run.console.note(told(end))
             summary["report"] = str(write_report(run.folder.path, files))
             for problem in files.damaged:
-                run.console.warn(problem)
+                if problem != run.why_unrecorded:
+                    run.console.warn(problem)
         except HornbookError as error:
             run.console.warn(f"cannot write the report: {error}")
         else:

@@ -27,12 +27,15 @@ from hornbook.wording import counted
 MAX_SKIPPED_IN_A_ROW = 20
 
 
-def train_until_done(run: TrainingRun, stop_after: int | None = None) -> None:
+def train_until_done(run: TrainingRun, stop_after: int | None = None) -> str | None:
     """Train ``run`` to its last step, or until early stopping.
 
     Args:
         run: the run, modified in place.
         stop_after: save and return after this step, where a signal would have raised StoppedBySignal.
+
+    Returns:
+        The name of a signal to this rank that came too late to stop the run, None without one.
 
     Raises:
         StoppedBySignal: on a signal; the state after the last finished step is saved.
@@ -44,7 +47,7 @@ def train_until_done(run: TrainingRun, stop_after: int | None = None) -> None:
             run.log_patterns(patterns(run.state.model, run.world))
         _measure(run)
         if run.why_stopped:  # by a measurement that a signal had interrupted
-            return
+            return signals.name
         every_steps = run.recipe.tracking.histogram_every_steps
         look = [] if every_steps is None else [partial(send_histograms_if_due, run, every_steps)]
         deadline = Deadline.of(run)
@@ -73,10 +76,11 @@ def train_until_done(run: TrainingRun, stop_after: int | None = None) -> None:
             if run.state.progress.step and (stopping or run.is_due(run.recipe.checkpoint.every_steps)):
                 run.save(must_succeed=stopping or run.is_finished)
             if run.is_finished or (stopping and not is_signal):
-                return
+                break
             if stopping:
                 told = f"stopped by {signals.name or 'a signal to another rank'}; {run.how_to_go_on()}"
                 raise run.world.reported_by(0, StoppedBySignal(told))
+    return signals.name
 
 
 def _begin(run: TrainingRun, signals: Received, num_micro_batches: int, number: int) -> None:

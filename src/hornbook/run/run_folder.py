@@ -131,13 +131,36 @@ class RunFolder:
         Raises:
             DataError: the choice is malformed.
         """
-        choice = read_json(self.choice, "choice") if self.choice.exists() else {}
-        if not isinstance(choice, dict) or choice.get("name") != name or "seconds" not in choice:
+        choice = self._choice
+        if choice.get("name") != name or "seconds" not in choice:
             return None
         begun, seconds = choice.get("begun"), choice["seconds"]
         if not isinstance(begun, float) or not isinstance(seconds, float):
             raise DataError(f"{self.choice}: expected numbers for begun and seconds; remove the file")
         return begun, seconds
+
+    def is_chosen(self, name: str) -> bool:
+        """Return whether ``hornbook train auto`` chose the run with the recipe ``name``."""
+        return self._choice.get("name") == name
+
+    @property
+    def prediction(self) -> tuple[float | None, float | None, float | None]:
+        """Bits per byte for a nat per token, and the bounds of the loss, as `hornbook train auto` found them.
+
+        Raises:
+            DataError: the choice is malformed.
+        """
+        found = self._choice.get("predicted", {})
+        values = [found.get(key) for key in ("bits_per_nat", "low", "high")] if isinstance(found, dict) else [""]
+        if not all(isinstance(value, float | None) for value in values):
+            raise DataError(f"{self.choice}: expected numbers under predicted; remove the file")
+        bits, low, high = values
+        return bits, low, high
+
+    @property
+    def _choice(self) -> dict[str, Any]:
+        choice = read_json(self.choice, "choice") if self.choice.exists() else {}
+        return choice if isinstance(choice, dict) else {}
 
     def what_is_saved(self) -> str:
         """Describe the newest checkpoint on disk, from which the run would resume."""

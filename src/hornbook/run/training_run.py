@@ -65,6 +65,7 @@ class TrainingRun:
     callbacks: Sequence[Callback] = ()
     why_stopped: str | None = None
     """Why early stopping has ended the run; None if it has not."""
+    why_unrecorded: str | None = None  # what is wrong with the record of sessions, once that is said
     _counted_until: float = field(default=0.0, init=False)
     """Value of ``time.perf_counter`` up to which ``progress.seconds`` counts; pauses are added to it."""
     _logged: tuple[float, int] = field(default=(0.0, 0), init=False)
@@ -86,8 +87,8 @@ class TrainingRun:
 
     def is_due(self, *every_steps: int | None) -> bool:
         """Return whether an action that is due every ``every_steps`` steps and at the end is due now."""
-        intervals = [steps for steps in every_steps if steps is not None]
-        return any(self.state.progress.step % steps == 0 or self.is_finished for steps in intervals)
+        step = self.state.progress.step
+        return any(self.is_finished or step % steps == 0 for steps in every_steps if steps is not None)
 
     @property
     def ends_with_checkpoint(self) -> bool:
@@ -353,11 +354,9 @@ class TrainingRun:
 
     def _diverged(self, what: str) -> HornbookError:
         """Return the error, raised by all ranks, for weights or logits that are not finite."""
-        error = DivergedError(
-            f"{what} are not finite after step {self.state.progress.step}, so it is not saved; "
-            f"{self.folder.what_is_saved()}: lower optimizer.learning_rate and start a new run"
-        )
-        return self.world.reported_by(0, error)
+        line = f"{what} are not finite after step {self.state.progress.step}, so it is not saved; "
+        line += f"{self.folder.what_is_saved()}: lower optimizer.learning_rate and start a new run"
+        return self.world.reported_by(0, DivergedError(line))
 
     def _train_row(self, result: StepResult) -> dict[str, Any]:
         """Return the log row: loss and terms are means over all scored tokens since the last row.

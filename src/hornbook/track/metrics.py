@@ -3,6 +3,7 @@
     {"kind": "train", "step": 10, "loss": 7.1, "learning_rate": 0.001, ...}
     {"kind": "train", "step": 20, "loss": null, "non_finite": {"loss": "nan"}, ...}
     {"kind": "validation", "step": 20, "loss": 6.9, "loss/wiki": 6.7, "loss/books": 7.2, ...}   of a mixture
+    {"kind": "final", "step": 90, "loss": 2.9, ...}      of a run of `hornbook train auto`, on more text
     {"kind": "train", "step": 20, "idle/0": 0.31, "idle/1": 0.18, ...}     of a pipeline, by rank; see `IDLE`
     {"kind": "topology", "step": 20, "layer": "blocks.0.attention.out", ...}    an update of a block-sparse pattern
     {"kind": "train", "step": 30, "lo        <- the process was killed here: a truncated last line is not an error

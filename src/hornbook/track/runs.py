@@ -76,7 +76,7 @@ class RunFiles:
         return f"{named}, validation split" if named else "its validation split"
 
     def of_kind(self, kind: str) -> list[Row]:
-        """Return the rows of one kind: "train", "validation", "task" or "topology"."""
+        """Return the rows of one kind: "train", "validation", "final", "task" or "topology"."""
         return [row for row in self.rows if row.get("kind") == kind]
 
 
