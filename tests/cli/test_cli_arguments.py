@@ -8,6 +8,7 @@ from hornbook.cli.arguments import (
     add_recipe_arguments,
     fraction,
     natural_number,
+    output_path,
     positive_integer,
     positive_number,
 )
@@ -43,6 +44,13 @@ def test_numbers_that_are_wrong(kind, text, message):
     with pytest.raises(argparse.ArgumentTypeError) as caught:
         kind(text)
     assert str(caught.value) == message
+
+
+def test_an_empty_output_is_not_the_working_directory():
+    """As of ``--output "$OUT"`` with a variable that is not set."""
+    with pytest.raises(argparse.ArgumentTypeError, match="must not be empty"):
+        output_path("")
+    assert str(output_path(".")) == "."
 
 
 def parser():

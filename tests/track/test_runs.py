@@ -188,6 +188,13 @@ def test_the_last_step_is_that_of_the_last_start(tmp_path: Path) -> None:
         assert summarize(run).total_steps == expected
 
 
+def test_the_last_step_of_a_run_that_corrected_its_length_is_that_of_its_recipe(tmp_path: Path) -> None:
+    """As `hornbook train auto` does: its start recorded the steps that were planned."""
+    run = make_run(tmp_path / "run", recipe="[training]\nsteps = 30\n")
+    (run / "environment.json").write_text(json.dumps({"sessions": [{"to_step": 40}]}))
+    assert summarize(run).total_steps == 30
+
+
 def test_training_seconds_add_up_over_sessions_that_count_from_zero() -> None:
     assert training_seconds([]) is None
     assert training_seconds([{"seconds": 5.0}, {"seconds": 9.0}]) == 9.0

@@ -21,6 +21,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 
 from hornbook.cli.table import wrap_line
@@ -172,6 +173,13 @@ class Number:
             return convert(parse_text(text, self.spec), self.spec)
         except Mistake as mistake:
             raise argparse.ArgumentTypeError(f"{show(text)}: {mistake}") from None
+
+
+def output_path(text: str) -> Path:
+    """Return a path to write to; raise argparse.ArgumentTypeError if it is empty, which would be this folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty; `.` is the working directory")
+    return Path(text)
 
 
 positive_integer = Number(Spec(type=int, bounds=Bounds(minimum=1)))

@@ -34,6 +34,7 @@ LARGEST_FILE = 1 << 20
 _DEEP_KEY = re.compile(r"(?:\.[^.\n=,\[\]{}#]+){100}")
 """A dotted key for which the parser would take memory in proportion to the square of its length."""
 _RECIPE, _IDENTITY = "recipe.toml", "run.json"
+_WEIGHTS = ("checkpoints", "state.json", "config.json")  # in a run, a checkpoint and a Hugging Face folder
 """The files by which `hornbook train` recognizes a run folder."""
 COMMAND_LINE = "command line"
 SHORT: dict[str, Key] = {
@@ -139,7 +140,7 @@ def read_document(path: Path, label: str) -> tuple[dict[str, object], str]:
 def _read(path: Path, label: str) -> bytes:
     try:
         if path.is_dir():
-            has_weights = any((path / name).exists() for name in ("checkpoints", "config.json"))  # or Hugging Face's
+            has_weights = any((path / name).exists() for name in _WEIGHTS)
             hint = (
                 f"to start a run from its weights: `init_from={path}`"
                 if has_weights

@@ -382,11 +382,11 @@ def _num_parameters(run: RunFiles) -> int | None:
 
 
 def _total_steps(run: RunFiles) -> int | None:
-    """Return the run's last step as recorded by its last start or, by default, in the recipe."""
+    """Return the run's last step by its recipe, which a run may change on its way, or as recorded by its last start."""
     training = run.recipe.get("training")
     asked = training.get("steps") if isinstance(training, dict) else None
     found = (session.get("to_step") for session in reversed(run.sessions))
-    return next((steps for steps in (*found, asked) if type(steps) is int and steps > 0), None)
+    return next((steps for steps in (asked, *found) if type(steps) is int and steps > 0), None)
 
 
 def _median_mfu(train: Iterable[Row]) -> float | None:
