@@ -6,11 +6,11 @@
     python scaling_fit.py scaling_runs.json --resamples ../src/hornbook/plan/scaling_resamples.py
 
 The loss of a corpus c in bits per byte is scale_c (E_c + law), where the law joins A / N^alpha and B / D'^beta, and D'
-is what D tokens are worth of which only U are different (`hornbook.plan.dial.Law`). As Besiroglu et al. (2024, arXiv 2404.10102) found
-necessary, the Huber losses are summed, not averaged, and minimized to a small tolerance from many starts. Intervals
-are those of a bootstrap over the runs, whose fits the dial keeps for its predictions. Another fit leaves out the
-longest runs of each depth and predicts them. The shortest runs of depth 1 are pilots, which tell how to extrapolate
-another corpus. All together take some minutes.
+is what D tokens are worth of which only U are different (`hornbook.plan.dial.Law`). As Besiroglu et al. (2024, arXiv
+2404.10102) found necessary, the Huber losses are summed, not averaged, and minimized to a small tolerance from many
+starts. Intervals are those of a bootstrap over the runs, whose fits the dial keeps for its predictions. Another fit
+leaves out the longest runs of each width and predicts them. The shortest runs of width 1 are pilots, which tell how to
+extrapolate another corpus. All together take some minutes.
 """
 
 import argparse
@@ -26,7 +26,18 @@ from typing import Any
 import numpy
 import torch
 
-from hornbook.plan.dial import EARLY_TOKENS, FITTED, LAW, PILOTS, Corpus, Law, Pilot, num_flops, num_weights, pilot_share
+from hornbook.plan.dial import (
+    EARLY_TOKENS,
+    FITTED,
+    LAW,
+    PILOTS,
+    Corpus,
+    Law,
+    Pilot,
+    num_flops,
+    num_weights,
+    pilot_share,
+)
 
 _DELTA = 1e-3
 _STARTS = {"alpha": (0.2, 0.35), "beta": (0.25, 0.35), "gamma": (0.6, 1.0), "repeats": (2.0, 6.0)}
@@ -95,7 +106,7 @@ def _columns(runs: Sequence[Run], corpora: Sequence[str]) -> dict[str, torch.Ten
         return torch.tensor(values, dtype=torch.float64)
 
     return {
-        "weights": column([num_weights(run["depth"]) for run in runs]).log(),
+        "weights": column([num_weights(run["width"]) for run in runs]).log(),
         "tokens": column([run["tokens"] for run in runs]),
         "unique": column([run["unique_tokens"] for run in runs]),
         "corpus": torch.tensor([corpora.index(run["corpus"]) for run in runs]),
@@ -129,11 +140,11 @@ def main() -> None:
     for corpus, floor, scale in zip(found.corpora, found.floors, found.scales, strict=True):
         print(f"{corpus}: scale {scale:.4f}, floor {floor:.4f}")
     _report("of all runs", found, runs)
-    longest = {(run["corpus"], run["depth"]): 0 for run in runs}
+    longest = {(run["corpus"], run["width"]): 0 for run in runs}
     for run in runs:
-        longest[run["corpus"], run["depth"]] = max(longest[run["corpus"], run["depth"]], run["tokens"])
-    held_out = [run for run in runs if run["tokens"] == longest[run["corpus"], run["depth"]] > min(longest.values())]
-    _report("held out, the longest of each depth", fit([run for run in runs if run not in held_out]), held_out)
+        longest[run["corpus"], run["width"]] = max(longest[run["corpus"], run["width"]], run["tokens"])
+    held_out = [run for run in runs if run["tokens"] == longest[run["corpus"], run["width"]] > min(longest.values())]
+    _report("held out, the longest of each width", fit([run for run in runs if run not in held_out]), held_out)
     for tokens in PILOTS:
         _report_pilots(replace(LAW, **found.shared), everything, tokens)
     few = {name: values[:1] for name, values in _STARTS.items()}
@@ -153,7 +164,7 @@ def pilots_of(runs: Sequence[Run], tokens: int) -> dict[str, tuple[Pilot, list[R
     found = dict[str, tuple[Pilot, list[Run]]]()
     for corpus in sorted({run["corpus"] for run in runs}):
         own = [run for run in runs if run["corpus"] == corpus]
-        losses = {run["tokens"]: run["bits_per_byte"] for run in own if run["depth"] == 1}
+        losses = {run["tokens"]: run["bits_per_byte"] for run in own if run["width"] == 1}
         longer = [run for run in own if run["tokens"] > tokens and _cost(run) >= _LEAST_COST * tokens]
         if longer and {EARLY_TOKENS, tokens} <= losses.keys():
             found[corpus] = Pilot(tokens=tokens, early=losses[EARLY_TOKENS], late=losses[tokens]), longer
@@ -162,7 +173,7 @@ def pilots_of(runs: Sequence[Run], tokens: int) -> dict[str, tuple[Pilot, list[R
 
 def _cost(run: Run) -> float:
     """Return the tokens on which the smallest model trains with the FLOPs of a run."""
-    return float(run["tokens"] * num_flops(run["depth"], _VOCABULARY) / num_flops(1, _VOCABULARY))
+    return float(run["tokens"] * num_flops(run["width"], _VOCABULARY) / num_flops(1, _VOCABULARY))
 
 
 def pilot_line(law: Law, runs: Sequence[Run], tokens: int) -> tuple[float, float]:
@@ -173,7 +184,7 @@ def pilot_line(law: Law, runs: Sequence[Run], tokens: int) -> tuple[float, float
         start = law.loss(1, tokens, unique)
         shares.append(
             statistics.mean(
-                (1 - run["bits_per_byte"] / pilot.late) / (1 - law.loss(run["depth"], run["tokens"], unique) / start)
+                (1 - run["bits_per_byte"] / pilot.late) / (1 - law.loss(run["width"], run["tokens"], unique) / start)
                 for run in longer
             )
         )
@@ -209,7 +220,7 @@ def predict_left_out(law: Law, runs: Sequence[Run], tokens: int) -> dict[str, li
         line = pilot_line(law, [run for run in runs if run["corpus"] != corpus], tokens)
         fitted = Corpus.of(pilot, unique, law, line)
         found[corpus] = [
-            Prediction(run, pilot.late, fitted.floor + fitted.scale * law.loss(run["depth"], run["tokens"], unique))
+            Prediction(run, pilot.late, fitted.floor + fitted.scale * law.loss(run["width"], run["tokens"], unique))
             for run in longer
         ]
     return found

@@ -57,7 +57,7 @@ def test_the_law_has_the_losses_of_the_runs() -> None:
     errors = []
     for run in RUNS:
         scale, floor = FITTED[run["corpus"]]
-        loss = scale * (floor + LAW.loss(run["depth"], run["tokens"], run["unique_tokens"]))
+        loss = scale * (floor + LAW.loss(run["width"], run["tokens"], run["unique_tokens"]))
         errors.append(loss / run["bits_per_byte"] - 1)
     assert len(errors) == 83
     assert math.sqrt(sum(error**2 for error in errors) / len(errors)) < 0.0058
@@ -72,7 +72,7 @@ def test_no_other_constants_of_the_law_fit_better() -> None:
         law, total = type(LAW)(**values | changed), 0.0
         for run in RUNS:
             scale, floor = FITTED[run["corpus"]]
-            loss = scale * (floor + law.loss(run["depth"], run["tokens"], run["unique_tokens"]))
+            loss = scale * (floor + law.loss(run["width"], run["tokens"], run["unique_tokens"]))
             gap = abs(math.log(loss / run["bits_per_byte"]))
             total += 0.5 * gap**2 if gap < 1e-3 else 1e-3 * (gap - 5e-4)
         return total
@@ -118,26 +118,26 @@ def test_batches_grow_with_the_tokens() -> None:
 
 def test_more_time_chooses_a_larger_model_for_more_tokens() -> None:
     chosen = [
-        choose(seconds, math.inf, lambda depth: 1e-6 * depth**2, range(1, 40))[0] for seconds in (20, 3600, 86400)
+        choose(seconds, math.inf, lambda width: 1e-6 * width**2, range(1, 40))[0] for seconds in (20, 3600, 86400)
     ]
-    assert [choice.depth for choice in chosen] == sorted({choice.depth for choice in chosen})
+    assert [choice.width for choice in chosen] == sorted({choice.width for choice in chosen})
     assert [choice.tokens for choice in chosen] == sorted(choice.tokens for choice in chosen)
     assert chosen[-1].extrapolates
-    assert not choose(5, math.inf, lambda depth: 1e-6 * depth**2, range(1, 3))[0].extrapolates
+    assert not choose(5, math.inf, lambda width: 1e-6 * width**2, range(1, 3))[0].extrapolates
 
 
 def test_a_small_corpus_is_not_repeated_beyond_what_was_measured() -> None:
-    best = choose(1e5, 100_000, lambda depth: 1e-5 * depth, range(1, 10))[0]
+    best = choose(1e5, 100_000, lambda width: 1e-5 * width, range(1, 10))[0]
     assert best.epochs == MOST_EPOCHS
-    assert num_weights(best.depth) <= MOST_EPOCHS * 100_000  # though the law alone prefers depth 9
+    assert num_weights(best.width) <= MOST_EPOCHS * 100_000  # though the law alone prefers width 9
 
 
 def test_more_epochs_than_the_most_made_no_measured_run_of_depth_2_better() -> None:
-    for corpus, depth in {(run["corpus"], run["depth"]) for run in RUNS if run["depth"] >= 2}:
-        own = [run for run in RUNS if (run["corpus"], run["depth"]) == (corpus, depth)]
+    for corpus, width in {(run["corpus"], run["width"]) for run in RUNS if run["width"] >= 2}:
+        own = [run for run in RUNS if (run["corpus"], run["width"]) == (corpus, width)]
         few = [run["bits_per_byte"] for run in own if run["tokens"] <= MOST_EPOCHS * run["unique_tokens"]]
         many = [run["bits_per_byte"] for run in own if run["tokens"] > MOST_EPOCHS * run["unique_tokens"]]
-        assert not many or min(few) < min(many), (corpus, depth)
+        assert not many or min(few) < min(many), (corpus, width)
 
 
 def test_the_interval_holds_eight_of_ten_runs() -> None:
@@ -145,7 +145,7 @@ def test_the_interval_holds_eight_of_ten_runs() -> None:
     for tokens in PILOTS:
         for pilot, longer in pilots_of(TEXT_RUNS, tokens).values():
             for run in longer:
-                point = run["depth"], run["tokens"], run["unique_tokens"]
+                point = run["width"], run["tokens"], run["unique_tokens"]
                 corpus = Corpus.of(pilot, run["unique_tokens"])
                 loss = corpus.floor + corpus.scale * LAW.loss(*point)
                 low, high = interval(*point, pilot, loss)
@@ -158,13 +158,13 @@ def test_the_interval_grows_beyond_the_measured_runs() -> None:
     pilot, _ = pilots_of(TEXT_RUNS, 2**18)["books-2"]
     corpus = Corpus.of(pilot, math.inf)
 
-    def width(depth: int, tokens: float) -> float:
-        loss = corpus.floor + corpus.scale * LAW.loss(depth, tokens, math.inf)
-        low, high = interval(depth, tokens, math.inf, pilot, loss)
+    def spread(width: int, tokens: float) -> float:
+        loss = corpus.floor + corpus.scale * LAW.loss(width, tokens, math.inf)
+        low, high = interval(width, tokens, math.inf, pilot, loss)
         return (high - low) / loss
 
-    assert width(2, 2e6) < 0.1
-    assert width(13, 1.8e11) > 2 * width(2, 2e6)
+    assert spread(2, 2e6) < 0.1
+    assert spread(13, 1.8e11) > 2 * spread(2, 2e6)
 
 
 def test_best_tokens_balance_size_and_length() -> None:
