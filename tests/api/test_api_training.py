@@ -34,6 +34,11 @@ def test_a_run_is_that_of_the_command(tmp_path: Path, recipe: Path) -> None:
     assert run.recipe.training.steps == 5
 
 
+def test_an_empty_output_is_not_the_working_directory(recipe: Path) -> None:
+    with pytest.raises(UserError, match="output must not be empty"):
+        hornbook.train(recipe, output="", **CPU)
+
+
 def test_a_run_gives_its_model_and_its_rows(tmp_path: Path, recipe: Path) -> None:
     run = hornbook.train(str(recipe), {"training.steps": 2}, output=str(tmp_path / "runs" / "a"), **CPU)
     model = run.load(device="cpu")

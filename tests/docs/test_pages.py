@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import PAGES, ROOT, commands_of, prose_of
+from pages import PAGES, ROOT, blocks_of, commands_of, prose_of
 
 from hornbook import errors
 from hornbook.__main__ import main
@@ -16,6 +16,7 @@ from hornbook.cli.arguments import CommandParser
 from hornbook.cli.sweep_command import candidates_of
 from hornbook.config import bundled_recipes, load_recipe
 from hornbook.config.options import TAGS, show
+from hornbook.config.ranks import refuse_misfit
 from hornbook.config.recipe import SECTIONS, specs
 
 LINK = re.compile(r"""(?:\]\(|(?:src|srcset)=")(?!https?://)(?P<target>[^)#"]+)(#[^)"]*)?[)"]""")
@@ -96,6 +97,14 @@ def test_every_option_is_listed_with_its_default(section: str) -> None:
     if section in TAGS:
         defaults[TAGS[section]] = getattr(SECTIONS[section](), TAGS[section])
     assert listed == {name: show(default) for name, default in defaults.items()}
+
+
+def test_the_recipe_for_eight_ranks_fits_them(tmp_path: Path) -> None:
+    """Once, four stages had two micro-batches."""
+    named = [block.body for block in blocks_of(ROOT / "docs/recipes.md") if block.body.startswith("# small")]
+    for body in named:
+        (tmp_path / body.splitlines()[0].removeprefix("# ")).write_text(body)
+    refuse_misfit(load_recipe(str(tmp_path / "small-on-8.toml"), require_data=False).recipe, 8)
 
 
 def test_bundled_recipes_are_listed() -> None:

@@ -13,7 +13,7 @@ import hornbook
 from hornbook.__main__ import main
 from hornbook.config import Recipe, load_recipe
 from hornbook.config.overrides import override_leaves
-from hornbook.errors import UserError
+from hornbook.errors import DataError, UserError
 from hornbook.measure import dial, timed_dial
 from hornbook.measure.dial import auto_recipe, prepared_choice
 from hornbook.measure.timed_dial import dial_time
@@ -74,6 +74,14 @@ def test_a_choice_has_reasons_and_is_kept_for_the_resume(
     assert again.notes == resolved.notes
     with pytest.raises(UserError, match="was chosen for time 1h, not time 90s"):
         prepared_choice(Dial.of({"time": "90s"}), overrides, tmp_path / "run")
+
+
+@pytest.mark.parametrize("content", ["[]", '{"dial": "tokens 200000"}', '{"dial": "tokens 200000", "options": 5}'])
+def test_a_malformed_choice_is_one_line(corpus: Path, tmp_path: Path, content: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "choice.json").write_text(content)
+    with pytest.raises(DataError, match=r"choice\.json: expected what `hornbook train auto` chose; restore the file"):
+        prepared_choice(Dial.of({"tokens": "200000"}), override_leaves({"data.train": str(corpus)}), tmp_path / "run")
 
 
 def test_a_loss_is_predicted_where_a_pilot_is_a_small_part_of_the_run(

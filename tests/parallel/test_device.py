@@ -112,6 +112,12 @@ def test_threads_of_the_command_line_win_over_omp_num_threads(monkeypatch):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("threads", [0, -1])
+def test_no_threads_are_no_default(threads):
+    with pytest.raises(UserError, match=f"threads is {threads}; expected 1 or more"):
+        prepare(torch.device("cpu"), threads)
+
+
 def test_prepared_threads_and_denormals():
     prepare(torch.device("cpu"), 1)
     assert torch.get_num_threads() == 1

@@ -215,6 +215,7 @@ def test_dials(given: dict[str, object], value: float) -> None:
         ({"tokens": "1,5M"}, "`tokens` is '1,5M': expected a number such as"),
         ({"flops": "1e99"}, "from 1 to 1e"),
         ({"memory": "8"}, "such as 8GB"),
+        ({"times": "5m"}, "the recipe auto has no `times`: it takes one of time, params"),
     ],
 )
 def test_no_dials(given: dict[str, object], told: str) -> None:

@@ -63,6 +63,14 @@ def test_a_validation_of_as_many_windows_is_enough(tmp_path: Path) -> None:
     assert reached.told(found["reached"]) == f"reached {rows[-1]['loss']:.3f} nats per token"
 
 
+def test_a_damaged_choice_stops_no_finished_run(tmp_path: Path) -> None:
+    trained(tmp_path, name="decoder-demo", predicted=5)
+    (tmp_path / "run" / "choice.json").write_text("{")
+    found, _ = trained(tmp_path)
+    assert found["step"] == 10
+    assert "reached" not in found
+
+
 def test_other_recipes_have_no_prediction(tmp_path: Path) -> None:
     found, rows = trained(tmp_path, name="another", predicted=PREDICTED)
     assert "reached" not in found

@@ -390,5 +390,5 @@ def load(path: str | Path, *, device: str = "auto", compute: Compute = "auto", t
     if compute not in get_args(Compute):
         raise UserError(f"compute is {compute!r}; expected one of {', '.join(get_args(Compute))}")
     chosen = choose_device(device)
-    prepare(chosen, threads or torch.get_num_threads())
+    prepare(chosen, torch.get_num_threads() if threads is None else threads)
     return Model(load_model(path, chosen, compute=compute))

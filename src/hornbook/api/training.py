@@ -96,6 +96,8 @@ def train(
     """
     if keep_optimizer and init_from is None:
         raise UserError("keep_optimizer applies only with init_from; add init_from or remove it")
+    if output == "":
+        raise UserError('output must not be empty; "." is the working directory')
     leaves = override_leaves(overrides or {})
     folder = None if output is None else Path(output)
     source = None if init_from is None else InitFrom(source=str(init_from), keep_optimizer=keep_optimizer)

@@ -16,6 +16,7 @@ from typing import Literal
 
 import torch
 
+from hornbook.errors import UserError
 from hornbook.parallel.launched import choose_name
 from hornbook.storage.system import cpu_flags, usable_cores
 
@@ -63,7 +64,12 @@ def prepare(device: torch.device, threads: int | None) -> None:
     Args:
         device: that computes.
         threads: their number; None for ``default_threads``.
+
+    Raises:
+        UserError: the number is below 1.
     """
+    if threads is not None and threads < 1:
+        raise UserError(f"threads is {threads}; expected 1 or more")
     torch.set_num_threads(threads or default_threads())
     torch.set_flush_denormal(True)
     # By default, PyTorch rounds the inputs of convolutions to TF32, 10 bits, on NVIDIA GPUs. It has newer settings per

@@ -66,9 +66,11 @@ class Dial:
         """Read the dial that is set, a number or text by name, None if it is not.
 
         Raises:
-            UserError: it is none or several, or not a positive number of sensible size.
+            UserError: it is none, several or unknown, or not a positive number of sensible size.
         """
         known = {name: str(value) for name, value in given.items() if value is not None}
+        if unknown := [name for name in known if name not in DIALS]:
+            raise UserError(f"the recipe auto has no `{unknown[0]}`: it takes one of {', '.join(DIALS)}")
         if len(known) != 1:
             told = " and ".join(f"`{name}`" for name in known) or "none"
             raise UserError(f"the recipe auto takes one of {', '.join(f'`{name}`' for name in DIALS)}, got {told}")

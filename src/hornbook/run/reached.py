@@ -63,9 +63,6 @@ def reached(run: TrainingRun, rows: Sequence[Mapping[str, Any]]) -> dict[str, An
 
     Returns:
         ``unit``, ``value``, ``standard_error``, ``share``, and the prediction's bounds ``low`` and ``high``, or None.
-
-    Raises:
-        DataError: the choice is malformed.
     """
     measured = [row for row in rows if row.get("kind") in ("validation", "final") and number(row, "loss") is not None]
     if not measured or measured[-1]["step"] != run.state.progress.step or not run.folder.is_chosen(run.recipe.name):

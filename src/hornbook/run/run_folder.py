@@ -140,22 +140,20 @@ class RunFolder:
         return begun, seconds
 
     def is_chosen(self, name: str) -> bool:
-        """Return whether ``hornbook train auto`` chose the run with the recipe ``name``."""
-        return self._choice.get("name") == name
+        """Return whether ``hornbook train auto`` chose the run with the recipe ``name``; not by a damaged choice."""
+        try:
+            return self._choice.get("name") == name
+        except HornbookError:  # at its end, a run needs it no longer
+            return False
 
     @property
     def prediction(self) -> tuple[float | None, float | None, float | None]:
-        """Bits per byte for a nat per token, and the bounds of the loss, as `hornbook train auto` found them.
-
-        Raises:
-            DataError: the choice is malformed.
-        """
-        found = self._choice.get("predicted", {})
-        values = [found.get(key) for key in ("bits_per_nat", "low", "high")] if isinstance(found, dict) else [""]
-        if not all(isinstance(value, float | None) for value in values):
-            raise DataError(f"{self.choice}: expected numbers under predicted; remove the file")
-        bits, low, high = values
-        return bits, low, high
+        """Bits per byte for a nat per token, and the bounds of the loss, by `hornbook train auto`; None if unknown."""
+        found = self._choice.get("predicted")
+        told = found if isinstance(found, dict) else {}
+        bits, low, high = (told.get(key) for key in ("bits_per_nat", "low", "high"))
+        are_numbers = isinstance(low, float) and isinstance(high, float)
+        return bits if isinstance(bits, float) else None, low if are_numbers else None, high if are_numbers else None
 
     @property
     def _choice(self) -> dict[str, Any]:
