@@ -55,7 +55,7 @@ from hornbook.storage.json_files import dump_json, read_json
 
 NAME: Final = "auto"
 """Of the recipe, and of its run."""
-PILOT_SHARE: Final = 0.08  # of the run's FLOPs, for the prediction
+PILOT_SHARE: Final = 0.1  # of the run's FLOPs, for the prediction
 START_AND_END: Final = 8.0  # seconds: opening the run, its last validation, checkpoint and report
 OTHER: Final = 1.03 + SHARE  # checkpoints, logs, other processes, and the last measurement
 _PATIENCE = 4

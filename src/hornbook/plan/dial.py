@@ -94,15 +94,12 @@ class Law:
 
     ::
 
-        loss = ((size · N^-alpha)^(1 / gamma) + (data · D'^-beta)^(1 / gamma))^gamma
+        loss = size · N^-alpha + data · D'^-beta          Hoffmann et al. 2022, arXiv 2203.15556, equation 2
         D' = U (1 + r (1 - exp(-repeats / r)))            Muennighoff et al. 2023, arXiv 2305.16264, of U tokens
-
-    With ``gamma`` 1 it is equation 2 of Hoffmann et al. 2022 (arXiv 2203.15556), with ``gamma = beta`` equation 1.5 of
-    Kaplan et al. 2020 (arXiv 2001.08361). Below 1, a larger model gains more, the more tokens it sees.
 
     Attributes:
         size, data: bits per byte.
-        alpha, beta, gamma: exponents.
+        alpha, beta: exponents.
         repeats: r, number of repeats after which more of them teach little.
         largest, longest: N and D of the largest and the longest measured run.
     """
@@ -111,7 +108,6 @@ class Law:
     alpha: float
     data: float
     beta: float
-    gamma: float
     repeats: float
     largest: float
     longest: float
@@ -120,11 +116,10 @@ class Law:
         """Return the loss in bits per byte above a constant of the corpus, which has ``unique`` tokens."""
         again = max(0.0, tokens / unique - 1)
         worth = min(tokens, unique) * (1 + self.repeats * -math.expm1(-again / self.repeats))
-        terms = self.size * num_weights(width) ** -self.alpha, self.data * worth**-self.beta
-        return float(sum(term ** (1 / self.gamma) for term in terms) ** self.gamma)
+        return float(self.size * num_weights(width) ** -self.alpha + self.data * worth**-self.beta)
 
 
-FITTED: Final = ("size", "alpha", "data", "beta", "gamma", "repeats")
+FITTED: Final = ("size", "alpha", "data", "beta", "repeats")
 """Attributes of the law that are fitted, in the order of `RESAMPLES`."""
 
 LAW: Final = Law(
@@ -132,7 +127,6 @@ LAW: Final = Law(
     alpha=0.2946,
     data=24.08,
     beta=0.2482,
-    gamma=1.0,
     repeats=1.56,
     largest=12 * 384**2 * 6,
     longest=2.0**23,
@@ -295,7 +289,7 @@ def interval(width: int, tokens: float, unique: float, pilot: Pilot, loss: float
 
 def best_tokens(width: int, law: Law = LAW) -> int:
     """Return the tokens of a model's compute-optimal run: more FLOPs help it as much by size as by tokens."""
-    ratio = law.data * law.beta**law.gamma / (law.size * law.alpha**law.gamma)
+    ratio = law.data * law.beta / (law.size * law.alpha)
     return int((ratio * num_weights(width) ** law.alpha) ** (1 / law.beta))
 
 
