@@ -121,5 +121,5 @@ def test_gpt2_reaches_half_of_an_h100_and_dropout_costs_a_twentieth():
     dropouts = [f"--model.{place}-dropout=0.1" for place in ("embedding", "residual", "attention")]
     plain, dropped = (json.loads(python("-m", "hornbook", *words, *more).stdout) for more in ((), dropouts))
     assert plain["mfu"] > 0.502 and plain["mfu_of_recipe"] > 0.52
-    assert 1.0 < plain["mfu"] / dropped["mfu"] < 1.05
-    assert 1.0 < plain["mfu_of_recipe"] / dropped["mfu_of_recipe"] < 1.051
+    assert 1.0 < plain["mfu"] / dropped["mfu"] < 1.045
+    assert 1.0 < plain["mfu_of_recipe"] / dropped["mfu_of_recipe"] < 1.046

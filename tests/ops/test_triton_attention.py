@@ -15,7 +15,12 @@ NUMBERS = (
     *("sums_stride", "k_sums_stride", "v_sums_stride"),
     *("per_group", "window", "num_words", "first_head", "site", "below", "golden", "one"),
 )
-RECIPES = {"bert": (False, False, False, True), "gpt": (True, False, False, True), "windows": (True, True, True, False)}
+HAS = ("causal", "has_window", "has_cap", "drops", "whole")
+RECIPES = {
+    "bert": (False, False, False, True, False),
+    "gpt": (True, False, False, True, True),
+    "windows": (True, True, True, False, True),
+}
 
 
 @pytest.mark.parametrize("number", [0, pytest.param(60, marks=pytest.mark.slow)])
@@ -53,7 +58,7 @@ def arguments(kernel, pointer, size, recipe, architecture):
     from hornbook.ops.triton import attention
 
     types = TYPES | dict.fromkeys(("q", "k", "v", "y", "gradient", "of_q", "of_k", "of_v"), pointer)
-    has = dict(zip(("causal", "has_window", "has_cap", "drops"), recipe, strict=True))
+    has = dict(zip(HAS, recipe, strict=True))
     tiles = attention.tiles(kernel, size, BYTES[pointer], architecture)
     options = {name: tiles.pop(name) for name in ("num_stages", "num_warps")}
     return types, {**has, "size": size, "width": 1 << (size - 1).bit_length(), "widens": False, **tiles}, options
@@ -75,18 +80,23 @@ def test_the_roofline_counts_the_instructions_of_compiled_kernels():
     """Of the main loops on an H100, bf16, heads of 64, causal; those that look at hidden pairs on their own."""
     from triton_kernels import compiled, loop_instructions
 
-    from hornbook.measure.kernel_launches import _HASHED, _INSTRUCTIONS, _OF_A_MASK
+    from hornbook.measure.kernel_launches import _HASHED, _INSTRUCTIONS, _OF_A_MASK, _OF_AN_END
     from hornbook.ops.triton import attention
 
-    masks = []
-    for (kernel, counted), drops in product(_INSTRUCTIONS.items(), (False, True)):
-        types, constants, options = arguments(kernel, "*bf16", 64, (True, False, False, drops), 90)
-        binary = compiled(getattr(attention, f"_{kernel}"), types, constants, 90, **options)
-        weights = constants["tile"] * constants["step"] / (32 * options["num_warps"])  # of a thread
-        whole, mask, _ = loop_instructions(binary)
-        assert whole / weights == pytest.approx(counted[drops], abs=0.1), (kernel, drops)
-        masks.append(mask / weights)
-    assert sum(masks) / len(masks) == pytest.approx(_OF_A_MASK, abs=0.1)
+    of_an_end = {True: (0.0, 0.0), False: _OF_AN_END}
+    for whole in (True, False):
+        found, expected, masks = [], [], []
+        for (kernel, counted), drops in product(_INSTRUCTIONS.items(), (False, True)):
+            types, constants, options = arguments(kernel, "*bf16", 64, (True, False, False, drops, whole), 90)
+            binary = compiled(getattr(attention, f"_{kernel}"), types, constants, 90, **options)
+            weights = constants["tile"] * constants["step"] / (32 * options["num_warps"])  # of a thread
+            loop, mask, _ = loop_instructions(binary)
+            found.append(loop / weights)
+            expected.append(counted[drops] + of_an_end[whole][0])
+            masks.append(mask / weights)
+        assert sum(found) == pytest.approx(sum(expected), abs=0.3)
+        assert not whole or found == pytest.approx(expected, abs=0.1)
+        assert sum(masks) / len(masks) == pytest.approx(_OF_A_MASK + of_an_end[whole][1], abs=0.1)
     constants = {"causal": True, "has_window": False, "tile": attention.HASHED["tile"]}
     binary = compiled(attention._hash_dropped, TYPES, constants, 90, num_warps=attention.HASHED["num_warps"])
     hashed, _, integer = (number / 32 for number in loop_instructions(binary))

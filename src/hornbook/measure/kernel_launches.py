@@ -53,11 +53,13 @@ _FLOPS_OF_AN_INSTRUCTION: Final = 13.75
 """Of attention, in the time of one more instruction: 128 per clock of a multiprocessor, 1.7 GHz, 132 of an H100."""
 _OF_FLASH_ATTENTION: Final = 8.0
 """Instructions for a weight that attention's share of the peak allows for: as long as its exponential takes."""
-_INSTRUCTIONS: Final = {"forward": (10.9, 14.6), "of_queries": (9.0, 11.7), "of_keys": (10.7, 14.0)}
+_INSTRUCTIONS: Final = {"forward": (9.9, 13.7), "of_queries": (8.2, 10.8), "of_keys": (10.2, 12.8)}
 """Of the main loops for a weight, without and with dropout: sm_90, 16 bits, heads of 64, tiles without hidden pairs."""
-_OF_A_MASK: Final = 8.3
+_OF_A_MASK: Final = 6.7
 """Further instructions for a weight in tiles that have hidden pairs."""
-_HASHED: Final = (12.5, 7.4)
+_OF_AN_END: Final = (0.8, 1.9)
+"""The same where tokens do not fill the last tile: in all tiles, and more in those that have hidden pairs."""
+_HASHED: Final = (12.4, 7.25)
 """Instructions of the hash of a weight, and of them integer ones, of which a multiprocessor issues half as many."""
 
 
@@ -263,7 +265,7 @@ def _attention_launch(name: str, args: Any, made: list[Tensor], moved: float, at
     """Return Triton's attention, or its gradients, which multiply seven times; its instructions count as FLOPs."""
     is_backward = name == "triton_attention_gradients"
     spans, is_causal, _, window, *_ = args[7:] if is_backward else args[3:]
-    *_, num_heads, size = args[4 if is_backward else 0].shape
+    num_tokens, *_, num_heads, size = args[4 if is_backward else 0].shape
     dropped = args[3] if is_backward else made[2]
     drops = dropped.shape[1] > 0
     pairs = attended * (0.5 if is_causal else 1.0)
@@ -272,7 +274,9 @@ def _attention_launch(name: str, args: Any, made: list[Tensor], moved: float, at
     loops = ("of_queries", "of_keys") if is_backward else ("forward",)
     instructions = sum(_INSTRUCTIONS[loop][drops] - _OF_FLASH_ATTENTION for loop in loops)
     instructions += max(_HASHED[0], 2 * _HASHED[1]) * (drops and not is_backward)
-    hidden = min(masked, pairs) * _OF_A_MASK * len(loops)
+    of_an_end = _OF_AN_END if num_tokens % TILE else (0.0, 0.0)
+    instructions += of_an_end[0] * len(loops)
+    hidden = min(masked, pairs) * (_OF_A_MASK + of_an_end[1]) * len(loops)
     flops = pairs * ((14 if is_backward else 4) * size + instructions * _FLOPS_OF_AN_INSTRUCTION)
     flops = num_heads * (flops + hidden * _FLOPS_OF_AN_INSTRUCTION)
     if not is_causal:  # written and read, or read twice; of causal ones, only half of the words

@@ -24,6 +24,7 @@ from torch import Tensor
 from hornbook.ops.triton.attention_bits import _drops, _first_word, _hash_dropped
 from hornbook.ops.triton.attention_tiles import (
     _FARTHEST,
+    _exist,
     _product,
     _put,
     _put_sum,
@@ -49,12 +50,13 @@ def _forward(
     log_sums: tl.tensor, num_tokens: tl.tensor, q_stride: tl.tensor, k_stride: tl.tensor, v_stride: tl.tensor,
     per_group: tl.tensor, scale: tl.tensor, cap: tl.tensor, window: tl.tensor, num_words: tl.tensor,
     factor: tl.tensor, causal: tl.constexpr, has_window: tl.constexpr, has_cap: tl.constexpr, drops: tl.constexpr,
-    size: tl.constexpr, width: tl.constexpr, tile: tl.constexpr, step: tl.constexpr, widens: tl.constexpr,
+    whole: tl.constexpr, size: tl.constexpr, width: tl.constexpr, tile: tl.constexpr, step: tl.constexpr,
+    widens: tl.constexpr,
 ) -> None:  # fmt: skip
     head, own = tl.program_id(1), tl.program_id(0) * tile
     group = head // per_group
     rows, exists, first, low, high, shared_low, shared_high = _span_of_queries(
-        spans, num_tokens, window, causal, has_window, tile
+        spans, num_tokens, window, causal, has_window, whole, tile, step
     )
     queries = _rows(q, own, exists, q_stride, head, size, width)
     if drops:
@@ -65,7 +67,7 @@ def _forward(
     result = tl.zeros((tile, width), tl.float32)
     for start in range(low, high, step):
         places = start + tl.arange(0, step)
-        inside = places < num_tokens
+        inside = _exist(places, num_tokens, whole)
         of_keys = _rows(k, start, inside, k_stride, group, size, width)
         scores = _scores(_product(queries, tl.trans(of_keys), widens), scale, cap, has_cap)
         if (start < shared_low) | (start + step > shared_high):
@@ -98,13 +100,13 @@ def _of_queries(
     num_tokens: tl.tensor, q_stride: tl.tensor, k_stride: tl.tensor, v_stride: tl.tensor, of_stride: tl.tensor,
     sums_stride: tl.tensor, per_group: tl.tensor, scale: tl.tensor, cap: tl.tensor, window: tl.tensor,
     num_words: tl.tensor, factor: tl.tensor, causal: tl.constexpr, has_window: tl.constexpr, has_cap: tl.constexpr,
-    drops: tl.constexpr, size: tl.constexpr, width: tl.constexpr, tile: tl.constexpr, step: tl.constexpr,
-    widens: tl.constexpr,
+    drops: tl.constexpr, whole: tl.constexpr, size: tl.constexpr, width: tl.constexpr, tile: tl.constexpr,
+    step: tl.constexpr, widens: tl.constexpr,
 ) -> None:  # fmt: skip
     head, own = tl.program_id(1), tl.program_id(0) * tile
     group = head // per_group
     rows, exists, first, low, high, shared_low, shared_high = _span_of_queries(
-        spans, num_tokens, window, causal, has_window, tile
+        spans, num_tokens, window, causal, has_window, whole, tile, step
     )
     queries = _rows(q, own, exists, q_stride, head, size, width)
     upstream = _rows(gradient, own, exists, tl.num_programs(1) * size, head, size, width)
@@ -118,7 +120,7 @@ def _of_queries(
     result, unit = tl.zeros((tile, width), tl.float32), _unit(scale, cap, has_cap)
     for start in range(low, high, step):
         places = start + tl.arange(0, step)
-        inside = places < num_tokens
+        inside = _exist(places, num_tokens, whole)
         of_keys = _rows(k, start, inside, k_stride, group, size, width)
         scores = _scores(_product(queries, tl.trans(of_keys), widens), scale, cap, has_cap)
         if (start < shared_low) | (start + step > shared_high):
@@ -147,13 +149,13 @@ def _of_keys(
     num_tokens: tl.tensor, q_stride: tl.tensor, k_stride: tl.tensor, v_stride: tl.tensor, of_k_stride: tl.tensor,
     of_v_stride: tl.tensor, k_sums_stride: tl.tensor, v_sums_stride: tl.tensor, per_group: tl.tensor,
     scale: tl.tensor, cap: tl.tensor, window: tl.tensor, num_words: tl.tensor, factor: tl.tensor,
-    causal: tl.constexpr, has_window: tl.constexpr, has_cap: tl.constexpr, drops: tl.constexpr, size: tl.constexpr,
-    width: tl.constexpr, tile: tl.constexpr, step: tl.constexpr, widens: tl.constexpr,
+    causal: tl.constexpr, has_window: tl.constexpr, has_cap: tl.constexpr, drops: tl.constexpr, whole: tl.constexpr,
+    size: tl.constexpr, width: tl.constexpr, tile: tl.constexpr, step: tl.constexpr, widens: tl.constexpr,
 ) -> None:  # fmt: skip
     group = tl.program_id(1)
     own = tl.program_id(0) * tile
     places = own + tl.arange(0, tile)
-    inside = places < num_tokens
+    inside = _exist(places, num_tokens, whole)
     first_of_key = tl.load(spans + places, mask=inside, other=_FARTHEST)
     low = tl.min(first_of_key, 0)
     high = tl.max(tl.load(spans + num_tokens + places, mask=inside, other=0), 0)
@@ -166,6 +168,7 @@ def _of_keys(
         high = tl.minimum(high, own + tile - 1 + window)
         shared_low = tl.maximum(shared_low, own + tile - window)
         shared_high = tl.minimum(shared_high, own + window)
+    low = low // step * step
     of_keys = _rows(k, own, inside, k_stride, group, size, width)
     values, unit = _rows(v, own, inside, v_stride, group, size, width), _unit(scale, cap, has_cap)
     key_sums, value_sums = tl.zeros((tile, width), tl.float32), tl.zeros((tile, width), tl.float32)
@@ -173,7 +176,7 @@ def _of_keys(
         head = group * per_group + member
         for start in range(low, high, step):
             rows = start + tl.arange(0, step)
-            exists = rows < num_tokens
+            exists = _exist(rows, num_tokens, whole)
             queries = _rows(q, start, exists, q_stride, head, size, width)
             scores = _scores(_product(of_keys, tl.trans(queries), widens), scale, cap, has_cap)
             if (start < shared_low) | (start + step > shared_high):
@@ -333,6 +336,7 @@ def _arguments(
         1.0 / (1.0 - settings.probability) if drops else 1.0,
     )
     has = {"has_window": settings.window is not None, "has_cap": settings.cap is not None, "drops": drops}
+    has["whole"] = len(q_NHK) % TILE == 0
     width = {"size": size, "width": max(16, triton.next_power_of_2(size))}
     widens = is_interpreted() and q_NHK.dtype == torch.bfloat16
     fixed = {"causal": settings.is_causal, **has, **width, "widens": widens}

@@ -30,7 +30,7 @@ def _first_word(
     """Return which 32 keys the first word of each query has, given the first tokens of their sequences."""
     if has_window:
         first = tl.maximum(first, rows - window + 1)
-    return first // 32
+    return first >> 5
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -43,11 +43,16 @@ def _drops(
     The tile is ``[keys, rows]`` if ``keys_first``. Words are loaded once and spread over 32 keys without copies.
     """
     words: tl.constexpr = number // 32
-    own = tl.expand_dims(start // 32 + tl.arange(0, words), 1 if keys_first else 0)
+    own = tl.expand_dims((start >> 5) + tl.arange(0, words), 1 if keys_first else 0)
     own -= tl.expand_dims(first_word, 0 if keys_first else 1)
+    own = tl.minimum(tl.maximum(own, 0), num_words - 1)  # of pairs without words, which are hidden, any bits will do
     rows, exists = tl.expand_dims(rows, 0 if keys_first else 1), tl.expand_dims(exists, 0 if keys_first else 1)
-    places = (head * num_words + own).to(tl.int64) * num_tokens + rows
-    found = tl.load(dropped + places, mask=exists & (own >= 0) & (own < num_words), other=0)
+    # The same address in two ways: each lets its kernels keep all registers, in all dtypes and on all GPUs.
+    if keys_first:
+        places = dropped + (head * num_words).to(tl.int64) * num_tokens + rows + own.to(tl.int64) * num_tokens
+    else:
+        places = dropped + ((head * num_words + own).to(tl.int64) * num_tokens + rows)
+    found = tl.load(places, mask=exists, other=0)
     bits = 1 << (tl.arange(0, number) % 32)
     if keys_first:
         spread = tl.reshape(tl.broadcast_to(found[:, None, :], (words, 32, rows.shape[1])), (number, rows.shape[1]))
@@ -67,18 +72,19 @@ def _hash_dropped(
     # Of numbers that it does not know, the compiler makes multiplications with an addition, in units that have time,
     # not additions in those of shifts and logic, which limit this kernel; ``below`` is minus the threshold.
     head, golden = tl.program_id(1), golden.to(tl.uint32)
-    rows, exists, _, low, high, _, _ = _span_of_queries(spans, num_tokens, window, causal, has_window, tile)
+    rows, exists, _, low, high, _, _ = _span_of_queries(spans, num_tokens, window, causal, has_window, False, tile, 32)
     first = tl.load(spans + rows, mask=exists, other=0)
     column = tl.load(spans + 2 * num_tokens + rows, mask=exists, other=0)
     last = (column - rows + low + 31).to(tl.uint32) * 0x9E3779B1  # of the next 32 keys
     last += _words(keys, rows, exists, head + first_head, site)
     first_word = _first_word(first, rows, window, has_window)
+    of_head = dropped + (head * num_words).to(tl.int64) * num_tokens + rows
     for number in range(low // 32, (high + 31) // 32):
         word = tl.zeros((tile,), tl.int32)
         for bit in tl.static_range(32):  # the last key first, which becomes the highest bit
             hashed = (_mix(last - golden * bit) & 0x7FFFFFFF).to(tl.int32)
             word = (word << 1) | (((hashed * one + below) >> 31) & 1)  # 1 if less than the threshold
-        last += 32 * 0x9E3779B1 % 0x100000000
+        last += golden * 32
         own = number - first_word
-        places = (head * num_words + own).to(tl.int64) * num_tokens + rows
-        tl.store(dropped + places, word, mask=exists & (own >= 0) & (own < num_words))
+        places = of_head + own.to(tl.int64) * num_tokens
+        tl.store(places, word, mask=exists & (own.to(tl.uint32) < num_words.to(tl.uint32)))

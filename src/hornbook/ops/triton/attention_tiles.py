@@ -29,17 +29,28 @@ def _sees(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _exist(
+    tokens: tl.tensor, num_tokens: tl.tensor, whole: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Return which tokens there are: all, as the compiler knows, if ``num_tokens`` is a multiple of all tiles.
+
+    Tiles begin at multiples of their size, so none goes beyond the last token then.
+    """
+    return (tokens < num_tokens) | whole
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _span_of_queries(
     spans: tl.tensor, num_tokens: tl.tensor, window: tl.tensor, causal: tl.constexpr, has_window: tl.constexpr,
-    tile: tl.constexpr,
+    whole: tl.constexpr, tile: tl.constexpr, step: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Return a program's queries, which of them exist, the first tokens of their sequences, first key and end of keys.
 
-    The first key is a multiple of 32. The last two are first key and end of the keys to which all of them attend.
+    The first key is a multiple of ``step``. The last two are first key and end of the keys to which all of them attend.
     """
     start = tl.program_id(0) * tile
     rows = start + tl.arange(0, tile)
-    exists = rows < num_tokens
+    exists = _exist(rows, num_tokens, whole)
     first = tl.load(spans + rows, mask=exists, other=_FARTHEST)
     end = tl.load(spans + num_tokens + rows, mask=exists, other=0)
     low, high = tl.min(first, 0), tl.max(end, 0)
@@ -53,7 +64,7 @@ def _span_of_queries(
         shared_low = tl.maximum(shared_low, start + tile - window)
         shared_high = tl.minimum(shared_high, start + window)
     first = tl.where(end > rows, first, -2)  # padding attends to nothing
-    return rows, exists, first, low // 32 * 32, high, shared_low, shared_high
+    return rows, exists, first, low // step * step, high, shared_low, shared_high
 
 
 @triton.jit  # type: ignore[untyped-decorator]
