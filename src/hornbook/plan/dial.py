@@ -123,15 +123,15 @@ FITTED: Final = ("size", "alpha", "data", "beta", "repeats")
 """Attributes of the law that are fitted, in the order of `RESAMPLES`."""
 
 LAW: Final = Law(
-    size=6.12,
-    alpha=0.2946,
-    data=24.08,
-    beta=0.2482,
-    repeats=1.56,
+    size=15.72,
+    alpha=0.3478,
+    data=34.07,
+    beta=0.2777,
+    repeats=1.821,
     largest=12 * 384**2 * 6,
-    longest=2.0**23,
+    longest=2.0**22,
 )
-"""Fitted by ``benchmarks/scaling_fit.py`` to 83 runs of ``benchmarks/scaling_runs.py`` on 16 corpora."""
+"""Fitted by ``benchmarks/scaling_fit.py`` to 58 runs of ``benchmarks/scaling_runs.py`` on 17 corpora."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,8 +168,9 @@ class PilotFit:
 
 
 PILOTS: Final = {
-    2**17: PilotFit(line=(0.2089, 0.8099), error=0.0438),
-    2**18: PilotFit(line=(0.1802, 0.7905), error=0.0315),
+    2**17: PilotFit(line=(0.1956, 0.8749), error=0.1747),
+    2**18: PilotFit(line=(0.1253, 0.8944), error=0.1860),
+    2**20: PilotFit(line=(-0.3587, 1.6161), error=0.1779),
 }
 """By the tokens of the longer training."""
 
