@@ -4,9 +4,9 @@
 
     python benchmarks/dial_proof.py corpora/new results --seconds 120
 
-Time is processor time of one thread, so other work on the machine hardly matters: steps of each depth and batch are
+Time is processor time of one thread, so other work on the machine hardly matters: steps of each width and batch are
 timed in turns, `hornbook.plan.dial.choose` chooses by the medians, and each neighbor gets as many tokens as fit the
-time; that of the pilot behind the prediction is not counted. The grid has three depths and three batches; the choice is
+time; that of the pilot behind the prediction is not counted. The grid has three widths and three batches; the choice is
 repeated with other seeds. ``grid.json`` in the folder records it, so a second call trains what is missing.
 """
 
@@ -34,10 +34,10 @@ from hornbook.samples.sources import complete, open_sources
 from scaling_runs import Trial, run
 
 CPU = torch.device("cpu")
-_DEPTHS, _STEPS, _TURNS = range(1, 7), 4, 5
+_WIDTHS, _STEPS, _TURNS = range(1, 7), 4, 5
 _SEEDS = 3
 
-Point = tuple[int, int | None]  # depth, and windows of a batch unless it is for the dial to choose
+Point = tuple[int, int | None]  # width, and windows of a batch unless it is for the dial to choose
 
 
 def token_seconds(recipes: Mapping[Point, Recipe]) -> dict[Point, float]:
@@ -58,30 +58,30 @@ def plan_grid(corpus: Path, given_seconds: float) -> dict[str, Any]:
     """Choose for a time, and return the choice's prediction and the trials, those of the choice first."""
     seconds, unique = (given_seconds - START_AND_END) / OTHER, open_store(corpus, "train").num_tokens
 
-    def recipe_of(depth: int, tokens: int, windows: int | None = None) -> Recipe:
-        words = [f"--{key}={value}" for key, value in options_of(depth, tokens, windows=windows).items()]
+    def recipe_of(width: int, tokens: int, windows: int | None = None) -> Recipe:
+        words = [f"--{key}={value}" for key, value in options_of(width, tokens, windows=windows).items()]
         recipe = load_recipe(BASE, ["--data.train", str(corpus), *words]).recipe
         return complete(recipe, open_sources(recipe))
 
-    timed = token_seconds({(depth, None): recipe_of(depth, 1 << 20) for depth in _DEPTHS})
-    best = choose(seconds, unique, lambda depth: timed[depth, None], _DEPTHS)[0]
+    timed = token_seconds({(width, None): recipe_of(width, 1 << 20) for width in _WIDTHS})
+    best = choose(seconds, unique, lambda width: timed[width, None], _WIDTHS)[0]
     middle, sources = batch_windows(best.tokens), open_sources(recipe_of(1, 1 << 20))
     tokens, predicted = pilot_tokens(unique, PILOT_SHARE * given_seconds / timed[1, None]), None
     if tokens is not None:
         fitted = Corpus.of(train_pilot(lambda tokens: recipe_of(1, tokens), sources, tokens, CPU), unique)
         predicted = (fitted.floor + fitted.scale * best.loss) * (bits_per_nat(sources) or math.nan)
-    first = max(1, best.depth - 1)
-    grid = [(depth, windows) for depth in range(first, first + 3) for windows in (middle // 2, middle, 2 * middle)]
-    grid.sort(key=lambda point: point != (best.depth, middle))
-    timed |= token_seconds({(depth, windows): recipe_of(depth, best.tokens, windows) for depth, windows in grid})
+    first = max(1, best.width - 1)
+    grid = [(width, windows) for width in range(first, first + 3) for windows in (middle // 2, middle, 2 * middle)]
+    grid.sort(key=lambda point: point != (best.width, middle))
+    timed |= token_seconds({(width, windows): recipe_of(width, best.tokens, windows) for width, windows in grid})
     trials = [
         {
-            "depth": depth,
+            "width": width,
             "windows": windows,
-            "tokens": min(int(seconds / timed[depth, windows]), MOST_EPOCHS * unique),
+            "tokens": min(int(seconds / timed[width, windows]), MOST_EPOCHS * unique),
             "seed": seed,
         }
-        for depth, windows, seed in [(*grid[0], seed) for seed in range(_SEEDS)] + [(*point, 0) for point in grid[1:]]
+        for width, windows, seed in [(*grid[0], seed) for seed in range(_SEEDS)] + [(*point, 0) for point in grid[1:]]
     ]
     return {"seconds": given_seconds, "predicted": predicted, "trials": trials}
 
@@ -105,12 +105,12 @@ def main() -> None:
     trials = [Trial(given.corpus, **trial) for trial in grid["trials"]]
     chosen, *_ = trials
     told = "nothing predicted" if grid["predicted"] is None else f"predicted {grid['predicted']:.4f}"
-    print(f"chosen: depth {chosen.depth}, {chosen.windows} windows; {told}", flush=True)
+    print(f"chosen: width {chosen.width}, {chosen.windows} windows; {told}", flush=True)
     with ProcessPoolExecutor(given.workers) as pool:
         list(pool.map(partial(run, folder=given.folder), trials))
     for trial in trials:
         bits = json.loads((given.folder / f"{trial.name}.json").read_text())["bits_per_byte"]
-        print(f"depth {trial.depth}, {trial.windows} windows, seed {trial.seed}: {trial.tokens:,} tokens, {bits:.4f}")
+        print(f"width {trial.width}, {trial.windows} windows, seed {trial.seed}: {trial.tokens:,} tokens, {bits:.4f}")
 
 
 if __name__ == "__main__":

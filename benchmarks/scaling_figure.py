@@ -1,4 +1,4 @@
-"""Draw the losses of ``scaling_runs.py`` and the law that was fitted to them: a panel per corpus, a curve per depth.
+"""Draw the losses of ``scaling_runs.py`` and the law that was fitted to them: a panel per corpus, a curve per width.
 
 ::
 
@@ -16,9 +16,9 @@ from hornbook.plan.dial import LAW
 from scaling_fit import Run
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 250, 260, 44, 34, 40
-_COLORS = {1: "#7b5ea7", 2: "#2a78b5", 3: "#2a9d8f", 4: "#6a9a1f", 6: "#c8502e"}
-_NAMES = {"books": "seven novels", "owt": "OpenWebText", "py": "Python's library"}
-_FIRST, _LAST = 18, 23  # powers of two of the tokens
+_COLORS = {1: "#7b5ea7", 2: "#2a78b5", 3: "#2a9d8f", 4: "#c8502e"}  # of widths in heads
+_NAMES = {"books-2": "seven novels", "linux": "Linux's documentation", "cpp": "C++ headers"}
+_FIRST, _LAST = 18, 22  # powers of two of the tokens
 
 
 def panel(runs: list[Run], scale: float, floor: float, left: float) -> str:
@@ -38,16 +38,16 @@ def panel(runs: list[Run], scale: float, floor: float, left: float) -> str:
     for power in range(_FIRST, _LAST + 1):
         x, label = place(2**power, low).partition(",")[0], f"{2**power / 1e6:.2g}M"
         parts.append(f'<text x="{x}" y="{_TOP + _HEIGHT + 18}" text-anchor="middle">{label}</text>')
-    for depth, color in _COLORS.items():
-        own = [run for run in runs if run["depth"] == depth]
+    for width, color in _COLORS.items():
+        own = [run for run in runs if run["width"] == width]
         if not own:
             continue
         powers = [_FIRST + step / 8 for step in range(8 * (_LAST - _FIRST) + 1)]
         longest, unique = max(run["tokens"] for run in own), own[0]["unique_tokens"]
         curve = [
-            place(2**power, floor + scale * LAW.loss(depth, 2**power, unique))
+            place(2**power, floor + scale * LAW.loss(width, 2**power, unique))
             for power in powers
-            if 2**power <= longest and floor + scale * LAW.loss(depth, 2**power, unique) <= high
+            if 2**power <= longest and floor + scale * LAW.loss(width, 2**power, unique) <= high
         ]
         parts.append(f'<polyline points="{" ".join(curve)}" fill="none" stroke="{color}" stroke-width="1.5"/>')
         for run in own:
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path, help="file of results")
     parser.add_argument("figure", type=Path, help="SVG to write")
     given = parser.parse_args()
-    runs: list[Run] = json.loads(given.runs.read_text())
+    runs: list[Run] = [run for run in json.loads(given.runs.read_text()) if run["tokens"] >= 2**_FIRST]
     width, height = 3 * _WIDTH + 2 * (_GAP + 10) + _LEFT + 20, _TOP + _HEIGHT + 60
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
@@ -71,14 +71,14 @@ def main() -> None:
     ]
     for number, corpus in enumerate(_NAMES):
         own = [run for run in runs if run["corpus"] == corpus]
-        losses = [LAW.loss(run["depth"], run["tokens"], run["unique_tokens"]) for run in own]
+        losses = [LAW.loss(run["width"], run["tokens"], run["unique_tokens"]) for run in own]
         scale, floor = numpy.polyfit(losses, [run["bits_per_byte"] for run in own], 1)
         parts.append(panel(own, scale, floor, _LEFT + number * (_WIDTH + _GAP + 10)))
     x = float(_LEFT)
-    for depth, color in _COLORS.items():
+    for heads, color in _COLORS.items():
         parts.append(f'<circle cx="{x}" cy="{height - 14}" r="4" fill="{color}"/>')
-        parts.append(f'<text x="{x + 9}" y="{height - 10}">depth {depth}</text>')
-        x += 80
+        parts.append(f'<text x="{x + 9}" y="{height - 10}">{64 * heads} columns</text>')
+        x += 100
     parts.append(f'<text x="{x + 20}" y="{height - 10}">bits per byte over tokens of training</text></svg>')
     given.figure.write_text("\n".join(parts) + "\n")
 

@@ -2,10 +2,10 @@
 
 ::
 
-    python benchmarks/scaling_runs.py results --corpus py books owt --depths 1 2 3 4 6 8
-    python benchmarks/scaling_runs.py results --corpus small --depths 2 --also model.residual_dropout=0.1
+    python benchmarks/scaling_runs.py results --corpus py books owt --widths 1 2 3 4 6 8
+    python benchmarks/scaling_runs.py results --corpus small --widths 2 --also model.residual_dropout=0.1
 
-Each run trains the decoder of a depth (`hornbook.plan.dial`) on 2^18 tokens or more, up to the affordable number, and
+Each run trains the decoder of a width (`hornbook.plan.dial`) on 2^18 tokens or more, up to the affordable number, and
 measures its loss on the held-out split. The shortest runs come first. Each is one file ``*.json``; a second call skips
 the runs that are there. ``scaling_runs.json`` has the results of all that were made.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from commands import hornbook
 from hornbook.corpora.store import open_store
-from hornbook.plan.dial import BASE, options_of
+from hornbook.plan.dial import BASE, num_flops, options_of
 
 _LEAST_TOKENS = 2**18
 _VOCABULARY = 8192
@@ -37,7 +37,7 @@ class Trial:
     """
 
     corpus: Path
-    depth: int
+    width: int
     tokens: int
     seed: int = 0
     windows: int | None = None
@@ -48,13 +48,12 @@ class Trial:
         """Of the file."""
         batch = f"-batch{self.windows}" if self.windows else ""
         also = "".join(f"-{word}" for word in self.also.split())
-        return f"{self.corpus.name}-depth{self.depth}-tokens{self.tokens}{batch}{also}-seed{self.seed}"
+        return f"{self.corpus.name}-width{self.width}-tokens{self.tokens}{batch}{also}-seed{self.seed}"
 
     @property
     def seconds(self) -> float:
         """Rough duration on one thread."""
-        width = 64 * self.depth
-        return 15 + 6 * self.tokens * width * (12 * width * max(2, self.depth) + _VOCABULARY) / _FLOPS_PER_SECOND
+        return 15 + self.tokens * num_flops(self.width, _VOCABULARY) / _FLOPS_PER_SECOND
 
 
 def run(trial: Trial, folder: Path) -> None:
@@ -62,7 +61,7 @@ def run(trial: Trial, folder: Path) -> None:
     file = folder / f"{trial.name}.json"
     if file.exists():
         return
-    options = options_of(trial.depth, trial.tokens, windows=trial.windows)
+    options = options_of(trial.width, trial.tokens, windows=trial.windows)
     steps = int(options["training.steps"])
     words = [f"--{key}={value}" for key, value in options.items()]
     words += [
@@ -97,7 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("folder", type=Path, help="of the results")
     parser.add_argument("--corpus", type=Path, nargs="+", required=True, help="output folders of hornbook corpus build")
-    parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8])
+    parser.add_argument("--widths", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8])
     parser.add_argument("--seconds", type=float, default=400, help="of the longest run (default: 400)")
     parser.add_argument("--windows", type=int, nargs="+", default=[None], help="of a batch (default: by tokens)")
     parser.add_argument("--also", default=[""], nargs="+", metavar="'KEY=VALUE ...'", help="further options of runs")
@@ -107,9 +106,9 @@ def main() -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
     lengths = given.tokens or [_LEAST_TOKENS << number for number in range(12)]
     trials = [
-        Trial(corpus, depth, tokens, windows=windows, also=also)
+        Trial(corpus, width, tokens, windows=windows, also=also)
         for corpus in given.corpus
-        for depth in given.depths
+        for width in given.widths
         for tokens in lengths
         for windows in given.windows
         for also in given.also

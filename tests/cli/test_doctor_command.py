@@ -37,7 +37,9 @@ def test_the_machine_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     names = [line.split()[0] for line in shown.splitlines() if line and not line.startswith(" ")]
     for name in ("hornbook", "python", "torch", "processor", "products", "memory", "disk", "GPUs", "variables"):
         assert name in names
-    assert re.search(r"in an hour +depth \d+, \S+M parameters, on \S+M tokens: hornbook train auto --time 1h", shown)
+    assert re.search(
+        r"in an hour +\d+ layers of \d+ columns, \S+M parameters, on \S+M tokens: hornbook train auto --time 1h", shown
+    )
     assert "`hornbook doctor RECIPE` checks whether a recipe would train here" in shown.splitlines()[-1]
     assert [path.name for path in folder.iterdir()] == ["tiny.toml"]
 

@@ -41,7 +41,14 @@ def test_losses_are_those_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("unique", "most", "tokens"),
-    [(1e6, math.inf, 2**18), (1e6, 3e5, 2**17), (1e6, 2e5, None), (6e4, math.inf, 2**17), (4e4, math.inf, None)],
+    [
+        (1e6, math.inf, 2**20),
+        (1e6, 1e6, 2**18),
+        (1e6, 3e5, 2**17),
+        (1e6, 2e5, None),
+        (6e4, math.inf, 2**17),
+        (4e4, math.inf, None),
+    ],
 )
 def test_a_pilot_fits_text_and_time(unique: float, most: float, tokens: int | None) -> None:
     assert pilot_tokens(unique, most) == tokens

@@ -62,7 +62,11 @@ def test_a_choice_has_reasons_and_is_kept_for_the_resume(
     assert seconds == 3600
     assert resolved.recipe.name == "auto"
     assert resolved.sources["model.num_layers"] == "time 1h"
-    assert resolved.notes[0].startswith("time 1h: depth ") and "tokens/s measured" in resolved.notes[0]
+    assert (
+        resolved.notes[0].startswith("time 1h: ")
+        and "layers of" in resolved.notes[0]
+        and "tokens/s measured" in resolved.notes[0]
+    )
     assert "bits per byte on held-out text like this, 80 % between" in resolved.notes[1]
     overrides = override_leaves({"data.train": str(corpus), **SHORT})
     again = prepared_choice(Dial.of({"time": "1h"}), overrides, tmp_path / "run")  # of a rank
@@ -109,8 +113,8 @@ def test_other_dials_need_no_measurement(corpus: Path, tmp_path: Path) -> None:
     flops = chosen(corpus, tmp_path / "b", flops="1e12")
     recipe = complete(flops.recipe, open_sources(flops.recipe))
     tokens = recipe.training.steps * recipe.training.global_batch_size * 8
-    depth = recipe.model.hidden_size // 64
-    assert tokens * num_flops(depth, recipe.model.vocab_size) <= 1.001e12
+    width = recipe.model.hidden_size // 64
+    assert tokens * num_flops(width, recipe.model.vocab_size) <= 1.001e12
     memory = chosen(corpus, tmp_path / "c", memory="300MB")
     assert memory.recipe.model.hidden_size >= 64
 
@@ -136,13 +140,13 @@ def test_the_timed_depth_is_the_chosen_one(corpus: Path) -> None:
     base = chosen(corpus, corpus.parent / "none", writes=False, tokens="200000")
     recipe = complete(base.recipe, open_sources(base.recipe))
     found = dial_time(lambda: 30.0, 10**9, lambda choice: recipe, CPU)
-    assert found.best.depth in found.token_seconds
-    assert found.best.tokens == pytest.approx(30 / found.token_seconds[found.best.depth], rel=1e-3)
-    assert all(0 < abs(other.depth - found.best.depth) <= 2 for other in found.others)
+    assert found.best.width in found.token_seconds
+    assert found.best.tokens == pytest.approx(30 / found.token_seconds[found.best.width], rel=1e-3)
+    assert all(0 < abs(other.width - found.best.width) <= 2 for other in found.others)
 
 
 class Clock:
-    """A machine on which a token of depth 1 takes ``token_seconds``, and preparing a depth ``preparation`` seconds."""
+    """A machine on which a token of width 1 takes ``token_seconds``, and preparing a width ``preparation`` seconds."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, token_seconds: float, preparation: float = 0.0) -> None:
         self.begun = self.now = time.time()
@@ -153,9 +157,9 @@ class Clock:
         monkeypatch.setattr(timed_dial, "plan_here", lambda *given: self.advance(preparation) or fits)
 
         def timed(recipe: Recipe, device: torch.device) -> tuple[int, float]:
-            depth, tokens = recipe.model.hidden_size // 64, recipe.training.global_batch_size * recipe.sequence_length
-            taken = token_seconds * depth * tokens
-            self.steps.append(depth)
+            width, tokens = recipe.model.hidden_size // 64, recipe.training.global_batch_size * recipe.sequence_length
+            taken = token_seconds * width * tokens
+            self.steps.append(width)
             self.advance(taken)
             return tokens, taken
 
@@ -190,15 +194,15 @@ def test_steps_are_timed_for_a_tenth_of_the_time(
 
 def test_further_depths_are_timed_while_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def recipe_of(choice: Choice) -> Recipe:
-        options = {**options_of(choice.depth, choice.tokens), "data.synthetic": True, "model.vocab_size": 64}
+        options = {**options_of(choice.width, choice.tokens), "data.synthetic": True, "model.vocab_size": 64}
         return load_recipe(BASE, override_leaves(options)).recipe
 
     for share, is_over in ((0.0, False), (0.2, True)):
         clock = Clock(monkeypatch, token_seconds=1e-7, preparation=share * 1000)
         found = dial_time(lambda clock=clock: clock.begun + 1000 - clock.now, 10**9, recipe_of, CPU)
         assert (len({*clock.steps}) == 1) == is_over
-        assert found.best.depth in found.token_seconds
-        assert all(other.depth != found.best.depth for other in found.others)
+        assert found.best.width in found.token_seconds
+        assert all(other.width != found.best.width for other in found.others)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.measure.machine import machine_facts, machine_findings
     from hornbook.measure.timed_dial import trained_in
     from hornbook.parallel.device import default_threads, prepare
+    from hornbook.plan.dial import shape_of
     from hornbook.run.examine import Findings, choose_devices, examine
     from hornbook.run.launch import not_yet_loaded
 
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     facts = machine_facts(device, output)
     if arguments.recipe is None and (hour := findings.check("memory", trained_in, 3600.0, device)):
         choice, parameters = hour
-        facts["hour"] = {"depth": choice.depth, "parameters": parameters, "tokens": choice.tokens}
+        facts["hour"] = {"shape": shape_of(choice.width), "parameters": parameters, "tokens": choice.tokens}
     precision = resolved.recipe.precision.compute if resolved else "auto"
     found = [*findings.found, *machine_findings(facts, precision, processes)]
     if resolved is not None:
@@ -87,7 +88,7 @@ def _rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _software(facts)
     yield from _speed(facts)
     if hour := facts.get("hour"):
-        told = f"depth {hour['depth']}, {short(hour['parameters'])} parameters, on {short(hour['tokens'])} tokens"
+        told = f"{hour['shape']}, {short(hour['parameters'])} parameters, on {short(hour['tokens'])} tokens"
         yield "in an hour", f"{told}: hornbook train auto --time 1h"
     memory, disk = facts["memory"], facts["disk"]
     limit = f"{size(memory['limit'])} by the control group" if memory["limit"] else "no limit of a control group"

@@ -145,8 +145,8 @@ def _chosen(arguments: argparse.Namespace) -> tuple["Recipe", dict[str, str]]:
     dial.refuse_contradictions(arguments.overrides, "time")
     length = load_recipe(dial.BASE, arguments.overrides, require_data=False).recipe.sequence_length
 
-    def recipe_of(depth: int, tokens: int) -> "Recipe":
-        options = override_leaves(dial.options_of(depth, tokens, length=length))
+    def recipe_of(width: int, tokens: int) -> "Recipe":
+        options = override_leaves(dial.options_of(width, tokens, length=length))
         tree = merge(options | {("", "name"): Leaf(value="auto", source="--time")}, arguments.overrides)
         resolved = load_recipe(dial.BASE, tree, require_data=False)
         return fit_ranks(resolved, machine.num_ranks).recipe
@@ -158,32 +158,32 @@ def _chosen(arguments: argparse.Namespace) -> tuple["Recipe", dict[str, str]]:
 
         unique = sum(open_store(path, "train").num_tokens for path in base.data.train)
 
-    def complete(depth: int, tokens: int) -> "Recipe":
-        recipe = recipe_of(depth, tokens)
+    def complete(width: int, tokens: int) -> "Recipe":
+        recipe = recipe_of(width, tokens)
         return replace(recipe, model=replace(recipe.model, vocab_size=vocabulary))
 
     plans = {}
-    for depth in range(1, dial.MOST_DEPTH + 1):
-        plan = make_plan(complete(depth, max(1 << 23, dial.best_tokens(depth))), machine, advises=False)
+    for width in range(1, dial.MOST_WIDTH + 1):
+        plan = make_plan(complete(width, max(1 << 23, dial.best_tokens(width))), machine, advises=False)
         if plan.fits:
-            plans[depth] = plan.speed.seconds / (plan.recipe.training.global_batch_size * plan.recipe.sequence_length)
+            plans[width] = plan.speed.seconds / (plan.recipe.training.global_batch_size * plan.recipe.sequence_length)
     if not plans:
         raise UserError("not even the smallest model fits in memory: use a larger device")
     ranked = dial.choose(seconds, unique, plans.__getitem__, range(1, max(plans) + 1))
     best = ranked[0]
-    near = sorted((other for other in ranked if abs(other.depth - best.depth) == 1), key=lambda other: other.depth)
-    told = "; ".join(f"depth {other.depth}: {other.loss - best.loss:+.4f} of the law's loss" for other in near)
+    near = sorted((other for other in ranked if abs(other.width - best.width) == 1), key=lambda other: other.width)
+    told = "; ".join(f"{dial.shape_of(other.width)}: {other.loss - best.loss:+.4f} of the law's loss" for other in near)
     sizes = (
         f"measured up to {short(dial.LAW.largest)} weights in blocks and {short(dial.LAW.longest)} tokens, these are "
-        f"{short(dial.num_weights(best.depth))} and {short(best.tokens)}"
+        f"{short(dial.num_weights(best.width))} and {short(best.tokens)}"
     )
     is_small = best.epochs > dial.MOST_EPOCHS - 0.01
     ends = f", {dial.MOST_EPOCHS} epochs, after which more stop helping" if is_small else ""
     facts = {"data": facts.get("data", "unknown, taken as endless")} | {
-        "chosen": f"depth {best.depth}, {best.tokens:,} tokens in {arguments.time}{ends}; {told}",
+        "chosen": f"{dial.shape_of(best.width)}, {best.tokens:,} tokens in {arguments.time}{ends}; {told}",
         **({"law": f"extrapolated: {sizes}, so take the size as a start"} if best.extrapolates else {}),
     }
-    return complete(best.depth, best.tokens), facts
+    return complete(best.width, best.tokens), facts
 
 
 def _refuse_other_mode(arguments: argparse.Namespace) -> None:

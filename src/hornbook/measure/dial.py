@@ -1,7 +1,7 @@
 """Choose the decoder for a time or another dial on this machine, and predict its loss.
 
-    time                 -> depth, by timed steps (`hornbook.measure.timed_dial`)  }
-    params, tokens, ...  -> depth, by the law                                      }  -> recipe
+    time                 -> width, by timed steps (`hornbook.measure.timed_dial`)  }
+    params, tokens, ...  -> width, by the law                                      }  -> recipe
     corpus               -> pilot, by short trainings (`hornbook.measure.pilot`)      -> loss
 
 The choice is written to the run's folder, so that the same command resumes the run instead of choosing again.
@@ -30,8 +30,8 @@ from hornbook.plan.dial import (
     BASE,
     LAW,
     LEAST_STEPS,
-    MOST_DEPTH,
     MOST_EPOCHS,
+    MOST_WIDTH,
     Choice,
     Corpus,
     Dial,
@@ -44,6 +44,7 @@ from hornbook.plan.dial import (
     num_weights,
     options_of,
     refuse_contradictions,
+    shape_of,
 )
 from hornbook.run.planning import plan_here
 from hornbook.run.reached import SHARE
@@ -54,7 +55,7 @@ from hornbook.storage.json_files import dump_json, read_json
 
 NAME: Final = "auto"
 """Of the recipe, and of its run."""
-PILOT_SHARE: Final = 0.08  # of the run's FLOPs, for the prediction
+PILOT_SHARE: Final = 0.1  # of the run's FLOPs, for the prediction
 START_AND_END: Final = 8.0  # seconds: opening the run, its last validation, checkpoint and report
 OTHER: Final = 1.03 + SHARE  # checkpoints, logs, other processes, and the last measurement
 _PATIENCE = 4
@@ -94,7 +95,7 @@ def auto_recipe(
     _refuse_too_little(base, dial, unique, windows_for(0) * length)
 
     def options_for(choice: Choice) -> dict[str, Any]:
-        return {**options_of(choice.depth, choice.tokens, windows=windows_for(choice.tokens), length=length)}
+        return {**options_of(choice.width, choice.tokens, windows=windows_for(choice.tokens), length=length)}
 
     def recipe_of(choice: Choice) -> Recipe:
         return complete(fit_ranks(_with_options(draft, options_for(choice), dial), num_ranks).recipe, sources)
@@ -103,7 +104,7 @@ def auto_recipe(
     assert vocabulary is not None, "complete sources have a vocabulary"
     found = _turn(dial, unique, vocabulary, recipe_of, device, num_ranks)
     _refuse_few_steps(found, options_for(found.best), dial, length)
-    cost = found.best.tokens * num_flops(found.best.depth, vocabulary) / num_flops(1, vocabulary)
+    cost = found.best.tokens * num_flops(found.best.width, vocabulary) / num_flops(1, vocabulary)
     most = PILOT_SHARE * cost / (num_ranks if device.type == "cuda" else 1)  # one GPU trains the pilot
     pilot = _pilot(unique, most, recipe_of, sources, device)
     if dial.name == "time":
@@ -153,8 +154,8 @@ def _refuse_few_steps(found: Dialed, options: Mapping[str, Any], dial: Dial, len
     if options["training.steps"] >= LEAST_STEPS:
         return
     fewest = f"{LEAST_STEPS} steps of the smallest model here, the fewest that teach it anything"
-    if found.best.depth in found.token_seconds:
-        needed = LEAST_STEPS * options["training.global_batch_size"] * length * found.token_seconds[found.best.depth]
+    if found.best.width in found.token_seconds:
+        needed = LEAST_STEPS * options["training.global_batch_size"] * length * found.token_seconds[found.best.width]
         fewest += f", which take {needed * OTHER + time.time() - dial.begun + START_AND_END:.0f} s in all"
     raise UserError(f"{dial} is not enough for {fewest}: give more")
 
@@ -225,7 +226,7 @@ def _predicted(best: Choice, unique: int, pilot: Pilot, unit: float) -> dict[str
     """
     corpus = Corpus.of(pilot, unique)
     loss = corpus.floor + corpus.scale * best.loss
-    low, high = interval(best.depth, best.tokens, unique, pilot, loss)
+    low, high = interval(best.width, best.tokens, unique, pilot, loss)
     found = {"loss": loss, "low": low, "high": high, "scale": corpus.scale}
     return {name: unit * value for name, value in found.items()}
 
@@ -234,10 +235,10 @@ def _reasons(found: Dialed, dial: Dial, unique: int, sources: Sources, predicted
     """Yield the choice and its reasons, one line each."""
     best = found.best
     speed = (
-        f", {1 / found.token_seconds[best.depth]:,.0f} tokens/s measured" if best.depth in found.token_seconds else ""
+        f", {1 / found.token_seconds[best.width]:,.0f} tokens/s measured" if best.width in found.token_seconds else ""
     )
     yield (
-        f"{dial}: depth {best.depth}, {num_weights(best.depth):,} weights in blocks, {best.tokens:,} tokens, "
+        f"{dial}: {shape_of(best.width)}, {num_weights(best.width):,} weights in blocks, {best.tokens:,} tokens, "
         f"{best.epochs:.2g} epochs{speed}"
     )
     unit = "bits per byte" if bits_per_nat(sources) else "nats per token"
@@ -250,7 +251,7 @@ def _reasons(found: Dialed, dial: Dial, unique: int, sources: Sources, predicted
     for other in found.others:
         more = predicted.get("scale", 1.0) * (other.loss - best.loss)
         told = f"{more:+.3f} {unit}" if predicted else f"{more:+.3f} of the law's loss"
-        yield f"depth {other.depth} would train on {other.tokens:,} tokens: {told}"
+        yield f"{shape_of(other.width)} would train on {other.tokens:,} tokens: {told}"
     if best.extrapolates:
         yield f"extrapolated: measured were up to {LAW.largest:,.0f} weights and {LAW.longest:,.0f} tokens"
     if best.epochs > MOST_EPOCHS - 0.01:
@@ -268,28 +269,28 @@ def _turn(
     num_ranks: int,
 ) -> Dialed:
     """Return the choice for a dial; only the time needs measurements."""
-    depths, limit = range(1, MOST_DEPTH + 1), dial.value
+    widths, limit = range(1, MOST_WIDTH + 1), dial.value
     match dial.name:
         case "time":
             return dial_time(lambda: _left(dial), unique, recipe_of, device, num_ranks)
         case "flops":
-            ranked = choose(limit, unique, lambda depth: num_flops(depth, vocabulary), depths)
-            return Dialed(best=ranked[0], others=beside(ranked, ranked[0].depth), token_seconds={})
+            ranked = choose(limit, unique, lambda width: num_flops(width, vocabulary), widths)
+            return Dialed(best=ranked[0], others=beside(ranked, ranked[0].width), token_seconds={})
         case "tokens":
             limit = min(limit, MOST_EPOCHS * unique)
-            best = min(depths, key=lambda depth: abs(best_tokens(depth) - limit))
+            best = min(widths, key=lambda width: abs(best_tokens(width) - limit))
             return Dialed(best=_at(best, limit, unique), others=[], token_seconds={})
         case "params":
 
-            def size(depth: int) -> float:
-                return recipe_of(_at(depth, 1e6, unique)).num_parameters()
+            def size(width: int) -> float:
+                return recipe_of(_at(width, 1e6, unique)).num_parameters()
 
         case _:
 
-            def size(depth: int) -> float:
-                return plan_here(recipe_of(_at(depth, best_tokens(depth), unique)), num_ranks, device).peak
+            def size(width: int) -> float:
+                return plan_here(recipe_of(_at(width, best_tokens(width), unique)), num_ranks, device).peak
 
-    largest = bisect_right(depths, limit, key=size)
+    largest = bisect_right(widths, limit, key=size)
     if not largest:
         raise UserError(f"{dial} is too little for the smallest model: give more")
     return Dialed(best=_at(largest, best_tokens(largest), unique), others=[], token_seconds={})
@@ -300,5 +301,5 @@ def _left(dial: Dial) -> float:
     return (dial.begun + dial.value - time.time() - START_AND_END) / OTHER
 
 
-def _at(depth: int, tokens: float, unique: float) -> Choice:
-    return choose(1.0, unique, lambda _: 1 / tokens, range(depth, depth + 1))[0]
+def _at(width: int, tokens: float, unique: float) -> Choice:
+    return choose(1.0, unique, lambda _: 1 / tokens, range(width, width + 1))[0]

@@ -1,9 +1,9 @@
-"""Choose the depth for a time on this machine, by timing a few steps of promising depths.
+"""Choose the width for a time on this machine, by timing a few steps of promising widths.
 
-    timed: 2 -> choose among all depths -> 5 -> timed: 5 -> choose again -> 4 -> timed: 4 -> choose again -> 4
+    timed: 2 -> choose among all widths -> 5 -> timed: 5 -> choose again -> 4 -> timed: 4 -> choose again -> 4
 
-The FLOP/s of depths that were not timed are those of the nearest that was. Once a tenth of the time is used, two steps
-of a depth must do, and no further depth is timed.
+The FLOP/s of widths that were not timed are those of the nearest that was. Once a tenth of the time is used, two steps
+of a width must do, and no further width is timed.
 """
 
 import math
@@ -20,12 +20,12 @@ from hornbook.config.recipe import Recipe
 from hornbook.errors import UserError
 from hornbook.measure.throughput import hornbook_step, timed
 from hornbook.parallel.world import World
-from hornbook.plan.dial import BASE, MOST_DEPTH, Choice, choose, num_flops, options_of
+from hornbook.plan.dial import BASE, MOST_WIDTH, Choice, choose, num_flops, options_of
 from hornbook.run.planning import plan_here
 
-_FIRST_DEPTHS: Final = range(1, 3)
+_FIRST_WIDTHS: Final = range(1, 3)
 _FIRST_SECONDS: Final = {"cpu": 1e-4, "cuda": 1e-5}
-"""Per token and depth, before anything is timed."""
+"""Per token and width, before anything is timed."""
 _LEAST_TIMED, _TIMED = 2, 4  # steps, of which the first half warms up
 _SHARE = 0.1  # of the time, for timing steps
 _VOCABULARY = 8192  # of the measured runs
@@ -33,25 +33,25 @@ _VOCABULARY = 8192  # of the measured runs
 
 @dataclass(frozen=True, kw_only=True)
 class Dialed:
-    """The chosen depth, the depths beside it, and the seconds per token of those that were timed."""
+    """The chosen width, the widths beside it, and the seconds per token of those that were timed."""
 
     best: Choice
     others: list[Choice]
     token_seconds: dict[int, float]
 
     def within(self, seconds: float, unique: float, token_seconds: Callable[[int], float]) -> "Dialed":
-        """Return the same depths with what they reach in another time."""
+        """Return the same widths with what they reach in another time."""
         best, *others = (
-            choose(max(0.0, seconds), unique, token_seconds, range(each.depth, each.depth + 1))[0]
+            choose(max(0.0, seconds), unique, token_seconds, range(each.width, each.width + 1))[0]
             for each in (self.best, *self.others)
         )
         return replace(self, best=best, others=others)
 
 
-def beside(ranked: list[Choice], depth: int) -> list[Choice]:
-    """Return the choices of depths near one, by depth."""
-    near = [choice for choice in ranked if 0 < abs(choice.depth - depth) <= 2]
-    return sorted(near, key=lambda choice: choice.depth)
+def beside(ranked: list[Choice], width: int) -> list[Choice]:
+    """Return the choices of widths near one, by width."""
+    near = [choice for choice in ranked if 0 < abs(choice.width - width) <= 2]
+    return sorted(near, key=lambda choice: choice.width)
 
 
 def dial_time(
@@ -61,7 +61,7 @@ def dial_time(
     device: torch.device,
     num_ranks: int = 1,
 ) -> Dialed:
-    """Return the depth with the least predicted loss, timed.
+    """Return the width with the least predicted loss, timed.
 
     Args:
         seconds: returns what is left for steps.
@@ -73,28 +73,28 @@ def dial_time(
     Raises:
         UserError: not even the smallest model fits in memory.
     """
-    token_seconds, depths = dict[int, float](), range(1, MOST_DEPTH + 1)
+    token_seconds, widths = dict[int, float](), range(1, MOST_WIDTH + 1)
     given, first = seconds(), _FIRST_SECONDS.get(device.type, _FIRST_SECONDS["cpu"])
 
     def has_time() -> bool:
         return given - seconds() < _SHARE * given
 
-    guess = choose(max(1.0, given), unique, lambda depth: first * depth, _FIRST_DEPTHS)[0]
-    while guess.depth not in token_seconds:
+    guess = choose(max(1.0, given), unique, lambda width: first * width, _FIRST_WIDTHS)[0]
+    while guess.width not in token_seconds:
         recipe = recipe_of(guess)
         vocabulary = recipe.model.vocab_size or 1
         if plan_here(recipe, num_ranks, device).fits:
             # each GPU adds its own speed, of which the run then measures the rest; processes share the cores
             of_one = _token_seconds(recipe, device, has_time)
-            token_seconds[guess.depth] = of_one / (num_ranks if device.type == "cuda" else 1)
+            token_seconds[guess.width] = of_one / (num_ranks if device.type == "cuda" else 1)
         else:
-            depths = range(1, guess.depth)
-        if not depths or not token_seconds:
+            widths = range(1, guess.width)
+        if not widths or not token_seconds:
             raise UserError("not even the smallest model fits in memory; end other programs")
-        ranked = choose(max(0.0, seconds()), unique, from_nearest(token_seconds, vocabulary), depths)
-        known = [choice for choice in ranked if choice.depth in token_seconds]
+        ranked = choose(max(0.0, seconds()), unique, from_nearest(token_seconds, vocabulary), widths)
+        known = [choice for choice in ranked if choice.width in token_seconds]
         guess = ranked[0] if has_time() or not known else known[0]
-    return Dialed(best=guess, others=beside(ranked, guess.depth), token_seconds=token_seconds)
+    return Dialed(best=guess, others=beside(ranked, guess.width), token_seconds=token_seconds)
 
 
 def trained_in(seconds: float, device: torch.device) -> tuple[Choice, int]:
@@ -109,7 +109,7 @@ def trained_in(seconds: float, device: torch.device) -> tuple[Choice, int]:
     """
 
     def recipe_of(choice: Choice) -> Recipe:
-        options: dict[str, Any] = options_of(choice.depth, choice.tokens)
+        options: dict[str, Any] = options_of(choice.width, choice.tokens)
         options["training.global_batch_size"] = options["training.micro_batch_size"]  # of steps as short as possible
         options |= {"data.synthetic": True, "model.vocab_size": _VOCABULARY}
         return load_recipe(BASE, override_leaves(options)).recipe
@@ -119,11 +119,11 @@ def trained_in(seconds: float, device: torch.device) -> tuple[Choice, int]:
 
 
 def from_nearest(timed: dict[int, float], vocabulary: int) -> Callable[[int], float]:
-    """Return the seconds per token of any depth, by the FLOP/s of the nearest that was timed."""
+    """Return the seconds per token of any width, by the FLOP/s of the nearest that was timed."""
 
-    def seconds(depth: int) -> float:
-        nearest = min(timed, key=lambda other: abs(other - depth))
-        return timed[nearest] * num_flops(depth, vocabulary) / num_flops(nearest, vocabulary)
+    def seconds(width: int) -> float:
+        nearest = min(timed, key=lambda other: abs(other - width))
+        return timed[nearest] * num_flops(width, vocabulary) / num_flops(nearest, vocabulary)
 
     return seconds
 
