@@ -173,7 +173,7 @@ def test_the_index_is_not_copied_where_it_can_be_used(store, tmp_path):
 
 
 def test_what_cannot_be_done_is_said(tmp_path, store):
-    with pytest.raises(UserError, match=r"no sentences.*`hornbook corpus build` with `--sequences sentences`"):
+    with pytest.raises(UserError, match=r"no sentences.*`hornbook corpus build --sequences sentences`"):
         pairs_of(open_store(sentence_store(tmp_path / "a", [[[9]], [[8]]], sequences="documents")))
     with pytest.raises(UserError, match="two documents"):
         pairs_of(open_store(sentence_store(tmp_path / "b", [[[9], [8]]])))

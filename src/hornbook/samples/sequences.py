@@ -337,8 +337,8 @@ def _room(sequence_length: int) -> int:
 def _require_sentences(store: TokenStore, instead: str) -> None:
     if store.sequences != "sentences":
         raise UserError(
-            f"{store.path}: the store has no sentences; build it again by `hornbook corpus build` with `--sequences "
-            f"sentences` or lines, or {instead}"
+            f"{store.path}: the store has no sentences; build it again by "
+            f"`hornbook corpus build --sequences sentences` or lines, or {instead}"
         )
 
 
