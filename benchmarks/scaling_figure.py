@@ -76,6 +76,8 @@ def main() -> None:
         parts.append(panel(own, scale, floor, _LEFT + number * (_WIDTH + _GAP + 10)))
     x = float(_LEFT)
     for heads, color in _COLORS.items():
+        if not any(run["width"] == heads and run["corpus"] in _NAMES for run in runs):
+            continue
         parts.append(f'<circle cx="{x}" cy="{height - 14}" r="4" fill="{color}"/>')
         parts.append(f'<text x="{x + 9}" y="{height - 10}">{64 * heads} columns</text>')
         x += 100
