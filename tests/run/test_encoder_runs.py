@@ -146,7 +146,7 @@ def test_tasks_of_encoders_are_refused_by_a_decoder(tmp_path):
 @pytest.mark.parametrize(
     ("family", "corpus_of", "message"),
     [
-        ("bert", "documents", "with `--sequences sentences` or lines, or train without pairs"),
+        ("bert", "documents", "corpus build --sequences sentences` or lines, or train without pairs"),
         ("bert", "decoders", r"the tokenizer has no token \[CLS\] or <s>.*\[MASK\] or <mask>"),
     ],
 )
