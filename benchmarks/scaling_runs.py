@@ -7,7 +7,7 @@
 
 Each run trains the decoder of a width (`hornbook.plan.dial`) on 2^18 tokens or more, up to the affordable number, and
 measures its loss on the held-out split. The shortest runs come first. Each is one file ``*.json``; a second call skips
-the runs that are there. ``scaling_runs.json`` has the results of all that were made.
+the runs that are there. ``scaling_runs.json`` has the results for the dial's present shapes and batches.
 """
 
 import argparse
