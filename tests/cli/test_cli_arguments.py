@@ -1,4 +1,5 @@
 import argparse
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +9,6 @@ from hornbook.cli.arguments import (
     add_recipe_arguments,
     fraction,
     natural_number,
-    output_path,
     positive_integer,
     positive_number,
 )
@@ -48,9 +48,13 @@ def test_numbers_that_are_wrong(kind, text, message):
 
 def test_an_empty_output_is_not_the_working_directory():
     """As of ``--output "$OUT"`` with a variable that is not set."""
-    with pytest.raises(argparse.ArgumentTypeError, match="must not be empty"):
-        output_path("")
-    assert str(output_path(".")) == "."
+    made = CommandParser(prog="hornbook try")
+    made.add_argument("--output", type=Path)
+    made.add_argument("--prompt")
+    for words in (["--output", ""], ["--output="]):
+        with pytest.raises(UserError, match=r"argument --output: must not be empty.*hornbook try --help"):
+            made.parse_args(words)
+    assert made.parse_args(["--output", ".", "--prompt", ""]).output == Path()
 
 
 def parser():

@@ -21,7 +21,6 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 
 from hornbook.cli.table import wrap_line
@@ -129,6 +128,9 @@ class CommandParser(argparse.ArgumentParser):
         """Parse ``args``; raise UserError for unknown words here, where the command's options are known."""
         self.declare()
         given = sys.argv[1:] if args is None else list(args)
+        is_empty = "--output=" in given or ("--output", "") in itertools.pairwise(given)
+        if is_empty and "--output" in self._option_string_actions:
+            self.error("argument --output: must not be empty; `.` is the working directory")
         overrides, words = split_overrides(given, self.taken) if self.takes_recipe else ({}, given)
         namespace, unknown = super().parse_known_args(words, namespace)
         if unknown:
@@ -173,13 +175,6 @@ class Number:
             return convert(parse_text(text, self.spec), self.spec)
         except Mistake as mistake:
             raise argparse.ArgumentTypeError(f"{show(text)}: {mistake}") from None
-
-
-def output_path(text: str) -> Path:
-    """Return a path to write to; raise argparse.ArgumentTypeError if it is empty, which would be this folder."""
-    if not text:
-        raise argparse.ArgumentTypeError("must not be empty; `.` is the working directory")
-    return Path(text)
 
 
 positive_integer = Number(Spec(type=int, bounds=Bounds(minimum=1)))

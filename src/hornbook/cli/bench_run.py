@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hornbook.cli.arguments import output_path, positive_integer
+from hornbook.cli.arguments import positive_integer
 from hornbook.cli.table import print_columns, say
 from hornbook.errors import HornbookError, UserError
 
@@ -41,9 +41,7 @@ def add_arguments(commands: "argparse._SubParsersAction[Any]", check: Check) -> 
         metavar="KEY=VALUE",
         help="set an option of all benchmarks, such as rounds=3 or training.micro_batch_size=4; KEY=false removes it",
     )
-    ran.add_argument(
-        "--output", type=output_path, metavar="DIR", help="folder for results (default: benchmarks/<SPEC>)"
-    )
+    ran.add_argument("--output", type=Path, metavar="DIR", help="folder for results (default: benchmarks/<SPEC>)")
     ran.set_defaults(handler=run_command, check=check)
     compared = commands.add_parser(
         "compare",

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hornbook.cli.arguments import output_path, read_size
+from hornbook.cli.arguments import read_size
 from hornbook.cli.table import say
 from hornbook.storage.system import format_bytes
 from hornbook.wording import counted
@@ -155,9 +155,7 @@ def add_exchange_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
         help="Hugging Face folder, owner/name on the hub (extra hornbook[hub]), or folder or prefix of a "
         "TensorFlow checkpoint of a BERT or GPT-2",
     )
-    taken.add_argument(
-        "--output", type=output_path, required=True, metavar="FOLDER", help="new run folder for the checkpoint"
-    )
+    taken.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new run folder for the checkpoint")
     taken.add_argument(
         "--allow-pickle",
         action="store_true",
@@ -171,9 +169,7 @@ def add_exchange_arguments(commands: "argparse._SubParsersAction[Any]") -> None:
         description="Export a model as a folder that transformers can load, or as a GGUF file for llama.cpp.",
     )
     given.add_argument("checkpoint", metavar="CHECKPOINT", help="run folder, checkpoint or Hugging Face folder")
-    given.add_argument(
-        "--output", type=output_path, required=True, metavar="PATH", help="new folder; for gguf, new file"
-    )
+    given.add_argument("--output", type=Path, required=True, metavar="PATH", help="new folder; for gguf, new file")
     given.add_argument(
         "--format",
         choices=("transformers", "gguf"),

@@ -11,9 +11,10 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from hornbook.cli.arguments import TOKENIZER_HELP, add_declared, declared_values, output_path, positive_integer
+from hornbook.cli.arguments import TOKENIZER_HELP, add_declared, declared_values, positive_integer
 from hornbook.cli.inputs import add_held_out_arguments, add_input_arguments, note, read_options, report_faults
 from hornbook.cli.table import say, token_progress
 from hornbook.errors import UserError
@@ -57,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``corpus build``."""
     add_input_arguments(parser)
     parser.add_argument("--tokenizer", required=True, metavar="PATH", help=TOKENIZER_HELP)
-    parser.add_argument("--output", required=True, type=output_path, metavar="DIR", help="folder of the new corpus")
+    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder of the new corpus")
     add_held_out_arguments(parser, does="hold out")
     parser.add_argument(
         "--sequences",

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hornbook.cli.arguments import CommandParser, natural_number, output_path, positive_integer
+from hornbook.cli.arguments import CommandParser, natural_number, positive_integer
 from hornbook.cli.table import say
 from hornbook.wording import counted
 
@@ -70,7 +70,7 @@ def _add_download(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", choices=("wikipedia",), metavar="wikipedia", help="dump to download")
     parser.add_argument("--language", required=True, metavar="CODE", help="language code of the wiki: en, de, simple")
     parser.add_argument("--date", required=True, metavar="YYYYMMDD", help="date of the dump, such as 20260101")
-    parser.add_argument("--output", required=True, type=output_path, metavar="DIR", help="folder for the dump")
+    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder for the dump")
     parser.add_argument("--mirror", metavar="URL", help="server of the dumps (default: https://dumps.wikimedia.org)")
 
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hornbook.cli.arguments import add_device_arguments, output_path, positive_number
+from hornbook.cli.arguments import add_device_arguments, positive_number
 from hornbook.cli.table import say
 from hornbook.storage import refuse_file
 
@@ -29,7 +29,7 @@ _DEFAULT_MINUTES = 5.5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
-        "--output", type=output_path, default=Path("demo"), metavar="DIR", help="output folder (default: demo)"
+        "--output", type=Path, default=Path("demo"), metavar="DIR", help="output folder (default: demo)"
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--minutes", type=positive_number, help=f"total time in minutes (default: {_DEFAULT_MINUTES})")

@@ -9,16 +9,10 @@ hornbook generate runs/bert-mini --prompt "The cat sat on the [MASK]." --top-k 5
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hornbook.cli.arguments import (
-    COMPUTE,
-    add_declared,
-    add_device_arguments,
-    declared_values,
-    output_path,
-    prepared_device,
-)
+from hornbook.cli.arguments import COMPUTE, add_declared, add_device_arguments, declared_values, prepared_device
 from hornbook.config.generation import GenerationConfig
 from hornbook.config.options import describe
 from hornbook.parallel.launched import collector_paused
@@ -65,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_declared(sampling, GenerationConfig, name, metavar=metavars.get(name), note=note)
     output = parser.add_argument_group("output")
     output.add_argument("--json-lines", action="store_true", help="print one JSON object per text")
-    output.add_argument("--output", type=output_path, metavar="FILE", help="also write the texts to FILE as JSON lines")
+    output.add_argument("--output", type=Path, metavar="FILE", help="also write the texts to FILE as JSON lines")
     parser.add_argument("--compute", choices=COMPUTE, default="auto", help="dtype of the activations")
     add_declared(parser, GenerationConfig, "batch_size", metavar="N")
     add_device_arguments(parser)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hornbook.cli.arguments import COMPUTE, add_device_arguments, output_path, positive_integer, prepared_device
+from hornbook.cli.arguments import COMPUTE, add_device_arguments, positive_integer, prepared_device
 from hornbook.wording import counted
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def add_file_arguments(parser: argparse.ArgumentParser, *, formats: Sequence[str
         help="dtype of the activations; only with fp32 are results independent of the batch",
     )
     parser.add_argument(
-        "--output", type=output_path, metavar="FILE", help=f"write {result} to FILE instead of standard output"
+        "--output", type=Path, metavar="FILE", help=f"write {result} to FILE instead of standard output"
     )
     add_device_arguments(parser)
 

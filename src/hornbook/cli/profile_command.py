@@ -14,7 +14,6 @@ from hornbook.cli.arguments import (
     add_process_arguments,
     add_recipe_arguments,
     join_ranks,
-    output_path,
     positive_integer,
     start_processes,
     with_some_vocabulary,
@@ -44,10 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "profiles", nargs="*", type=Path, metavar="PROFILE", help=f"folders of two profiles, if RECIPE is {_COMPARE}"
     )
     parser.add_argument(
-        "--output",
-        type=output_path,
-        metavar="FOLDER",
-        help="folder for the page, JSON and traces (default: profiles/NAME)",
+        "--output", type=Path, metavar="FOLDER", help="folder for the page, JSON and traces (default: profiles/NAME)"
     )
     add_device_arguments(parser)
     add_process_arguments(parser)

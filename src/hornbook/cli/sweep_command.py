@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
-from hornbook.cli.arguments import Number, add_device_arguments, add_recipe_arguments, output_path, positive_integer
+from hornbook.cli.arguments import Number, add_device_arguments, add_recipe_arguments, positive_integer
 from hornbook.cli.table import print_columns, say
 from hornbook.config.options import Bounds, Spec
 from hornbook.errors import DivergedError, StoppedBySignal, UserError
@@ -45,9 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Train a recipe with several values of its options, separated by commas, in all combinations, and compare the "
         "runs. The same command resumes an interrupted sweep."
     )
-    parser.add_argument(
-        "--output", type=output_path, metavar="DIR", help="folder for the runs (default: sweeps/<name>)"
-    )
+    parser.add_argument("--output", type=Path, metavar="DIR", help="folder for the runs (default: sweeps/<name>)")
     parser.add_argument(
         "--random", type=positive_integer, metavar="N", help="train only N combinations, drawn with a fixed seed"
     )

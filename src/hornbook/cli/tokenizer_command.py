@@ -10,9 +10,10 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from hornbook.cli.arguments import TOKENIZER_HELP, output_path, positive_integer
+from hornbook.cli.arguments import TOKENIZER_HELP, positive_integer
 from hornbook.cli.inputs import add_held_out_arguments, add_input_arguments, note, read_options, report_faults
 from hornbook.cli.table import say
 from hornbook.wording import counted
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cased", action="store_true", help="keep case and accents; for wordpiece, the other kinds always do"
     )
     add_held_out_arguments(train, does="skip what `corpus build` holds out with this option:")
-    train.add_argument("--output", required=True, type=output_path, metavar="DIR", help="folder for tokenizer.json")
+    train.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder for tokenizer.json")
     train.set_defaults(handler=train_command)
     encode = commands.add_parser(
         "encode", help="encode text", description="Convert each line of text on standard input to a line of ids."

@@ -12,13 +12,13 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hornbook.cli.arguments import (
     add_device_arguments,
     add_process_arguments,
     add_recipe_arguments,
-    output_path,
     prepared_device,
     start_processes,
 )
@@ -60,10 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_run_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Declare the arguments of a run: recipe, folder, initial weights and device; ``required`` refers to RECIPE."""
     parser.add_argument(
-        "--output",
-        type=output_path,
-        metavar="DIR",
-        help="run folder (default: RECIPE if it is a run, else runs/<name>)",
+        "--output", type=Path, metavar="DIR", help="run folder (default: RECIPE if it is a run, else runs/<name>)"
     )
     parser.add_argument(
         "--init-from",

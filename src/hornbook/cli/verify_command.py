@@ -16,7 +16,6 @@ from hornbook.cli.arguments import (
     add_process_arguments,
     add_recipe_arguments,
     join_ranks,
-    output_path,
     start_processes,
 )
 from hornbook.cli.table import print_columns, say
@@ -39,10 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         description="Train a few steps twice, once interrupted and resumed, and compare bit for bit.",
     )
     resume.add_argument(
-        "--output",
-        type=output_path,
-        metavar="DIR",
-        help="new folder for the two runs (default: runs/verify-resume-<name>)",
+        "--output", type=Path, metavar="DIR", help="new folder for the two runs (default: runs/verify-resume-<name>)"
     )
     _add_common(resume)
     topology = commands.add_parser(
