@@ -1,8 +1,10 @@
 import argparse
+import re
 from pathlib import Path
 
 import pytest
 
+from hornbook.__main__ import main
 from hornbook.cli.arguments import (
     CommandParser,
     add_device_arguments,
@@ -14,6 +16,7 @@ from hornbook.cli.arguments import (
 )
 from hornbook.config.recipe import SECTIONS, specs
 from hornbook.errors import UserError
+from hornbook.storage.system import most_threads
 
 
 @pytest.mark.parametrize(
@@ -44,6 +47,25 @@ def test_numbers_that_are_wrong(kind, text, message):
     with pytest.raises(argparse.ArgumentTypeError) as caught:
         kind(text)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "demo", "--threads", "9999999"],
+        ["sweep", "demo", "--lr", "1,2", "--threads", "9999999"],
+        ["demo", "--threads", "9999999"],
+        ["corpus", "build", "text", "--tokenizer", "a", "--output", "b", "--threads", "9999999"],
+        ["corpus", "build", "text", "--tokenizer", "a", "--output", "b", "--workers", "9999999"],
+        ["bench", "corpus", "text", "--tokenizer", "a", "--threads", "9999999"],
+    ],
+    ids=" ".join,
+)
+def test_more_threads_than_can_take_turns(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert re.search(r'argument --(threads|workers): "9999999": must be .* at most \d+ \(see', capsys.readouterr().err)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_empty_output_is_not_the_working_directory():
@@ -92,7 +114,7 @@ def test_parsers_without_a_recipe_leave_dotted_words_alone():
     [
         (["a", "--num-layers", "3"], 'unknown option "--num-layers"; did you mean "--model.num-layers"?'),
         (["a", "--thread", "3"], 'unknown option "--thread"; did you mean "--threads"?'),
-        (["a", "--threads", "0"], 'argument --threads: "0": must be at least 1'),
+        (["a", "--threads", "0"], f'argument --threads: "0": must be at least 1 and at most {most_threads()}'),
         (["a", "--device", "gpu"], 'argument --device: "gpu" is not one of auto, cpu, cuda, mps; did you mean "cuda"?'),
         (["a", "b\nc"], 'unexpected argument "b\\nc"'),
         (["--threads", "1"], "the following arguments are required: RECIPE"),

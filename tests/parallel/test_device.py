@@ -112,10 +112,14 @@ def test_threads_of_the_command_line_win_over_omp_num_threads(monkeypatch):
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("threads", [0, -1])
-def test_no_threads_are_no_default(threads):
-    with pytest.raises(UserError, match=f"threads is {threads}; expected 1 or more"):
+@pytest.mark.parametrize("threads", [0, -1, 9999])
+def test_no_threads_are_no_default_and_thousands_would_wait_for_each_other(monkeypatch, threads):
+    monkeypatch.setattr(module, "most_threads", lambda: 64)
+    with pytest.raises(UserError, match=f"^threads is {threads}; expected 1 to 64 on this machine, 16 for each core$"):
         prepare(torch.device("cpu"), threads)
+    monkeypatch.setenv("OMP_NUM_THREADS", "9999")
+    with pytest.raises(UserError, match=r"^OMP_NUM_THREADS is 9999; expected 1 to 64 on this machine"):
+        prepare(torch.device("cpu"), None)
 
 
 def test_prepared_threads_and_denormals():

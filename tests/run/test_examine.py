@@ -91,7 +91,7 @@ def test_a_model_and_a_batch_without_memory(tmp_path: Path) -> None:
     found = look(tmp_path, *large)
     assert found[0][:2] == ("error", "memory")
     assert "parameters would fit, with smaller sizes in [model]; or keep the model in files" in found[0][2]
-    assert any(about == "disk" and "free some space" in message for _, about, message in found)
+    assert any(about == "disk" and "lower checkpoint.keep_last" in message for _, about, message in found)
     found = look(tmp_path, "--training.global-batch-size=4000000000000")
     assert ("error", "memory") in [(level, about) for level, about, _ in found]
 

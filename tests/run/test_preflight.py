@@ -1,5 +1,6 @@
 """Warnings before the first step: lengths, sizes and ends of texts that look like mistakes."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,9 @@ from hornbook.config import (
     Recipe,
     TrainingConfig,
 )
-from hornbook.run.preflight import find_mistakes, find_unused_vocabulary
+from hornbook.config.sections import CheckpointConfig
+from hornbook.errors import StorageError
+from hornbook.run.preflight import find_mistakes, find_unused_vocabulary, refuse_full_disk
 from hornbook.samples.sources import Sources
 
 
@@ -110,3 +113,74 @@ def test_stores_that_differ_in_their_ends(ends, objective, message) -> None:
     some = recipe(data=DataConfig(train=("a", "b")), model=model, objective=objective, schedule=CosineConfig())
     found = mistakes(some, stores=given)
     assert message in found[0] if found else message is None
+
+
+MIB = 1 << 20
+
+
+def needed_on_disk(
+    monkeypatch: pytest.MonkeyPatch, output: Path, *, done: int = 0, held_out: bool = True, **keep
+) -> int:
+    """Return the checkpoints of 10 MiB for which `refuse_full_disk` asks before a run of 100 steps."""
+    state = SimpleNamespace(home=SimpleNamespace(num_bytes=10 * MIB), progress=SimpleNamespace(step=done))
+    samples = SimpleNamespace(held_out=object() if held_out else None)
+    given = Recipe(
+        model=GPTConfig(vocab_size=256), training=TrainingConfig(steps=100), checkpoint=CheckpointConfig(**keep)
+    )
+    for count in range(20):
+        monkeypatch.setattr("hornbook.run.preflight.free_bytes", lambda path, count=count: (10 * count + 5) * MIB)
+        try:
+            refuse_full_disk(given, samples, state, output)
+        except StorageError as error:
+            assert f"{output} will need" in str(error) and "more, lower checkpoint.keep_last, or" in str(error)
+        else:
+            return count
+    raise AssertionError("no disk is large enough")
+
+
+def test_a_run_needs_the_space_of_what_it_keeps_and_of_one_more_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def needed(**keep) -> int:
+        return needed_on_disk(monkeypatch, tmp_path, **keep)
+
+    assert needed(every_steps=10) == 4  # two, the best, and the one that is being written
+    assert needed(every_steps=10, keep_last=5) == 7
+    assert needed(every_steps=10, keep_best=False) == 3
+    assert needed(every_steps=10, held_out=False) == 3  # none is the best
+    assert needed(every_steps=10, held_out=False, keep_last=1) == 3  # the weights of the last may be damaged
+    assert needed(every_steps=10, held_out=False, best_by="lambada/accuracy") == 4
+    assert needed(every_steps=60) == 2  # after 60 steps, and at the end
+    assert needed(every_steps=50) == 2
+    assert needed(every_steps=1000) == 1
+    for step in (10, 20, 30):
+        (tmp_path / f"checkpoints/step-{step:08}").mkdir(parents=True)
+    assert needed(every_steps=10, done=30) == 1
+    assert needed(every_steps=10, done=30, keep_last=4) == 3
+    assert needed(every_steps=10, done=95) == 1
+
+
+def test_a_run_that_passes_the_check_saves_all_its_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def free(path: Path) -> int:
+        return limit - sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file())
+
+    options = (
+        "--training.steps=12",
+        "--checkpoint.every-steps=2",
+        "--checkpoint.keep-last=3",
+        "--model.hidden-size=128",
+    )
+    for name in ("hornbook.run.preflight.free_bytes", "hornbook.storage.system.free_bytes"):
+        monkeypatch.setattr(name, free)
+    limit = 1 << 34
+    tiny_runs.run_tiny(tmp_path, *options)
+    saved = (tmp_path / "run/checkpoints").iterdir()
+    size = max(sum(file.stat().st_size for file in path.iterdir()) for path in saved)
+    shutil.rmtree(tmp_path / "run")
+    limit = 4 * size
+    with pytest.raises(StorageError, match=r"will need .* for up to 4 further checkpoints of 4.[0-9] MiB at a time"):
+        tiny_runs.run_tiny(tmp_path, *options)
+    assert not (tmp_path / "run/checkpoints").exists()
+    limit = 4 * size + (3 << 20)
+    tiny_runs.run_tiny(tmp_path, *options)
+    assert len([*(tmp_path / "run/checkpoints").iterdir()]) == 3

@@ -31,6 +31,7 @@ from hornbook.config.sections import Compute
 from hornbook.config.suggest import did_you_mean
 from hornbook.errors import UserError
 from hornbook.parallel import launched
+from hornbook.storage.system import most_threads
 
 if TYPE_CHECKING:
     import torch
@@ -179,6 +180,7 @@ class Number:
 
 positive_integer = Number(Spec(type=int, bounds=Bounds(minimum=1)))
 natural_number = Number(Spec(type=int, bounds=Bounds(minimum=0)))
+thread_count = Number(Spec(type=int, bounds=Bounds(minimum=1, maximum=most_threads())))
 positive_number = Number(Spec(type=float, bounds=Bounds(above=0)))
 fraction = Number(Spec(type=float, bounds=Bounds(minimum=0, maximum=1)))
 tail_fraction = Number(Spec(type=float, bounds=Bounds(minimum=0, maximum=0.25)))
@@ -245,7 +247,7 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=DEVICES, default="auto", help="compute device; auto: the fastest available")
     parser.add_argument(
         "--threads",
-        type=positive_integer,
+        type=thread_count,
         help="CPU threads (default: OMP_NUM_THREADS if set, else one per physical core)",
     )
 

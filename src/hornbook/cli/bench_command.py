@@ -25,6 +25,7 @@ from hornbook.cli.arguments import (
     add_recipe_arguments,
     positive_integer,
     prepared_device,
+    thread_count,
 )
 from hornbook.cli.bench_step import PEERS, recipe_of
 from hornbook.cli.table import print_columns
@@ -95,9 +96,7 @@ def _add_corpus_arguments(corpus: argparse.ArgumentParser) -> None:
         "--peer", choices=("datasets",), help="also time this library, alternating, and print the ratio"
     )
     corpus.add_argument("--rounds", type=positive_integer, default=3, help="builds of each; the fastest counts")
-    corpus.add_argument(
-        "--threads", type=positive_integer, default=1, help="threads, or processes of --peer (default: 1)"
-    )
+    corpus.add_argument("--threads", type=thread_count, default=1, help="threads, or processes of --peer (default: 1)")
     corpus.set_defaults(handler=corpus_command)
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from hornbook.cli.arguments import TOKENIZER_HELP, add_declared, declared_values, positive_integer
+from hornbook.cli.arguments import TOKENIZER_HELP, add_declared, declared_values, thread_count
 from hornbook.cli.inputs import add_held_out_arguments, add_input_arguments, note, read_options, report_faults
 from hornbook.cli.table import say, token_progress
 from hornbook.errors import UserError
@@ -81,12 +81,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--threads",
-        type=positive_integer,
+        type=thread_count,
         help="threads for tokenizing, and processes for reading dumps (default: all cores)",
     )
     parser.add_argument(
         "--workers",
-        type=positive_integer,
+        type=thread_count,
         default=1,
         help="processes that read, filter and tokenize; the corpus is the same for any number (default: 1)",
     )

@@ -48,7 +48,7 @@ from hornbook.run.scheduled_tasks import refuse_unknown_metric
 from hornbook.samples.batches import Loader, Samples
 from hornbook.samples.sources import Sources
 from hornbook.storage import refuse_file
-from hornbook.storage.system import format_bytes, free_bytes, is_locked
+from hornbook.storage.system import is_locked
 from hornbook.wording import counted
 
 P = ParamSpec("P")
@@ -196,7 +196,6 @@ def _examine_run(
         mend = "raise training.steps, or choose another `output`"
         findings.warn("output", f"{folder.path} is finished: {done}; nothing to do; {mend}")
         return
-    findings.warn("disk", _scarce_space(recipe, state, folder.path))
     findings.check("evaluation", _check_tasks, recipe, sources, state, folder)
     for mistake in find_mistakes(recipe, samples, sources, steps):
         findings.warn("recipe", mistake)
@@ -250,20 +249,6 @@ def _resume(folder: RunFolder, state: TrainState, findings: Findings) -> None:
             f"{folder.checkpoints} has {counted(len(steps), 'checkpoint')}, but none can be read: "
             "restore one to resume; to start over, remove that folder or choose another `output`"
         )
-
-
-def _scarce_space(recipe: Recipe, state: TrainState, output: Path) -> str | None:
-    """Return a warning if the checkpoints to keep and one being written need more than the free space."""
-    keep = recipe.checkpoint
-    count = keep.keep_last + keep.keep_best + 1 - len(checkpoint.steps_in(output / "checkpoints"))
-    free = free_bytes(output)
-    if count * state.home.num_bytes <= free:
-        return None
-    return (
-        f"up to {counted(count, 'checkpoint')} of {format_bytes(state.home.num_bytes)} will exist "
-        f"at a time, but only {format_bytes(free)} is free: free some space, lower "
-        "checkpoint.keep_last or choose another `output`"
-    )
 
 
 def _check_tasks(recipe: Recipe, sources: Sources, state: TrainState, folder: RunFolder) -> None:

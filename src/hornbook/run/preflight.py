@@ -22,13 +22,14 @@ from typing import Literal
 
 import torch
 
+from hornbook import checkpoint
 from hornbook.config import CausalLMConfig, Recipe
 from hornbook.config.optimizers import ScheduleConfig
 from hornbook.config.ranks import refuse_misfit
 from hornbook.config.shapes import padded_rows
 from hornbook.engine.build_training import needs_files, num_steps
 from hornbook.engine.state import Progress, TrainState
-from hornbook.errors import UserError
+from hornbook.errors import StorageError, UserError
 from hornbook.optim.schedules import build_schedule, warmup_steps_of
 from hornbook.parallel.device import DTYPES, compute_dtype
 from hornbook.parallel.world import World
@@ -36,7 +37,7 @@ from hornbook.run.early import refuse_oversized
 from hornbook.samples.batches import Samples
 from hornbook.samples.sources import Sources
 from hornbook.storage.scratch import require_scratch
-from hornbook.storage.system import format_bytes, require_space
+from hornbook.storage.system import format_bytes, free_bytes
 from hornbook.track.environment import memory_bytes
 from hornbook.track.trackers.tracker import open_function
 from hornbook.wording import counted
@@ -44,6 +45,12 @@ from hornbook.wording import counted
 _BYTES_OF_ID = 8
 _MAX_PADDING = 128
 """Largest multiple to which tables are padded for speed."""
+_BYTES_OF_ROW = 600
+"""Of a line of the log."""
+_BYTES_OF_TOKEN = 70
+"""Of a tokenizer's file, which each checkpoint has, per token."""
+_BESIDE = 2 << 20
+"""Bytes for report, records and the file system's overhead."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,7 @@ def checks_of_state(
         checks.append(("schedule", partial(refuse_changed_rate, before, recipe, samples, state.progress)))
     if state.progress.step < num_steps(recipe, samples):
         if output is not None:
-            checks.append(("disk", partial(require_space, output, 2 * state.home.num_bytes)))
+            checks.append(("disk", partial(refuse_full_disk, recipe, samples, state, output)))
         if recipe.evaluation.early_stopping_patience is not None:
             checks.append(("evaluation", partial(refuse_blind_stopping, recipe, samples)))
     return checks
@@ -139,6 +146,35 @@ def refuse_large_batch(recipe: Recipe, samples: Samples, world: World) -> None:
         raise UserError(
             f"training.global_batch_size = {batch:,}: the token ids of one step take {format_bytes(ids)} on each "
             f"rank, but this machine has {format_bytes(host)}: lower it"
+        )
+
+
+def refuse_full_disk(recipe: Recipe, samples: Samples, state: TrainState, output: Path) -> None:
+    """Raise StorageError if the disk is too small for the checkpoints that exist at a time, and the logs.
+
+    One more checkpoint than those to keep exists while it is written. A run without validation data keeps at least two.
+
+    Args:
+        recipe: complete.
+        samples: the run's samples.
+        state: restored from the newest checkpoint, if any.
+        output: the run's folder, whose checkpoints are counted as there.
+    """
+    keep, tracking, done = recipe.checkpoint, recipe.tracking, state.progress.step
+    length, is_measured = num_steps(recipe, samples), samples.held_out is not None
+    saves = -(-length // keep.every_steps) - done // keep.every_steps
+    kept = keep.keep_last if is_measured else max(keep.keep_last, 2)
+    kept += keep.keep_best and (is_measured or keep.best_by != "validation")
+    count = min(saves, max(1, kept + 1 - len(checkpoint.steps_in(output / "checkpoints"))))
+    size = state.home.num_bytes + _BYTES_OF_TOKEN * (recipe.model.vocab_size or 0)
+    rows = (length - done) // tracking.log_every_steps + (length - done) // recipe.evaluation.every_steps
+    needed, free = count * size + rows * _BYTES_OF_ROW + _BESIDE, free_bytes(output)
+    if needed > free:
+        raise StorageError(
+            f"{output} will need {format_bytes(needed)}, for up to {counted(count, 'further checkpoint')} of "
+            f"{format_bytes(size)} at a time and {format_bytes(needed - count * size)} of logs, but "
+            f"{format_bytes(free)} is free: free {format_bytes(needed - free)} more, lower checkpoint.keep_last, or "
+            "choose another `output`"
         )
 
 
