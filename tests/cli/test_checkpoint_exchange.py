@@ -26,6 +26,7 @@ from tiny_text import SHARED
 from hornbook.__main__ import main
 from hornbook.checkpoint import Contents, load, save
 from hornbook.exchange.huggingface import write_folder
+from hornbook.storage import faults
 
 
 @pytest.fixture
@@ -68,6 +69,26 @@ def test_import_makes_a_checkpoint_that_every_command_takes(folder, capsys):
     own = capsys.readouterr().out
     assert main(["generate", "theirs", "--prompt", "the cat", "--output-length", "2", "--threads", "1"]) == 0
     assert capsys.readouterr().out == own, "the folder itself will do, too"
+
+
+@pytest.mark.parametrize("operation", ["open", "write"])
+def test_an_import_on_a_full_disk_leaves_nothing(operation, folder, tmp_path, capsys):
+    before, number, is_reached = {*tmp_path.rglob("*")}, 0, True
+    while is_reached:
+        number += 1
+        with faults.inject(operation, number, "enospc", lasting=True) as reached:
+            code, result, _ = ask(capsys, "import", "theirs", "--output", "runs/mine")
+        is_reached = reached()
+        assert (code, "No space left" in str(result.get("error"))) == ((1, True) if is_reached else (0, False))
+        assert not is_reached or {*tmp_path.rglob("*")} == before
+    assert number > 3
+
+
+def test_an_import_without_space_for_it_leaves_nothing(folder, tmp_path, capsys, monkeypatch):
+    before = {*tmp_path.rglob("*")}
+    monkeypatch.setattr("hornbook.storage.system.free_bytes", lambda path: 1000)
+    code, result, _ = ask(capsys, "import", "theirs", "--output", "runs/mine")
+    assert code == 1 and "cannot save a checkpoint" in result["error"] and {*tmp_path.rglob("*")} == before
 
 
 def test_import_without_a_tokenizer_says_so(folder, capsys):

@@ -42,7 +42,7 @@ from hornbook.checkpoint.tensors import DTYPES, Box, Contents, Layout, Shard, en
 from hornbook.errors import CheckpointError, HornbookError, StorageError, UserError
 from hornbook.storage.json_files import dump_json
 from hornbook.storage.removal import has_only_files
-from hornbook.storage.system import process_is_alive, require_space, storage_errors
+from hornbook.storage.system import perform, process_is_alive, require_space, storage_errors
 
 _logger = logging.getLogger("hornbook.checkpoint")
 _TEMPORARY: Final = re.compile(r"step-[0-9]{8,18}\.tmp-([0-9]{1,10})(-old)?")
@@ -73,7 +73,7 @@ def save(
     """Commit a checkpoint into a folder of checkpoints and return its path.
 
     An intact checkpoint of that step is left unchanged; a damaged one is replaced. On an error nothing is committed,
-    and the temporary folder is removed if possible.
+    and new folders are removed if possible.
 
     Args:
         folder: the folder of checkpoints, such as ``runs/demo/checkpoints``; created if missing.
@@ -95,10 +95,10 @@ def save(
     files, layouts = _files(contents, shards), _layouts(shards)
     if others is None:
         _refuse_gaps(layouts)
-    storage.make_directory(folder)
     require_space(folder, sum(file.size for file in files.values()) + _SLACK_BYTES)
-    temporary = temporary_of(folder, contents.step, os.getpid())
+    temporary, is_new = temporary_of(folder, contents.step, os.getpid()), not os.path.lexists(folder)
     try:
+        storage.make_directory(folder)
         storage.make_directory(temporary, exist_ok=False)
         with storage.FileGroup(temporary) as group:
             with others(temporary) if others else nullcontext():
@@ -115,6 +115,9 @@ def save(
         with suppress(StorageError):
             if has_only_files(temporary):
                 storage.remove_tree(temporary)
+        with suppress(OSError):  # so that a failed import leaves no empty folders
+            if is_new:
+                perform("unlink", folder, folder.rmdir)
         raise
     if aside:
         with suppress(StorageError):

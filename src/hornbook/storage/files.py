@@ -194,7 +194,11 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
     raises before it adds anything, new folders and lock files are removed. Raises UserError if the folder is locked.
     """
     traces = _Traces(folder)
-    descriptor = _lock(folder)
+    try:
+        descriptor = _lock(folder)
+    except StorageError:
+        traces.remove_folders()
+        raise
 
     def require() -> None:
         if not _is_still_there(folder / LOCK, descriptor):
@@ -253,7 +257,12 @@ class _Traces:
             return
         with suppress(OSError):  # the error of the block is more important
             perform("unlink", self._folder / LOCK, (self._folder / LOCK).unlink)
-            for folder in self._missing:
+            self.remove_folders()
+
+    def remove_folders(self) -> None:
+        """Remove those new folders that are empty."""
+        for folder in self._missing:
+            with suppress(OSError):
                 perform("unlink", folder, folder.rmdir)
 
     def _entries(self) -> set[str]:
