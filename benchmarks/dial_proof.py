@@ -6,8 +6,8 @@
 
 Time is processor time of one thread, so other work on the machine hardly matters: steps of each width and batch are
 timed in turns, `hornbook.plan.dial.choose` chooses by the medians, and each neighbor gets as many tokens as fit the
-time; that of the pilot behind the prediction is not counted. The grid has three widths and three batches; the choice is
-repeated with other seeds. ``grid.json`` in the folder records it, so a second call trains what is missing.
+time that the pilot behind the prediction leaves, as in ``train auto``. The grid has three widths and three batches; the
+choice is repeated with other seeds. ``grid.json`` in the folder records it, so a second call trains what is missing.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from hornbook.measure.dial import OTHER, PILOT_SHARE, START_AND_END
 from hornbook.measure.pilot import bits_per_nat, pilot_tokens, train_pilot
 from hornbook.measure.throughput import hornbook_step
 from hornbook.parallel.world import World
-from hornbook.plan.dial import BASE, MOST_EPOCHS, Corpus, batch_windows, choose, options_of
+from hornbook.plan.dial import BASE, MOST_EPOCHS, Corpus, batch_windows, choose, num_flops, options_of
 from hornbook.samples.sources import complete, open_sources
 from scaling_runs import Trial, run
 
@@ -64,13 +64,18 @@ def plan_grid(corpus: Path, given_seconds: float) -> dict[str, Any]:
         return complete(recipe, open_sources(recipe))
 
     timed = token_seconds({(width, None): recipe_of(width, 1 << 20) for width in _WIDTHS})
-    best = choose(seconds, unique, lambda width: timed[width, None], _WIDTHS)[0]
-    middle, sources = batch_windows(best.tokens), open_sources(recipe_of(1, 1 << 20))
-    tokens, predicted = pilot_tokens(unique, PILOT_SHARE * given_seconds / timed[1, None]), None
+    best, smallest = choose(seconds, unique, lambda width: timed[width, None], _WIDTHS)[0], recipe_of(1, 1 << 20)
+    sources, vocabulary = open_sources(smallest), smallest.model.vocab_size or 1
+    cost = best.tokens * num_flops(best.width, vocabulary) / num_flops(1, vocabulary)
+    tokens, predicted = pilot_tokens(unique, PILOT_SHARE * cost), None
     if tokens is not None:
-        fitted = Corpus.of(train_pilot(lambda tokens: recipe_of(1, tokens), sources, tokens, CPU), unique)
+        began = time.process_time()
+        pilot = train_pilot(lambda tokens: recipe_of(1, tokens), sources, tokens, CPU)
+        seconds -= (time.process_time() - began) / OTHER
+        best = choose(seconds, unique, lambda width: timed[width, None], range(best.width, best.width + 1))[0]
+        fitted = Corpus.of(pilot, unique)
         predicted = (fitted.floor + fitted.scale * best.loss) * (bits_per_nat(sources) or math.nan)
-    first = max(1, best.width - 1)
+    middle, first = batch_windows(best.tokens), max(1, best.width - 1)
     grid = [(width, windows) for width in range(first, first + 3) for windows in (middle // 2, middle, 2 * middle)]
     grid.sort(key=lambda point: point != (best.width, middle))
     timed |= token_seconds({(width, windows): recipe_of(width, best.tokens, windows) for width, windows in grid})

@@ -12,7 +12,8 @@ The command line spells them as its options (`hornbook.wording`), so no message 
 an option. Tracebacks are shown only with ``--debug``.
 """
 
-from typing import ClassVar
+import signal
+from typing import ClassVar, Self
 
 
 class HornbookError(Exception):
@@ -95,3 +96,8 @@ class Terminated(BaseException):
     """
 
     exit_code: ClassVar[int] = StoppedBySignal.exit_code
+
+    @classmethod
+    def by(cls, number: int) -> Self:
+        """Return the exception for a signal."""
+        return cls(f"stopped by {signal.Signals(number).name}; run the same command again")

@@ -255,6 +255,23 @@ def test_ctrl_c_while_the_command_line_is_imported(monkeypatch, capsys):
     assert capsys.readouterr().err == "hornbook: error: interrupted\n"
 
 
+def test_other_signals_while_the_command_line_is_imported(monkeypatch, capsys):
+    class Stopped(types.ModuleType):
+        def __getattr__(self, name):
+            os.kill(os.getpid(), signal.SIGTERM) if name == "main" else None
+            raise AttributeError(name)
+
+    monkeypatch.setitem(sys.modules, "hornbook.cli.main", Stopped("hornbook.cli.main"))
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit, match="75"):
+            runpy.run_path(str(sys.modules["hornbook.__main__"].__file__))
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capsys.readouterr().err == "hornbook: stopped by SIGTERM; run the same command again\n"
+
+
 def test_a_reader_that_went_away_is_no_news():
     script = "import sys, time; from hornbook.__main__ import main; sys.stdin.readline(); sys.exit(main(['recipes']))"
     child = subprocess.Popen(

@@ -189,3 +189,9 @@ def test_the_dial_without_hardware_says_that_it_extrapolates(capsys: pytest.Capt
     assert found["law"].startswith("extrapolated: measured up to 10.6M weights in blocks and 4.19M tokens, these are ")
     assert main(["plan", "auto", "--devices", "8 x H100"]) == 2
     assert "add `--time 12h`" in capsys.readouterr().err
+
+
+def test_an_unknown_device_is_that_of_the_option_that_names_it(capsys):
+    for words in (("--devices", "8 x rtx9999"), ("--device", "rtx9999")):
+        assert main(["plan", "demo", *words]) == 2
+        assert capsys.readouterr().err.startswith(f"hornbook: error: {words[0]} rtx9999: expected one of h100, ")

@@ -52,13 +52,15 @@ def test_identical_recipes_are_said(two: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_json_has_runs_differences_and_the_page(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compare("one", "two", "--html", "both.html", "--json") == 0
+    assert compare("one", "two", "--html", "pages/both.html", "--json") == 0
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert found["differences"] == {"training.seed": [1234, 5]}
     assert [run["state"] for run in found["runs"]] == ["finished", "finished"]
-    assert found["page"] == "both.html"
+    assert found["page"] == "pages/both.html" and (two / "pages" / "both.html").is_file()
     assert max(err) > "\u2800", "the curves go where people read"
+    assert compare("one", "two", "--html", "pages") == 2
+    assert capsys.readouterr() == ("", "hornbook: error: --html pages is a folder: name a file in it\n")
 
 
 def test_losses_of_different_objectives_share_no_chart(two: Path, capsys: pytest.CaptureFixture[str]) -> None:

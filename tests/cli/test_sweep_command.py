@@ -44,9 +44,17 @@ def test_a_sweep_trains_compares_and_resumes(
     assert sorted(run["run"] for run in result["runs"]) == runs and {run["step"] for run in result["runs"]} == {4}
     assert "optimizer.learning_rate" in (tmp_path / "out" / "comparison.html").read_text()
     weights = tmp_path / runs[0] / "checkpoints" / "step-00000004" / "manifest.json"
-    before = weights.stat().st_mtime_ns
+    log = tmp_path / f"{runs[0]}.log"
+    before = weights.stat().st_mtime_ns, log.read_bytes()
     assert main(command) == 0
-    assert weights.stat().st_mtime_ns == before, "a finished run is not trained again"
+    assert (weights.stat().st_mtime_ns, log.read_bytes()) == before, "a finished run is not started again"
+    out, err = capsys.readouterr()
+    assert json.loads(out) == result
+    assert [line for line in err.splitlines() if "finished before" in line] == [
+        f"learning-rate={rate}  finished before" for rate in ("1e-4", "1e-2")
+    ]
+    assert main(sweep(tmp_path, "--lr", "1e-4,1e-2", "--steps", "4", "--seed", "5")) == 2
+    assert "contains another run: training.seed was 1234 and is now 5" in capsys.readouterr().err
 
 
 def test_a_signal_makes_the_running_one_save_and_stop(
@@ -76,9 +84,13 @@ def test_halving_continues_with_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(sweep(tmp_path, "--lr", "1e-5,1e-2", "--steps", "6", "--halving", "2", "--gpus", "0,1")) == 0
+    command = sweep(tmp_path, "--lr", "1e-5,1e-2", "--steps", "6", "--halving", "2", "--gpus", "0,1")
+    assert main(command) == 0
     runs = json.loads(capsys.readouterr().out)["runs"]
     assert [run["step"] for run in runs] == [6, 3]
+    assert main(command) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["runs"] == runs and err.count("finished before") == 3  # two rounds
 
 
 def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

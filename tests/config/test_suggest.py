@@ -19,7 +19,7 @@ def test_the_nearest_path(tmp_path):
     (tmp_path / "corpora").mkdir()
     for wrong, near in (("runs/mien", "runs/mine"), ("rusn/mine", "runs/mine"), ("rnus/other", "runs")):
         assert did_you_mean_path(tmp_path / wrong) == f'; did you mean "{tmp_path / near}"?'
-    for far in ("runs/qqq", "zzz/mine"):
+    for far in ("runs/qqq", "zzz/mine", "runs/mine", "runs"):
         assert did_you_mean_path(tmp_path / far) == ""
 
 

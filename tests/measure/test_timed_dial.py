@@ -76,10 +76,22 @@ def test_a_choice_has_reasons_and_is_kept_for_the_resume(
         prepared_choice(Dial.of({"time": "90s"}), overrides, tmp_path / "run")
 
 
-@pytest.mark.parametrize("content", ["[]", '{"dial": "tokens 200000"}', '{"dial": "tokens 200000", "options": 5}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        '{"dial": "tokens 200000"}',
+        '{"dial": "tokens 200000", "options": 5}',
+        '{"name": "auto", "dial": "time 1m", "options": {}, "reasons": [], "begun": 1e9}',
+        '{"name": "auto", "dial": "time 1m", "options": {}, "reasons": [], "begun": 1e9, "seconds": "60"}',
+    ],
+)
 def test_a_malformed_choice_is_one_line(corpus: Path, tmp_path: Path, content: str) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "choice.json").write_text(content)
+    with pytest.raises(DataError, match=r"choice\.json: expected what `hornbook train auto` chose; restore the file"):
+        RunFolder(path=tmp_path / "run").time_limit("auto")
+    assert not RunFolder(path=tmp_path / "run").is_chosen("auto")
     with pytest.raises(DataError, match=r"choice\.json: expected what `hornbook train auto` chose; restore the file"):
         prepared_choice(Dial.of({"tokens": "200000"}), override_leaves({"data.train": str(corpus)}), tmp_path / "run")
 

@@ -50,7 +50,8 @@ def recipe_of(corpus: Path, *more: str):
 
 def start(folder: Path) -> None:
     folder.mkdir()
-    (folder / "choice.json").write_text(json.dumps({"name": "decoder-demo", "begun": 1e9, "seconds": SECONDS}))
+    limit = {"name": "decoder-demo", "begun": 1e9, "seconds": SECONDS}
+    (folder / "choice.json").write_text(json.dumps({"dial": "time 1m", "options": {}, "reasons": []} | limit))
 
 
 def weights(folder: Path) -> bytes:

@@ -25,7 +25,7 @@ def trained(folder: Path, *more: str, **choice: Any) -> tuple[dict[str, Any], li
     run = folder / "run"
     run.mkdir(exist_ok=True)
     if choice:
-        (run / "choice.json").write_text(json.dumps(choice))
+        (run / "choice.json").write_text(json.dumps({"dial": "tokens 1", "options": {}, "reasons": []} | choice))
     found = train(load_recipe("decoder-demo", words), output=run, device="cpu", threads=1)
     return found, [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 

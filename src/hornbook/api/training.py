@@ -98,7 +98,7 @@ def train(
         raise UserError("keep_optimizer applies only with init_from; add init_from or remove it")
     if output == "":
         raise UserError('output must not be empty; "." is the working directory')
-    leaves = override_leaves(overrides or {})
+    leaves = override_leaves({} if overrides is None else overrides)
     folder = None if output is None else Path(output)
     source = None if init_from is None else InitFrom(source=str(init_from), keep_optimizer=keep_optimizer)
     resolved = _resolve(recipe, leaves, folder, source, device, threads, dial)

@@ -121,8 +121,12 @@ def _read_devices(arguments: argparse.Namespace) -> None:
     match = re.fullmatch(r"\s*([\d_]+)\s*(?:[x×*]\s*(\S+)\s*)?", arguments.devices)
     if match is None or int(match[1].replace("_", "") or 0) < 1:
         raise UserError(f'--devices {arguments.devices}: expected a number such as 8, or "8 x H100"')
-    if match[2] and arguments.device:
-        raise UserError("--devices names the device already: remove --device")
+    if match[2]:
+        from hornbook.plan.devices import device_of
+
+        device_of(match[2], "devices")
+        if arguments.device:
+            raise UserError("--devices names the device already: remove --device")
     arguments.devices, arguments.device = int(match[1]), match[2] or arguments.device
 
 

@@ -50,6 +50,8 @@ def compare_command(arguments: argparse.Namespace) -> dict[str, object]:
 
     if len(arguments.runs) < 2:
         raise UserError(f"only one run, {arguments.runs[0]}; expected two or more; add another run folder")
+    if arguments.html is not None and arguments.html.is_dir():
+        raise UserError(f"--html {arguments.html} is a folder: name a file in it")
     comparison = compare([Path(folder) for folder in arguments.runs])
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     _print_facts(comparison, width)
@@ -62,8 +64,10 @@ def compare_command(arguments: argparse.Namespace) -> dict[str, object]:
         "cautions": comparison.cautions,
     }
     if arguments.html is not None:
+        from hornbook.storage import make_directory
         from hornbook.track.comparison_page import write_comparison
 
+        make_directory(arguments.html.parent)
         write_comparison(arguments.html, comparison, arguments.over)
         say("", str(arguments.html))
         result["page"] = str(arguments.html)

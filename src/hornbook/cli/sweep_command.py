@@ -4,7 +4,7 @@
         -> sweeps/demo/learning-rate=1e-3_seed=1, ..., sweeps/demo/comparison.html
 
 Each run is a process of its own, ``hornbook train``, whose output is in a ``.log`` beside the run's folder. The same
-command resumes an interrupted sweep, since ``hornbook train`` resumes an interrupted run and keeps a finished one.
+command resumes an interrupted sweep, since ``hornbook train`` resumes an interrupted run; finished ones are skipped.
 """
 
 import argparse
@@ -190,12 +190,17 @@ def _train(
     more: Mapping[str, str],
     processes: _Processes,
 ) -> None:
-    """Train a candidate in a process; a diverged run is only reported.
+    """Train a candidate in a process, unless that is done; a diverged run is only reported.
 
     Raises:
         UserError: the run cannot start; StoppedBySignal: it was stopped.
     """
+    from hornbook.config import load_recipe
+
     folder = output / candidate.name
+    if _is_done(load_recipe(arguments.recipe, [*candidate.words, *length]).recipe, folder):
+        say(f"{candidate.name}  finished before")
+        return
     words = ["train", arguments.recipe, *candidate.words, *length, "--output", str(folder)]
     words += ["--device", arguments.device, *(["--threads", str(arguments.threads)] if arguments.threads else [])]
     log = output / f"{candidate.name}.log"
@@ -207,6 +212,31 @@ def _train(
         last = log.read_text(encoding="utf-8").strip().splitlines()[-1:]
         raise UserError(f"{candidate.name} failed with exit code {code}, see {log}: {''.join(last)}")
     say(f"{candidate.name}  {'trained' if code == 0 else 'diverged'}")
+
+
+def _is_done(recipe: "Recipe", folder: Path) -> bool:
+    """Return whether a run in the folder has finished this recipe, or gone on to more steps by successive halving.
+
+    Raises:
+        UserError: the folder has a run of another recipe.
+    """
+    if not (folder / "run.json").exists():
+        return False
+    from hornbook.run.launch import open_data
+    from hornbook.run.run_folder import RunFolder
+    from hornbook.track.run_state import newest_checkpoint
+    from hornbook.track.runs import read_run
+
+    run = RunFolder(folder)
+    recipe, sources = open_data(recipe, run, None)
+    run.refuse_other_run(recipe, sources.fingerprints)
+    newest, steps, sessions = newest_checkpoint(folder), recipe.training.steps, read_run(folder).sessions
+    if newest is None:
+        return False
+    has_finished = bool(sessions) and sessions[-1].get("ended") == "finished"  # perhaps early, or after epochs
+    return (steps is not None and newest[0] >= steps) or (
+        has_finished and run.last_recipe is not None and run.last_recipe.training == recipe.training
+    )
 
 
 def _loss_at(steps: int, folder: Path) -> float:

@@ -296,7 +296,7 @@ def convert(value: object, spec: Spec) -> object:
 
     Raises Mistake if it has the wrong type, is out of bounds, or is not one of the choices.
     """
-    is_unset = value is None or value == "none"
+    is_unset = value is None or (isinstance(value, str) and value == "none")
     if spec.type is not tuple or (is_unset and spec.optional):
         return None if is_unset and spec.optional else _scalar(value, spec)
     if isinstance(value, list | tuple):
@@ -377,7 +377,8 @@ def kind_of(value: object) -> str:
     """Return the type of a TOML value in words."""
     if value is None or isinstance(value, list):
         return "none" if value is None else "an array"
-    return _TOML_WORDS.get(type(value), f"a {type(value).__name__}")
+    name = type(value).__name__
+    return _TOML_WORDS.get(type(value), f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}")
 
 
 def show(value: object, *, quote: bool = True) -> str:

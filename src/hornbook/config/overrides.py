@@ -5,11 +5,14 @@
 """
 
 from collections.abc import Mapping
+from numbers import Integral, Real
 from pathlib import Path
 
 from hornbook.config.build import Resolved, resolve
+from hornbook.config.options import kind_of, show
 from hornbook.config.recipe import Recipe, flatten
 from hornbook.config.recipe_files import Leaf, Tree, merge
+from hornbook.errors import RecipeError
 
 
 def override_leaves(values: Mapping[str, object], source: str = "overrides") -> Tree:
@@ -19,9 +22,19 @@ def override_leaves(values: Mapping[str, object], source: str = "overrides") -> 
         values: typed as in a recipe file; a path may be a ``Path``, and None is ``"none"``. Paths are relative to the
             working directory.
         source: name of the values' source in messages.
+
+    Raises:
+        RecipeError: ``values`` is no dictionary of dotted names.
     """
+    expected = f'{source}: expected a dictionary of dotted names, such as {{"training.steps": 300}}, got'
+    if not isinstance(values, Mapping):
+        raise RecipeError([f"{expected} {kind_of(values)}"])
     tree: Tree = {}
     for name, value in values.items():
+        if not isinstance(name, str):
+            raise RecipeError([f"{expected} the key {show(name)}"])
+        if isinstance(value, Mapping):
+            raise RecipeError([f"{expected} a dictionary under {show(name)}"])
         section, _, key = name.replace("-", "_").rpartition(".")
         entries = [_plain(entry) for entry in value] if isinstance(value, list | tuple) else _plain(value)
         tree[section, key] = Leaf(value=entries, source=source, folder=Path.cwd())
@@ -38,6 +51,9 @@ def override_recipe(recipe: Recipe, overrides: Tree) -> Resolved:
 
 
 def _plain(value: object) -> object:
-    if value is None:
-        return "none"
-    return str(value) if isinstance(value, Path) else value
+    """Return a value as in a recipe file; a number of NumPy as Python's."""
+    if value is None or isinstance(value, Path):
+        return "none" if value is None else str(value)
+    if isinstance(value, int | float) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)

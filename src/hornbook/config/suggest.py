@@ -128,12 +128,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean_path(path: Path) -> str:
-    """Return the end of an error message about a path that does not exist: a similar path that does, or nothing.
+    """Return the end of an error message about a path: a similar one that exists, or nothing, also if it does itself.
 
     The first missing part of the path is replaced by the most similar name in the same folder.
     """
     with suppress(OSError):  # no suggestion for unreadable folders
-        missing = next((part for part in reversed([path, *path.parents]) if not part.exists()), path)
+        missing = next((part for part in reversed([path, *path.parents]) if not part.exists()), None)
+        if missing is None:
+            return ""
         name = _closest(missing.name, {entry.name: entry.name for entry in missing.parent.iterdir()})
         if name is not None:
             near = missing.with_name(name)

@@ -23,7 +23,7 @@ from hornbook.config.overrides import override_leaves
 from hornbook.config.recipe import Recipe
 from hornbook.config.recipe_files import Leaf, Tree, merge
 from hornbook.corpora.store import TokenStore
-from hornbook.errors import DataError, UserError
+from hornbook.errors import UserError
 from hornbook.measure.pilot import bits_per_nat, pilot_tokens, train_pilot
 from hornbook.measure.timed_dial import Dialed, beside, dial_time, from_nearest
 from hornbook.plan.dial import (
@@ -51,7 +51,7 @@ from hornbook.run.reached import SHARE
 from hornbook.run.run_folder import RunFolder
 from hornbook.samples.sources import Sources, complete, open_sources
 from hornbook.storage.files import replace_file
-from hornbook.storage.json_files import dump_json, read_json
+from hornbook.storage.json_files import dump_json
 
 NAME: Final = "auto"
 """Of the recipe, and of its run."""
@@ -174,7 +174,7 @@ def prepared_choice(dial: Dial, overrides: Tree, output: Path | None) -> Resolve
             "recipe and train that"
         )
     resolved = _again(draft, dial, folder)
-    reasons = [] if folder.has_begun else _saved(folder)["reasons"]
+    reasons = [] if folder.has_begun else folder.read_choice()["reasons"]
     return replace(resolved, notes=(*reasons, *resolved.notes))
 
 
@@ -186,7 +186,7 @@ def _draft(dial: Dial, overrides: Tree) -> Draft:
 
 def _again(draft: Draft, dial: Dial, folder: RunFolder) -> Resolved:
     """Return the choice of a folder, with the length that its run, if any, has given itself."""
-    saved = _saved(folder)
+    saved = folder.read_choice()
     if saved["dial"] != str(dial):
         raise UserError(
             f"the model in {folder.path} was chosen for {saved['dial']}, not {dial}: use the same to resume it, or "
@@ -196,14 +196,6 @@ def _again(draft: Draft, dial: Dial, folder: RunFolder) -> Resolved:
     if last and isinstance(last.schedule, WarmupStableDecayConfig):
         options |= {"training.steps": last.training.steps, "schedule.lengths": last.schedule.lengths}
     return _with_options(draft, options, dial)
-
-
-def _saved(folder: RunFolder) -> dict[str, Any]:
-    """Read the choice of a folder; raise DataError if it is malformed."""
-    found, kinds = read_json(folder.choice, "choice"), {"dial": str, "options": dict, "reasons": list}
-    if not isinstance(found, dict) or not all(isinstance(found.get(name), kind) for name, kind in kinds.items()):
-        raise DataError(f"{folder.choice}: expected what `hornbook train auto` chose; restore the file")
-    return found
 
 
 def _with_options(draft: Draft, options: dict[str, Any], dial: Dial) -> Resolved:

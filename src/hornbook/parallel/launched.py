@@ -104,7 +104,7 @@ def leave_cleanly() -> Iterator[None]:
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
         else:
-            raise Terminated(f"stopped by {signal.Signals(number).name}; run the same command again")
+            raise Terminated.by(number)
 
     def send_again() -> None:
         while _torch_is_being_imported():

@@ -228,13 +228,13 @@ DEVICES: Final[Mapping[str, Device]] = {
 """Devices by the names of ``--device``."""
 
 
-def device_of(name: str) -> Device:
+def device_of(name: str, argument: str = "device") -> Device:
     """Return a device by its name.
 
     Raises:
-        UserError: the name is unknown.
+        UserError: the name is unknown; the message has the ``argument`` that gave it.
     """
     if name.lower() not in DEVICES:
         known = ", ".join(DEVICES)
-        raise UserError(f"`device={name!r}`: expected one of {known}{did_you_mean(name.lower(), DEVICES)}")
+        raise UserError(f"`{argument}={name!r}`: expected one of {known}{did_you_mean(name.lower(), DEVICES)}")
     return DEVICES[name.lower()]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Final, get_type_hints
 
 from hornbook import checkpoint
 from hornbook.config import Recipe, changed_keys, recipe_to_dict, recipe_to_toml
@@ -44,6 +44,10 @@ _MAY_CHANGE = (
     "evaluation.",
     "tracking.",
 )
+
+_CHOICE: Final[dict[str, type]] = {"dial": str, "options": dict, "reasons": list}
+_TIME: Final[dict[str, type]] = {"begun": float, "seconds": float}
+"""Of a choice, and of one for a time besides."""
 
 
 class RunFolder:
@@ -131,34 +135,41 @@ class RunFolder:
         Raises:
             DataError: the choice is malformed.
         """
-        choice = self._choice
-        if choice.get("name") != name or "seconds" not in choice:
-            return None
-        begun, seconds = choice.get("begun"), choice["seconds"]
-        if not isinstance(begun, float) or not isinstance(seconds, float):
-            raise DataError(f"{self.choice}: expected numbers for begun and seconds; remove the file")
-        return begun, seconds
+        choice = self.read_choice()
+        return (choice["begun"], choice["seconds"]) if choice.get("name") == name and "seconds" in choice else None
 
     def is_chosen(self, name: str) -> bool:
         """Return whether ``hornbook train auto`` chose the run with the recipe ``name``; not by a damaged choice."""
         try:
-            return self._choice.get("name") == name
+            return self.read_choice().get("name") == name
         except HornbookError:  # at its end, a run needs it no longer
             return False
 
     @property
     def prediction(self) -> tuple[float | None, float | None, float | None]:
         """Bits per byte for a nat per token, and the bounds of the loss, by `hornbook train auto`; None if unknown."""
-        found = self._choice.get("predicted")
+        found = self.read_choice().get("predicted")
         told = found if isinstance(found, dict) else {}
         bits, low, high = (told.get(key) for key in ("bits_per_nat", "low", "high"))
         are_numbers = isinstance(low, float) and isinstance(high, float)
         return bits if isinstance(bits, float) else None, low if are_numbers else None, high if are_numbers else None
 
-    @property
-    def _choice(self) -> dict[str, Any]:
-        choice = read_json(self.choice, "choice") if self.choice.exists() else {}
-        return choice if isinstance(choice, dict) else {}
+    def read_choice(self) -> dict[str, Any]:
+        """Return what `hornbook train auto` chose: ``dial``, ``options`` and ``reasons``; empty if it chose nothing.
+
+        Raises:
+            DataError: the file is malformed.
+        """
+        if not self.choice.exists():
+            return {}
+        found = read_json(self.choice, "choice")
+        kinds = _CHOICE | (_TIME if isinstance(found, dict) and found.keys() & _TIME else {})
+        if not isinstance(found, dict) or not all(isinstance(found.get(name), kind) for name, kind in kinds.items()):
+            raise DataError(
+                f"{self.choice}: expected what `hornbook train auto` chose; restore the file, or remove it and resume "
+                "the run by its folder"
+            )
+        return found
 
     def what_is_saved(self) -> str:
         """Describe the newest checkpoint on disk, from which the run would resume."""

@@ -210,7 +210,7 @@ def read_run(folder: Path, rows: list[Row] | None = None) -> RunFiles:
         StorageError: one of these cannot be read.
     """
     if not is_run(folder):
-        hint = "" if folder.exists() else did_you_mean_path(folder)
+        hint = did_you_mean_path(folder)
         raise UserError(f"no run in {folder}{hint}; expected a folder with metrics.jsonl, as `hornbook train` leaves")
     recipe = folder / "recipe.toml"
     recipe_text = read_bytes(recipe, "the recipe", follow=False).decode("utf-8", "replace") if recipe.is_file() else ""
