@@ -16,7 +16,7 @@ from hornbook.cli.arguments import (
 )
 from hornbook.config.recipe import SECTIONS, specs
 from hornbook.errors import UserError
-from hornbook.storage.system import most_threads
+from hornbook.storage.system import usable_cores
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_parsers_without_a_recipe_leave_dotted_words_alone():
     [
         (["a", "--num-layers", "3"], 'unknown option "--num-layers"; did you mean "--model.num-layers"?'),
         (["a", "--thread", "3"], 'unknown option "--thread"; did you mean "--threads"?'),
-        (["a", "--threads", "0"], f'argument --threads: "0": must be at least 1 and at most {most_threads()}'),
+        (["a", "--threads", "0"], f'argument --threads: "0": must be at least 1 and at most {16 * usable_cores()}'),
         (["a", "--device", "gpu"], 'argument --device: "gpu" is not one of auto, cpu, cuda, mps; did you mean "cuda"?'),
         (["a", "b\nc"], 'unexpected argument "b\\nc"'),
         (["--threads", "1"], "the following arguments are required: RECIPE"),

@@ -153,7 +153,7 @@ def test_a_registered_objective_is_of_its_bases_kind(monkeypatch, plain, base, w
 @pytest.mark.parametrize(
     ("base", "words", "problem"),
     [
-        (MaskedLMConfig, [], 'my_own needs an encoder; set model.family to "bert", "roberta" or "groupbert"'),
+        (MaskedLMConfig, [], 'my_own needs an encoder; set model.family to one of "bert", "roberta", "groupbert", '),
         (CausalLMConfig, ["--model.family=bert"], 'encoders cannot learn "causal_lm"; set objective.name to "mlm"'),
         (CausalLMConfig, ["--data.tokenizer=folder"], "tokenizer applies only to instances and labeled"),
         (PretrainingConfig, ["--model.family=roberta"], "RoBERTa has no next-sentence head; set objective"),

@@ -114,7 +114,7 @@ def test_threads_of_the_command_line_win_over_omp_num_threads(monkeypatch):
 
 @pytest.mark.parametrize("threads", [0, -1, 9999])
 def test_no_threads_are_no_default_and_thousands_would_wait_for_each_other(monkeypatch, threads):
-    monkeypatch.setattr(module, "most_threads", lambda: 64)
+    monkeypatch.setattr(module, "usable_cores", lambda: 4)
     with pytest.raises(UserError, match=f"^threads is {threads}; expected 1 to 64 on this machine, 16 for each core$"):
         prepare(torch.device("cpu"), threads)
     monkeypatch.setenv("OMP_NUM_THREADS", "9999")

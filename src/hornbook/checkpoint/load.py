@@ -107,7 +107,7 @@ def resolve(path: Path, warn: Callable[[str], None] = _logger.warning) -> Path:
         if num_damaged := len(committed(folder)):
             raise CheckpointError(
                 f"{path} has no intact checkpoint, but {counted(num_damaged, 'damaged one')}: restore the files from a "
-                "copy, or train again with another `output`"
+                "copy, or train again in another folder"
             )
         raise CheckpointError(f"{path} has no checkpoint; {_EXPECTED}")
     return found

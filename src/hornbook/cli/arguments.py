@@ -31,7 +31,7 @@ from hornbook.config.sections import Compute
 from hornbook.config.suggest import did_you_mean
 from hornbook.errors import UserError
 from hornbook.parallel import launched
-from hornbook.storage.system import most_threads
+from hornbook.storage.system import MOST_THREADS_PER_CORE, usable_cores
 
 if TYPE_CHECKING:
     import torch
@@ -180,7 +180,7 @@ class Number:
 
 positive_integer = Number(Spec(type=int, bounds=Bounds(minimum=1)))
 natural_number = Number(Spec(type=int, bounds=Bounds(minimum=0)))
-thread_count = Number(Spec(type=int, bounds=Bounds(minimum=1, maximum=most_threads())))
+thread_count = Number(Spec(type=int, bounds=Bounds(minimum=1, maximum=MOST_THREADS_PER_CORE * usable_cores())))
 positive_number = Number(Spec(type=float, bounds=Bounds(above=0)))
 fraction = Number(Spec(type=float, bounds=Bounds(minimum=0, maximum=1)))
 tail_fraction = Number(Spec(type=float, bounds=Bounds(minimum=0, maximum=0.25)))

@@ -63,7 +63,7 @@ EXCLUSIVE = (
     (("precision", "loss_scale"), ("precision", "loss_scale_by_step")),
 )
 """Options that exclude each other; one on the command line replaces the others of the recipe file."""
-_ENCODERS = '"bert", "roberta" or "groupbert"'
+_ENCODERS = '"bert", "roberta", "groupbert", "modernbert"'
 _ENCODER_OBJECTIVES = '"mlm", "mlm_nsp", "classification" or "span"'
 
 
@@ -207,7 +207,8 @@ class Recipe:
             yield Problem(by_family, f'encoders cannot learn "causal_lm"; set objective.name to {_ENCODER_OBJECTIVES}')
         is_classifier = is_encoder or (isinstance(model, GPTConfig) and isinstance(objective, ClassificationConfig))
         if not is_classifier and isinstance(objective, MaskingConfig | LabelledConfig):
-            yield Problem(by_family, f"{objective.name} needs an encoder; set model.family to {_ENCODERS}")
+            also = ' or, for classes, "gpt"' if isinstance(objective, ClassificationConfig) else ""
+            yield Problem(by_family, f"{objective.name} needs an encoder; set model.family to one of {_ENCODERS}{also}")
         if isinstance(model, RobertaConfig) and isinstance(objective, PretrainingConfig):
             yield Problem(by_family, 'RoBERTa has no next-sentence head; set objective.name to "mlm"')
         if getattr(objective, "unscored_tokens", 0) >= self.sequence_length:

@@ -18,7 +18,7 @@ import torch
 
 from hornbook.errors import UserError
 from hornbook.parallel.launched import choose_name
-from hornbook.storage.system import cpu_flags, most_threads, usable_cores
+from hornbook.storage.system import MOST_THREADS_PER_CORE, cpu_flags, usable_cores
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -66,12 +66,13 @@ def prepare(device: torch.device, threads: int | None) -> None:
         threads: their number; None for ``default_threads``.
 
     Raises:
-        UserError: the number is below 1, or above `most_threads`.
+        UserError: the number is below 1, or above `MOST_THREADS_PER_CORE` times the usable cores.
     """
     count, name = (default_threads(), "OMP_NUM_THREADS") if threads is None else (threads, "threads")
-    most = most_threads()
+    most = MOST_THREADS_PER_CORE * usable_cores()
     if not 1 <= count <= most:
-        raise UserError(f"{name} is {count}; expected 1 to {most} on this machine, 16 for each core")
+        told = f"expected 1 to {most} on this machine, {MOST_THREADS_PER_CORE} for each core"
+        raise UserError(f"{name} is {count}; {told}")
     torch.set_num_threads(count)
     torch.set_flush_denormal(True)
     # By default, PyTorch rounds the inputs of convolutions to TF32, 10 bits, on NVIDIA GPUs. It has newer settings per

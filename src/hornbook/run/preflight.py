@@ -165,7 +165,8 @@ def refuse_full_disk(recipe: Recipe, samples: Samples, state: TrainState, output
     saves = -(-length // keep.every_steps) - done // keep.every_steps
     kept = keep.keep_last if is_measured else max(keep.keep_last, 2)
     kept += keep.keep_best and (is_measured or keep.best_by != "validation")
-    count = min(saves, max(1, kept + 1 - len(checkpoint.steps_in(output / "checkpoints"))))
+    there = len(checkpoint.steps_in(output / "checkpoints")) if done else 0
+    count = min(saves, max(1, kept + 1 - there))
     size = state.home.num_bytes + _BYTES_OF_TOKEN * (recipe.model.vocab_size or 0)
     rows = (length - done) // tracking.log_every_steps + (length - done) // recipe.evaluation.every_steps
     needed, free = count * size + rows * _BYTES_OF_ROW + _BESIDE, free_bytes(output)

@@ -15,6 +15,8 @@ from typing import BinaryIO, Final, TypeVar
 
 from hornbook.errors import DataError, PathError, StorageError
 
+MOST_THREADS_PER_CORE: Final = 16
+"""Of those that hornbook starts for one kind of work: thousands wait for each other, so that a step takes hours."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MISTAKEN: Final = (
     errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
@@ -218,14 +220,6 @@ def usable_cores() -> int:
     """
     may_run_on = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(may_run_on, cpu_quota())
-
-
-def most_threads() -> int:
-    """Return the largest number of threads that hornbook starts for one kind of work: 16 for each usable core.
-
-    Threads that compute together wait for each other, each for its turn on a core: with thousands, a step takes hours.
-    """
-    return 16 * usable_cores()
 
 
 def cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
