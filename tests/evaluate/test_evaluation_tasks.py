@@ -38,7 +38,7 @@ def test_unknown_names_suggest_the_nearest():
 
 
 def test_results_are_json_even_where_a_number_is_not_finite(own_task):
-    result = run_tasks(["own"], tiny_input(), {"own": "x"})
+    result = run_tasks(["own", "own"], tiny_input(), {"own": "x"})
     (task,) = json.loads(json.dumps(result, allow_nan=False))["tasks"]
     assert (result["step"], task["name"]) == (7, "own")
     assert [row["value"] for row in task["rows"]] == [None, 0.5]

@@ -66,11 +66,12 @@ def scored_data(task: str, given: TaskInput) -> ScoredData:
 
 
 def run_tasks(tasks: Sequence[str], given: TaskInput, data: Mapping[str, str]) -> dict[str, Any]:
-    """Run tasks by name and return ``{"step", "checkpoint", "tasks": [{"name", "rows", ...}]}``, for JSON.
+    """Run tasks by name, each once, and return ``{"step", "checkpoint", "tasks": [{"name", "rows", ...}]}``, for JSON.
 
     Raises:
         UserError: see `check_tasks`, before any computation, and `run_task`.
     """
+    tasks = [*dict.fromkeys(tasks)]
     check_tasks(tasks, given, data)
     measured = [_evaluate(name, replace(given, data=data.get(name))) for name in tasks]
     return {"step": given.loaded.step, "checkpoint": str(given.loaded.path), "tasks": measured}
