@@ -95,8 +95,14 @@ def test_halving_continues_with_the_best(
 
 def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(sweep(tmp_path, "--lr", "1e-3")) == 2
-    assert "nothing to sweep" in capsys.readouterr().err
+    for values in ("1e-3", "1e-3,1e-3"):
+        assert main(sweep(tmp_path, "--lr", values)) == 2
+        assert "nothing to sweep" in capsys.readouterr().err
+    assert main(sweep(tmp_path, "--lr", "1e-3,3e-3", "--gpus", "0,,1")) == 2
+    assert "--gpus 0,,1: expected indices separated by commas, such as 0,1" in capsys.readouterr().err
+    assert main(sweep(tmp_path, "--lr", "1e-3,3e-3", "--halving", "2", "--steps", "none", "--tokens", "4096")) == 2
+    assert "--halving needs a length in steps; set --steps" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
@@ -108,6 +114,15 @@ def test_a_run_that_fails_ends_the_sweep(
     (tmp_path / "out" / "learning-rate=1e-3").write_text("where the first run would be")
     assert main(sweep(tmp_path, "--lr", "1e-3,3e-3")) == 2
     assert "learning-rate=1e-3 failed with exit code 2" in capsys.readouterr().err
+
+
+def test_a_file_in_place_of_the_folder_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").write_text("no folder")
+    assert main(sweep(tmp_path, "--lr", "1e-3,3e-3")) == 2
+    assert "out is a file: choose another --output" in capsys.readouterr().err
 
 
 def test_a_value_that_no_run_takes_is_found_before_the_first_run(

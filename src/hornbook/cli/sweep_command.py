@@ -66,10 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Train the combinations, print them, the best first, and write the page that compares them."""
     from hornbook.config import load_recipe
+    from hornbook.storage import make_directory, refuse_file
     from hornbook.track.comparison_page import write_comparison
     from hornbook.track.runs import compare
 
-    candidates = list(candidates_of(arguments.overrides))
+    if arguments.gpus and not all(arguments.gpus.split(",")):
+        raise UserError(f"--gpus {arguments.gpus}: expected indices separated by commas, such as 0,1")
+    candidates = [*dict.fromkeys(candidates_of(arguments.overrides))]  # values may be given twice
     if len(candidates) < 2:
         raise UserError("nothing to sweep: give an option several values, separated by commas, as in --lr 1e-3,3e-3")
     if arguments.random is not None:
@@ -77,9 +80,10 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         candidates = [candidates[number] for number in sorted(chosen)]
     recipe, *_ = [load_recipe(arguments.recipe, candidate.words).recipe for candidate in candidates]
     output: Path = arguments.output or Path("sweeps") / recipe.name
-    output.mkdir(parents=True, exist_ok=True)
-    remaining = candidates
-    for steps in _rounds(recipe, len(candidates), arguments.halving):
+    rounds, remaining = _rounds(recipe, len(candidates), arguments.halving), candidates
+    refuse_file(output)
+    make_directory(output)
+    for steps in rounds:
         length = [f"--training.steps={steps}"] if steps else []
         if arguments.halving and hasattr(recipe.schedule, "decay_end"):
             length.append(f"--schedule.decay-end={recipe.training.steps}")  # the rates of the whole run, in each round
