@@ -100,7 +100,10 @@ def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         assert "nothing to sweep" in capsys.readouterr().err
     assert main(sweep(tmp_path, "--lr", "1e-3,3e-3", "--gpus", "0,,1")) == 2
     assert "--gpus 0,,1: expected indices separated by commas, such as 0,1" in capsys.readouterr().err
-    assert main(sweep(tmp_path, "--lr", "1e-3,3e-3", "--halving", "2", "--steps", "none", "--tokens", "4096")) == 2
+    assert (
+        main(sweep(tmp_path, "--lr", "1e-3,3e-3", "--halving", "2", "--steps", "none", "--training.tokens", "4096"))
+        == 2
+    )
     assert "--halving needs a length in steps; set --steps" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
