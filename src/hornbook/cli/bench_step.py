@@ -241,7 +241,7 @@ def recipe_of(arguments: argparse.Namespace) -> "Recipe":
     recipe = load_recipe(arguments.recipe, arguments.overrides, require_data=False).recipe
     if recipe.data.train:
         raise UserError(
-            "the benchmark uses random tokens: remove data.train (of a run: --data.train none), and set the vocabulary size "
-            "with --model.vocab-size"
+            "the benchmark uses random tokens: remove data.train (of a run: --data.train none), and set the "
+            "vocabulary size with --model.vocab-size"
         )
     return with_some_vocabulary(recipe)
