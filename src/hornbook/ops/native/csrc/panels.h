@@ -190,11 +190,12 @@ __attribute__((noinline)) void multiply_rows(const typename P::Element* a, i64 r
                                              const typename P::Element* panel, i64 num_vectors, i64 steps, float* out,
                                              const Ahead& ahead) {
   const auto block = [&](auto vectors) {
+    constexpr int whole_groups = round_up(num_rows, P::row_group);
     if constexpr (P::is_scaled)
       P::template multiply_block<num_rows, vectors>(a, row_stride, step_stride, panel, steps, out, ahead);
     else
-      multiply_block<P, num_rows, vectors>(a, row_stride, step_stride, panel, vectors * Vec::lanes * P::depth, steps,
-                                           out, P::width, false, ahead);
+      multiply_block<P, whole_groups, vectors>(a, row_stride, step_stride, panel, vectors * Vec::lanes * P::depth,
+                                               steps, out, P::width, false, ahead);
   };
   if (num_vectors == P::vectors)
     block(std::integral_constant<int, P::vectors>());
@@ -212,16 +213,13 @@ template <class P>
 void multiply(const typename P::Element* a, i64 num_rows, i64 row_stride, i64 step_stride,
               const typename P::Element* panel, i64 columns, i64 steps, float* out, const Ahead& ahead) {
   const i64 vectors = (columns + Vec::lanes - 1) / Vec::lanes;
-  const auto by = [&](auto rows) {
-    multiply_rows<P, round_up(rows, P::row_group)>(a, row_stride, step_stride, panel, vectors, steps, out, ahead);
-  };
   switch (num_rows) {
-    case 1: return by(std::integral_constant<int, 1>());
-    case 2: return by(std::integral_constant<int, 2>());
-    case 3: return by(std::integral_constant<int, 3>());
-    case 4: return by(std::integral_constant<int, 4>());
-    case 5: return by(std::integral_constant<int, 5>());
-    default: return by(std::integral_constant<int, 6>());
+    case 1: return multiply_rows<P, 1>(a, row_stride, step_stride, panel, vectors, steps, out, ahead);
+    case 2: return multiply_rows<P, 2>(a, row_stride, step_stride, panel, vectors, steps, out, ahead);
+    case 3: return multiply_rows<P, 3>(a, row_stride, step_stride, panel, vectors, steps, out, ahead);
+    case 4: return multiply_rows<P, 4>(a, row_stride, step_stride, panel, vectors, steps, out, ahead);
+    case 5: return multiply_rows<P, 5>(a, row_stride, step_stride, panel, vectors, steps, out, ahead);
+    default: return multiply_rows<P, 6>(a, row_stride, step_stride, panel, vectors, steps, out, ahead);
   }
 }
 
