@@ -1,6 +1,7 @@
 """Native forms of other processors, in an emulator; docs/internals/cpu-kernels.md has the commands."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -25,7 +26,7 @@ def lines_of(command: list[str], **variables: str) -> list[list[str]]:
 
 def assert_all_right(found: list[list[str]], forms: set[str]) -> None:
     assert {isa for isa, *_ in found} == forms
-    assert len(found) == 15 * len(forms)
+    assert len(found) == 17 * len(forms)
     assert [words for words in found if words[-1] != "right"] == []
 
 
@@ -37,6 +38,16 @@ def test_every_arm_form_is_right(tmp_path):
     path = f"{ROOT / 'src'}:{os.environ.get('HORNBOOK_ARM_PACKAGES', '')}"
     found = lines_of(shlex.split(python), CXX=compiler, PYTHONPATH=path, XDG_CACHE_HOME=str(tmp_path))
     assert_all_right(found, set(ARCHITECTURES["aarch64"]))
+    (library,) = tmp_path.glob("hornbook/native/*/libhornbook.so")
+    assert users_of("bfmmla", library) == {"QuadProduct"}
+    assert users_of("bfdot", library) == {"PairProduct"}
+
+
+def users_of(instruction: str, library: Path) -> set[str]:
+    """The kinds of products whose functions have an instruction of Arm; "" of other functions."""
+    printed = subprocess.check_output(["aarch64-linux-gnu-objdump", "-d", "--no-show-raw-insn", library], text=True)
+    functions = [part for part in printed.split("\n\n") if f"\t{instruction}\t" in part]
+    return {"".join(re.findall(r"[A-Z][a-z]+Product", part.splitlines()[0])) for part in functions}
 
 
 @pytest.mark.slow

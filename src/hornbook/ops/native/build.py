@@ -58,7 +58,10 @@ HALVES: Final = "avx512fp16"
 TILES: Final = "amx"
 """The instruction set of AMX tiles; only bf16 products have a form for it."""
 _AVX512 = ("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
-_ARM = "-fno-strict-aliasing"  # pairs of bf16 are loaded as floats, for which only x86 intrinsics make an exception
+_ARM = (
+    "-fno-strict-aliasing",  # pairs of bf16 are loaded as floats, for which only x86 intrinsics make an exception
+    "-fno-schedule-insns",  # GCC would load operands so early that sums of products leave the registers
+)
 ARCHITECTURES: Mapping[str, Mapping[str, Sequence[str]]] = {
     "x86_64": {
         "avx2": ("-mavx2", "-mfma"),
@@ -67,7 +70,7 @@ ARCHITECTURES: Mapping[str, Mapping[str, Sequence[str]]] = {
         HALVES: (*_AVX512, "-mavx512bf16", "-mavx512fp16"),
         TILES: (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
     },
-    "aarch64": {"neon": ("-march=armv8-a", _ARM), "neonbf16": ("-march=armv8.2-a+bf16", _ARM)},
+    "aarch64": {"neon": ("-march=armv8-a", *_ARM), "neonbf16": ("-march=armv8.2-a+bf16", *_ARM)},
 }
 """The compiler flags of each form, in the order of the bits in ``csrc/cpu.cpp``, by kind of processor."""
 _MACHINE = platform.machine().replace("arm64", "aarch64")  # macOS's name

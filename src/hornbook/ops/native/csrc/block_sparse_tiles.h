@@ -42,7 +42,7 @@ void pack_part(const bf16* values, bf16* panel) {
     for (i64 input = 0; input < size; input += 2)
       for (i64 output = 0; output < size; output += Vec::lanes) {
         const bf16* from = values + input * b + output;
-        TileProduct::pack_step(from, from + b, Vec::lanes, panel + input * size + 2 * output);
+        TileProduct::pack_step(from, b, TileProduct::depth, Vec::lanes, panel + input * size + 2 * output);
       }
   } else {
     turn_pairs(values, b / 2, size, pairs, panel, size);

@@ -153,8 +153,7 @@ void pack_right(const T* x, i64 stride, i64 rows, i64 size, i64 width, float* wo
   for (i64 i = 0; i < rows; i += P::depth, words += width)
     for (i64 j = 0; j < width; j += W) {
       const T* row = x + i * stride + j;
-      P::pack_step(row, i + 1 < rows ? row + stride : nullptr, smaller(W, size - j),
-                   reinterpret_cast<typename P::Element*>(words + j));
+      P::pack_step(row, stride, rows - i, smaller(W, size - j), reinterpret_cast<typename P::Element*>(words + j));
     }
 }
 

@@ -16,6 +16,8 @@ namespace {
 using Bf16Product = TileProduct;
 #elif defined(__AVX512FP16__)
 using Bf16Product = HalfProduct;
+#elif defined(HB_QUADS)
+using Bf16Product = QuadProduct;
 #elif defined(HB_PAIRS)
 using Bf16Product = PairProduct;
 #else
@@ -116,14 +118,14 @@ void pack_weight(const float* weight, i64 stride, i64 num_out, i64 num_in, bool 
   });
 }
 
-// Rows of the left operand as the product takes them: as they lie, or converted and filled up with zeros; and their
-// factors, where it scales them.
+// Rows of the left operand as the product takes them: as they lie, or converted, in groups, and filled up with zeros; and
+// their factors, where it scales them.
 template <class P, class T>
 const typename P::Element* operand_rows(const T* x, i64 stride, i64 rows, i64 depth, i64* new_stride,
                                         [[maybe_unused]] float* factors) {
   using Element = typename P::Element;
   const i64 padded = num_steps<P>(depth) * P::depth;
-  if constexpr (sizeof(T) == sizeof(Element) && !P::is_scaled) {
+  if constexpr (sizeof(T) == sizeof(Element) && !P::is_scaled && P::row_group == 1) {
     if (depth == padded && rows % P::row_multiple == 0) {
       *new_stride = stride;
       return reinterpret_cast<const Element*>(x);
@@ -131,14 +133,15 @@ const typename P::Element* operand_rows(const T* x, i64 stride, i64 rows, i64 de
   }
   const i64 step = depth == 0 ? 0 : stride;  // the address of an empty operand may be null
   auto* copy = static_cast<Element*>(scratch(0, long_row_block * padded * i64(sizeof(Element))));
-  for (i64 row = 0; row < rows; row++) {
+  for (i64 row = 0; row < round_up(rows, P::row_multiple); row++) {
+    const i64 in_group = row % P::row_group, real = row < rows ? depth : 0;
+    Element* to = copy + (row - in_group) * padded + in_group * P::depth;
     if constexpr (P::is_scaled)
-      factors[row] = P::convert_row(x + row * step, depth, copy + row * padded);
+      factors[row] = P::convert_row(x + row * step, real, to);
     else
-      P::convert_row(x + row * step, depth, copy + row * padded);
-    for (i64 k = depth; k < padded; k++) copy[row * padded + k] = 0;
+      P::convert_row(x + row * step, real, to);
+    for (i64 k = real; k < padded; k++) to[k + k / P::depth * P::depth * (P::row_group - 1)] = 0;
   }
-  std::fill(copy + rows * padded, copy + round_up(rows, P::row_multiple) * padded, Element(0));
   *new_stride = padded;
   return copy;
 }
@@ -183,7 +186,8 @@ void multiply_range(const T* x, i64 stride, const typename P::Element* packed, [
               const T* next = x + (row + height) * stride + part.begin;
               ahead.add(next, stride, smaller(P::rows, rows.end - row - height), part.end - part.begin);
             }
-            multiply<P>(a + (row - first) * row_stride, count, row_stride, P::depth, panel, width, steps, block, ahead);
+            multiply<P>(a + (row - first) * row_stride, count, row_stride, P::depth * P::row_group, panel, width, steps,
+                        block, ahead);
             if constexpr (P::is_scaled)
               scale_rows(block, P::width, count, row_factors + row - first, factors[column / P::width]);
             float* sum = sums + (row - first) * group + column - begin;

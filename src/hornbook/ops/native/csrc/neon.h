@@ -148,6 +148,24 @@ HB_INLINE Vec dot_pairs(Vec a, Vec b, Vec sum) {
 HB_INLINE Halves narrow_two(Vec first, Vec second) {
   return {vcombine_u16(narrow(first.lo), narrow(first.hi)), vcombine_u16(narrow(second.lo), narrow(second.hi))};
 }
+
+#define HB_QUADS  // products of quads of bf16
+// Four values of each column of a vector, two columns in a register; and of two rows.
+struct Quads {
+  bfloat16x8_t columns[Vec::lanes / 2];
+};
+using QuadRows = bfloat16x8_t;
+HB_INLINE bfloat16x8_t load_quad_rows(const bf16* p) { return vreinterpretq_bf16_u16(vld1q_u16(p)); }
+HB_INLINE Quads load_quads(const bf16* p) {
+  return {load_quad_rows(p), load_quad_rows(p + 8), load_quad_rows(p + 16), load_quad_rows(p + 24)};
+}
+// Adds to 2x2 tiles [row][column]: those of even pairs of columns in the first vector, of odd ones in the second.
+HB_INLINE void multiply_quads(QuadRows rows, const Quads& quads, Vec (&tiles)[2]) {
+  tiles[0].lo = vbfmmlaq_f32(tiles[0].lo, rows, quads.columns[0]);
+  tiles[1].lo = vbfmmlaq_f32(tiles[1].lo, rows, quads.columns[1]);
+  tiles[0].hi = vbfmmlaq_f32(tiles[0].hi, rows, quads.columns[2]);
+  tiles[1].hi = vbfmmlaq_f32(tiles[1].hi, rows, quads.columns[3]);
+}
 #endif
 
 }  // namespace

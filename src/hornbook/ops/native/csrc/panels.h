@@ -1,12 +1,19 @@
 // Matrix products of a few rows by a panel of columns, and the panels.
 //
 //   panel of W columns        [steps][W][depth]      a step is the `depth` values that one instruction multiplies
-//   a block of `rows` rows    element (row, step) at a + row * row_stride + step * step_stride
+//   a block of `rows` rows    element (row, step) at a + row * row_stride + step * step_stride; steps of the `row_group`
+//                             rows that an instruction takes at once lie side by side, where the first one's is
 //   result                    [rows][W] floats, added up over the steps in order
 //
-// Four kinds of product: floats; bf16 pairs with AVX512-BF16 or Arm's bf16; the same pairs with AMX, in tiles.h; and pairs of scaled fp16
-// values, in halves.h, whose rows and panels have factors that results are multiplied by. Without any of these, bf16
-// is converted to float when it is packed, and multiplied as float; Intel's processors take no longer for that, AMD's do.
+//                          depth  row_group
+//   FloatProduct               1          1    floats
+//   PairProduct                2          1    bf16, with AVX512-BF16 or Arm's bfdot
+//   QuadProduct                4          2    bf16, with Arm's bfmmla: 2x4 values by 4x2
+//   TileProduct (tiles.h)      2          1    bf16, with AMX, which reads 16 rows at any distance
+//   HalfProduct (halves.h)     2          1    scaled fp16; rows and panels have factors that results are multiplied by
+//
+// Without any for bf16, it is converted to float when it is packed, and multiplied as float; Intel's processors take no
+// longer for that, AMD's do.
 #pragma once
 #include <algorithm>
 #include <type_traits>
@@ -24,14 +31,14 @@ struct FloatProduct {
   using Element = float;
   using Operand = Vec;
   static constexpr i64 depth = 1, rows = 6, vectors = Vec::lanes == 16 ? 4 : 2, width = vectors * Vec::lanes;
-  static constexpr i64 step_multiple = 1, row_multiple = 1, column_multiple = Vec::lanes;
+  static constexpr i64 step_multiple = 1, row_group = 1, row_multiple = 1, column_multiple = Vec::lanes;
   static constexpr bool is_scaled = false;
   using Scope = NoScope;
   static Operand load_panel(const float* p) { return load(p); }
-  static Operand broadcast(const float* p) { return set1(*p); }
-  static Vec dot(Vec sum, Operand a, Operand b) { return fma(a, b, sum); }
+  static Operand load_rows(const float* p) { return set1(*p); }
+  static void add_products(Vec (&sums)[1], Operand a, Operand b) { sums[0] = fma(a, b, sums[0]); }
   template <class T>
-  static void pack_step(const T* row, const T*, i64 n, float* out) {
+  static void pack_step(const T* row, i64, i64, i64 n, float* out) {
     store(out, load(row, n));
   }
   static float convert(float value) { return value; }
@@ -47,11 +54,11 @@ struct FloatProduct {
 // bf16 pairs that follow each other along the contraction, for AVX512-BF16, Arm's bf16 and AMX.
 struct PairPacking {
   using Element = bf16;
-  static constexpr i64 depth = 2, column_multiple = 16;
+  static constexpr i64 depth = 2, row_group = 1, column_multiple = 16;
   static constexpr bool is_scaled = false;
-  // The pairs of up to a vector of columns of two rows, zero from column n on; `second` may be null.
-  static void pack_step(const bf16* first, const bf16* second, i64 n, bf16* out) {
-    store(reinterpret_cast<float*>(out), load_pairs(first, second, n));
+  // A step of up to a vector of columns, of the first `rows` of `depth` rows; zero for others, and from column n on.
+  static void pack_step(const bf16* row, i64 stride, i64 rows, i64 n, bf16* out) {
+    store(reinterpret_cast<float*>(out), load_pairs(row, rows > 1 ? row + stride : nullptr, n));
   }
   static bf16 convert(float value) { return to_bf16(value); }
   static bf16 convert(bf16 value) { return value; }
@@ -66,14 +73,44 @@ struct PairProduct : PairPacking {
                        column_multiple = Vec::lanes;
   static constexpr i64 step_multiple = 1, row_multiple = 1;
   static Operand load_panel(const bf16* p) { return load(reinterpret_cast<const float*>(p)); }
-  static Operand broadcast(const bf16* p) {
+  static Operand load_rows(const bf16* p) {
     float pair;
     std::memcpy(&pair, p, 4);
     return set1(pair);
   }
-  static Vec dot(Vec sum, Operand a, Operand b) { return dot_pairs(a, b, sum); }
+  static void add_products(Vec (&sums)[1], Operand a, Operand b) { sums[0] = dot_pairs(a, b, sums[0]); }
 };
 #endif
+
+#ifdef HB_QUADS
+struct QuadProduct : PairPacking {
+  using Operand = Quads;
+  using Scope = NoScope;
+  static constexpr i64 depth = 4, rows = 6, vectors = FloatProduct::vectors, width = FloatProduct::width;
+  static constexpr i64 step_multiple = 1, row_group = 2, row_multiple = row_group, column_multiple = Vec::lanes;
+  static Operand load_panel(const bf16* p) { return load_quads(p); }
+  static QuadRows load_rows(const bf16* p) { return load_quad_rows(p); }
+  static void add_products(Vec (&sums)[2], QuadRows a, const Operand& b) { multiply_quads(a, b, sums); }
+  static void pack_step(const bf16* row, i64 stride, i64 rows, i64 n, bf16* out) {
+    Vec lower = load_pairs(row, rows > 1 ? row + stride : nullptr, n), upper = set1(0.0f);
+    if (rows > 2) upper = load_pairs(row + 2 * stride, rows > 3 ? row + 3 * stride : nullptr, n);
+    zip(lower, upper);
+    store(reinterpret_cast<float*>(out), lower);
+    store(reinterpret_cast<float*>(out) + Vec::lanes, upper);
+  }
+  // Leaves room for the steps of the group's other row.
+  static void convert_row(const bf16* from, i64 n, bf16* to) {
+    for (i64 k = 0; k < n; k += depth, to += row_group * depth) std::copy(from + k, from + smaller(k + depth, n), to);
+  }
+};
+#endif
+
+// Turns rows of sums into what instructions add to, and back: 2x2 tiles where rows are in groups of two.
+HB_INLINE void exchange(Vec (&)[1]) {}
+HB_INLINE void exchange(Vec (&sums)[2]) {
+  const Vec first = sums[0];
+  sums[0] = low_pairs(first, sums[1]), sums[1] = high_pairs(first, sums[1]);
+}
 
 // Lines of memory that are needed after a product, which fetches them one after the other while it computes: all at
 // once, they take the buffers that its operands arrive in.
@@ -95,23 +132,43 @@ constexpr Ahead kNothingAhead{};
 template <class P, int num_rows, int num_vectors>
 void multiply_block(const typename P::Element* a, i64 row_stride, i64 step_stride, const typename P::Element* panel,
                     i64 panel_step, i64 steps, float* out, i64 out_stride, bool adds, const Ahead& ahead) {
-  Vec sums[num_rows][num_vectors];
+  constexpr int group = P::row_group, groups = num_rows / group;
+  static_assert(num_rows % group == 0, "whole groups");
+  Vec sums[groups][num_vectors][group];
   // unrolled, so that the sums are registers from the first pass of the compiler on
 #pragma GCC unroll 8
-  for (int r = 0; r < num_rows; r++)
+  for (int g = 0; g < groups; g++)
 #pragma GCC unroll 8
-    for (int v = 0; v < num_vectors; v++) sums[r][v] = adds ? load(out + r * out_stride + v * Vec::lanes) : set1(0.0f);
+    for (int v = 0; v < num_vectors; v++) {
+#pragma GCC unroll 8
+      for (int i = 0; i < group; i++)
+        sums[g][v][i] = adds ? load(out + (g * group + i) * out_stride + v * Vec::lanes) : set1(0.0f);
+      if (adds) exchange(sums[g][v]);
+    }
   const i64 between = steps / (ahead.count + 1);
   for (i64 line = 0; line <= ahead.count; line++) {
     for (i64 step = line < ahead.count ? between : steps - between * ahead.count; step > 0; step--) {
-      typename P::Operand columns[num_vectors];
+      // The side that takes fewer registers is loaded as a whole: otherwise some sums leave them.
+      if constexpr (group == 1) {
+        typename P::Operand columns[num_vectors];
 #pragma GCC unroll 8
-      for (int v = 0; v < num_vectors; v++) columns[v] = P::load_panel(panel + v * Vec::lanes * P::depth);
+        for (int v = 0; v < num_vectors; v++) columns[v] = P::load_panel(panel + v * Vec::lanes * P::depth);
 #pragma GCC unroll 8
-      for (int r = 0; r < num_rows; r++) {
-        const typename P::Operand value = P::broadcast(a + r * row_stride);
+        for (int r = 0; r < num_rows; r++) {
+          const typename P::Operand value = P::load_rows(a + r * row_stride);
 #pragma GCC unroll 8
-        for (int v = 0; v < num_vectors; v++) sums[r][v] = P::dot(sums[r][v], value, columns[v]);
+          for (int v = 0; v < num_vectors; v++) P::add_products(sums[r][v], value, columns[v]);
+        }
+      } else {
+        decltype(P::load_rows(a)) values[groups];
+#pragma GCC unroll 8
+        for (int g = 0; g < groups; g++) values[g] = P::load_rows(a + g * group * row_stride);
+#pragma GCC unroll 8
+        for (int v = 0; v < num_vectors; v++) {
+          const typename P::Operand columns = P::load_panel(panel + v * Vec::lanes * P::depth);
+#pragma GCC unroll 8
+          for (int g = 0; g < groups; g++) P::add_products(sums[g][v], values[g], columns);
+        }
       }
       panel += panel_step;
       a += step_stride;
@@ -119,9 +176,13 @@ void multiply_block(const typename P::Element* a, i64 row_stride, i64 step_strid
     if (line < ahead.count) __builtin_prefetch(ahead.lines[line], 1);
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < num_rows; r++)
+  for (int g = 0; g < groups; g++)
 #pragma GCC unroll 8
-    for (int v = 0; v < num_vectors; v++) store(out + r * out_stride + v * Vec::lanes, sums[r][v]);
+    for (int v = 0; v < num_vectors; v++) {
+      exchange(sums[g][v]);
+#pragma GCC unroll 8
+      for (int i = 0; i < group; i++) store(out + (g * group + i) * out_stride + v * Vec::lanes, sums[g][v][i]);
+    }
 }
 
 template <class P, int num_rows>
@@ -129,11 +190,12 @@ __attribute__((noinline)) void multiply_rows(const typename P::Element* a, i64 r
                                              const typename P::Element* panel, i64 num_vectors, i64 steps, float* out,
                                              const Ahead& ahead) {
   const auto block = [&](auto vectors) {
+    constexpr int whole_groups = round_up(num_rows, P::row_group);
     if constexpr (P::is_scaled)
       P::template multiply_block<num_rows, vectors>(a, row_stride, step_stride, panel, steps, out, ahead);
     else
-      multiply_block<P, num_rows, vectors>(a, row_stride, step_stride, panel, vectors * Vec::lanes * P::depth, steps,
-                                           out, P::width, false, ahead);
+      multiply_block<P, whole_groups, vectors>(a, row_stride, step_stride, panel, vectors * Vec::lanes * P::depth,
+                                               steps, out, P::width, false, ahead);
   };
   if (num_vectors == P::vectors)
     block(std::integral_constant<int, P::vectors>());
@@ -141,11 +203,12 @@ __attribute__((noinline)) void multiply_rows(const typename P::Element* a, i64 r
     block(std::integral_constant<int, 1>());
   else if (num_vectors == 2)
     block(std::integral_constant<int, 2>());
-  else
+  else if constexpr (P::vectors > 3)
     block(std::integral_constant<int, 3>());
 }
 
-// Multiplies up to P::rows rows by a panel of `columns` columns; `out` is [rows][P::width].
+// Multiplies up to P::rows rows by a panel of `columns` columns; `out` is [P::rows][P::width]. Rows up to a multiple of
+// P::row_multiple have to be there.
 template <class P>
 void multiply(const typename P::Element* a, i64 num_rows, i64 row_stride, i64 step_stride,
               const typename P::Element* panel, i64 columns, i64 steps, float* out, const Ahead& ahead) {
@@ -201,9 +264,9 @@ void pack_rows(const T* source, i64 stride, i64 rows, i64 columns, i64 width, ty
     const i64 there = (rows + P::depth - 1) / P::depth;
     for (i64 step = 0; step < there; step++) {
       const T* row = source + first + step * P::depth * stride;
-      const T* next = step * P::depth + 1 < rows ? row + stride : nullptr;
+      const i64 real_rows = smaller(P::depth, rows - step * P::depth);
       for (i64 column = 0; column < padded; column += Vec::lanes, to += Vec::lanes * P::depth)
-        P::pack_step(row + column, next ? next + column : nullptr, smaller(Vec::lanes, real - column), to);
+        P::pack_step(row + column, stride, real_rows, smaller(Vec::lanes, real - column), to);
     }
     std::fill(to, to + (steps - there) * padded * P::depth, typename P::Element(0));
     for (i64 column = 0; sums && column < real; column += Vec::lanes) {
