@@ -96,18 +96,14 @@ def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.mark_non_differentiable(*output[1:])
 
 
-def _of_inputs(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    return *_gradients(ctx, gradient, None), None, None, None
-
-
-torch.library.register_autograd("hornbook::norm", _of_inputs, setup_context=_setup_context)
-
-
-def _gradients(ctx: Any, gradient: Tensor, residual: Tensor | None) -> tuple[Tensor | None, ...]:
+def _of_inputs(ctx: Any, gradient: Tensor, *_: Tensor, residual: Tensor | None = None) -> tuple[Tensor | None, ...]:
     x, weight_D, bias_D, *statistics = ctx.saved_tensors  # once: recomputation allows no more
     arguments = (gradient, x, weight_D, bias_D, *statistics, residual, ctx.isa, ctx.is_rms)
     of_x, of_weight_D, of_bias_D = norm_backward(*arguments)
-    return of_x, None if weight_D is None else of_weight_D, None if bias_D is None else of_bias_D
+    return of_x, None if weight_D is None else of_weight_D, None if bias_D is None else of_bias_D, None, None, None
+
+
+torch.library.register_autograd("hornbook::norm", _of_inputs, setup_context=_setup_context)
 
 
 def norm_beside(
@@ -128,7 +124,7 @@ class _Beside(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         residual, gradient = gradients
-        return *_gradients(ctx, gradient, residual), None, None, None
+        return _of_inputs(ctx, gradient, residual=residual)
 
 
 def _agrees(form: Form, dtype: torch.dtype) -> bool:
