@@ -69,14 +69,15 @@ class OutputHead(nn.Module):
             self.table = nn.Parameter(torch.empty(padded_rows(vocab_size), hidden_size))
         self.norm = norm or nn.Identity()
 
-    def forward(
-        self, use: Callable[[Any, Tensor, Batch], Any], x_BTD: Tensor, batch: Batch, normed_BTD: Tensor | None = None
-    ) -> Any:
-        """Return ``use(self, x_BTD, batch)``; calling the head rather than ``use`` runs the module's hooks.
+    def forward(self, use: Callable[[Any, Tensor, Batch], Any], x_BTD: Tensor, batch: Batch) -> Any:
+        """Return ``use(self, x_BTD, batch)``; calling the head rather than ``use`` runs the module's hooks."""
+        return use(self, x_BTD, batch)
 
-        ``normed_BTD``, if it is known, is the norm of ``x_BTD``, which ``prepare`` then does not compute.
-        """
-        self._known = None if normed_BTD is None else (x_BTD, normed_BTD)
+    def forward_normed(
+        self, use: Callable[[Any, Tensor, Batch], Any], x_BTD: Tensor, normed_BTD: Tensor, batch: Batch
+    ) -> Any:
+        """Return ``use(self, x_BTD, batch)``, for which ``prepare`` takes the norm of ``x_BTD`` as given."""
+        self._known = x_BTD, normed_BTD
         try:
             return use(self, x_BTD, batch)
         finally:

@@ -130,7 +130,9 @@ class LanguageModel(nn.Module):
             else:
                 x_BTD, normed_BTD = add_norm(dropout, norm, changed_BTD, keys_BT, x_BTD)
         del changed_BTD  # whose memory the logits may take
-        return self.head(use, x_BTD, batch) if normed_BTD is None else self.head(use, x_BTD, batch, normed_BTD)
+        if normed_BTD is None:
+            return self.head(use, x_BTD, batch)
+        return self.head.forward_normed(use, x_BTD, normed_BTD, batch)
 
     def make_context(self, batch: Batch) -> Context:
         """Return the tensors that blocks need besides the hidden states, computed once per micro-batch."""
