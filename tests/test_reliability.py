@@ -71,7 +71,7 @@ def test_what_the_matrix_expects_to_be_refused_is_refused() -> None:
     import layouts
 
     from hornbook.config import load_recipe
-    from hornbook.config.ranks import refuse_misfit
+    from hornbook.config.build import refuse_misfit
     from hornbook.errors import UserError
 
     for (layout, (size, _)), family in itertools.product(layouts.LAYOUTS.items(), layouts.FAMILIES):
@@ -89,7 +89,7 @@ def test_worlds_that_grow_and_shrink_have_layouts_that_fit(size: int, tmp_path: 
     import elastic
 
     from hornbook.config import load_recipe
-    from hornbook.config.ranks import refuse_misfit
+    from hornbook.config.build import refuse_misfit
 
     for options, kind in itertools.product(elastic.layouts_of(size).values(), elastic.KINDS):
         steps = elastic.ELASTIC_STEPS if size < 8 else elastic.PAIR_STEPS

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from hornbook.config import ParallelConfig, bundled_recipes, find_recipe, load_recipe
-from hornbook.config.ranks import refuse_misfit
+from hornbook.config.build import refuse_misfit
 from hornbook.errors import RecipeError
 from hornbook.exchange.huggingface.decoder_families import decoder_of
 

@@ -15,8 +15,8 @@ from hornbook.__main__ import main
 from hornbook.cli.arguments import CommandParser
 from hornbook.cli.sweep_command import candidates_of
 from hornbook.config import bundled_recipes, load_recipe
+from hornbook.config.build import refuse_misfit
 from hornbook.config.options import TAGS, show
-from hornbook.config.ranks import refuse_misfit
 from hornbook.config.recipe import SECTIONS, specs
 
 LINK = re.compile(r"""(?:\]\(|(?:src|srcset)=")(?!https?://)(?P<target>[^)#"]+)(#[^)"]*)?[)"]""")

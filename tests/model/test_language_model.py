@@ -36,6 +36,26 @@ def test_folded_gradient_is_that_of_one_tied_parameter():
     torch.testing.assert_close(model.embedding.tokens.grad, tied.embedding.tokens.grad, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_joined_additions_and_norms_are_those_of_single_blocks(training):
+    """On a GPU, one kernel computes the last addition of a block and the next norm; in training also the head's."""
+    model = tiny_model(residual_dropout=0.1).train(training)
+    randomize(model)
+    batch, found = random_batch(2, 9), []
+
+    def use(head, x_BTD, batch):
+        loss = head.cross_entropy(x_BTD, batch["targets"])
+        loss.backward()
+        found.append([loss, x_BTD, *(parameter.grad for _, parameter in model.named_parameters())])
+        model.zero_grad(set_to_none=True)
+
+    model(use, batch)
+    x_BTD = model.embedding(batch["tokens"], batch["positions"], batch["keys"])
+    model._forward_joined(use, x_BTD, model.make_context(batch), batch)
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    assert model.head._known is None
+
+
 def test_two_accumulators_distinguish_the_two_uses():
     """Tokens that are not looked up have no gradient from the look-up, but one from the logits."""
     model = tiny_model()

@@ -285,7 +285,7 @@ def start_processes(arguments: argparse.Namespace, recipe: "Recipe") -> None:
         return
     if launched.is_rank():
         raise UserError("--processes starts the ranks itself: remove it, or start hornbook without torchrun")
-    from hornbook.config.ranks import refuse_misfit
+    from hornbook.config.build import refuse_misfit
 
     refuse_misfit(recipe, arguments.processes)
     from hornbook.run.processes import run_ranks, without  # imports torch
@@ -301,7 +301,7 @@ def join_ranks(arguments: argparse.Namespace, recipe: "Recipe") -> "World":
     Raises UserError in that case.
     """
     from hornbook.config import recipe_to_dict
-    from hornbook.config.ranks import refuse_misfit
+    from hornbook.config.build import refuse_misfit
     from hornbook.parallel.world import World
 
     with launched.report_once():

@@ -170,7 +170,7 @@ def _check_words(words: Sequence[str]) -> None:
         return
     recipe = recipe_of(arguments)
     if getattr(arguments, "processes", None):
-        from hornbook.config.ranks import refuse_misfit
+        from hornbook.config.build import refuse_misfit
 
         refuse_misfit(recipe, arguments.processes)
 

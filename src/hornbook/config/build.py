@@ -32,6 +32,7 @@ from hornbook.config.options import (
     parse_text,
     show,
 )
+from hornbook.config.parallel import rounds_of
 from hornbook.config.recipe import SCRIPTS, SECTIONS, Key, Recipe, dotted, entries_of, flatten, specs
 from hornbook.config.recipe_files import (
     COMMAND_LINE,
@@ -45,6 +46,7 @@ from hornbook.config.recipe_files import (
 )
 from hornbook.config.suggest import did_you_mean, why_unknown
 from hornbook.errors import RecipeError, UserError
+from hornbook.wording import counted
 
 MOST_KEYS = 500
 """A recipe with more keys is rejected as a whole."""
@@ -220,6 +222,41 @@ def fit_ranks(resolved: Resolved, num_ranks: int) -> Resolved:
     note = f"{key} is {fitting} on {num_ranks} ranks, instead of {size} ({resolved.sources[key]})"
     recipe = replace(resolved.recipe, training=replace(training, micro_batch_size=fitting))
     return replace(resolved, recipe=recipe, notes=(*resolved.notes, note))
+
+
+def refuse_misfit(recipe: Recipe, num_ranks: int) -> None:
+    """Check the number of ranks and of pipeline micro-batches against a recipe, before any rank is connected.
+
+    Raises:
+        UserError: the sizes in ``[parallel]`` do not multiply to the number of ranks, the global batch does not divide
+            among them, or it has too few micro-batches for the stages of a pipeline.
+    """
+    training, sizes = recipe.training, recipe.parallel.sizes(num_ranks)
+    num_shares = sizes.replicate * sizes.shard
+    refuse_uneven(training.global_batch_size, training.micro_batch_size, num_shares)
+    if sizes.pipeline > 1:
+        num_batches = training.global_batch_size // (training.micro_batch_size * num_shares)
+        rounds_of(num_batches, sizes.pipeline, recipe.parallel.pipeline_schedule)
+
+
+def refuse_uneven(global_batch_size: int, micro_batch_size: int, world_size: int) -> None:
+    """Raise UserError if a global batch does not divide into whole micro-batches for every rank.
+
+    The message suggests the largest smaller micro-batch that divides, since training is the same, or a global batch.
+    """
+    if global_batch_size >= 1 and global_batch_size % (micro_batch_size * world_size) == 0:
+        return
+    sizes = range(min(micro_batch_size, global_batch_size), 0, -1)
+    if fitting := next((size for size in sizes if global_batch_size % (size * world_size) == 0), None):
+        mend = f"set training.micro_batch_size to {fitting}, which does not change the training"
+    else:
+        share = global_batch_size // world_size
+        multiples = sorted({max(share, 1) * world_size, (share + 1) * world_size})
+        mend = f"take a multiple of {world_size}, such as {' or '.join(map(str, multiples))}"
+    raise UserError(
+        f"global_batch_size {global_batch_size} does not divide into micro-batches of {micro_batch_size} on "
+        f"{counted(world_size, 'rank')}: {mend}"
+    )
 
 
 def recipe_from_dict(document: object, label: str = "recipe") -> Recipe:

@@ -101,8 +101,9 @@ class CachedDecoder:
             dtype=model.cache_dtype,
             device=self._device,
         )
-        tokens_BT = self._tensor([[0] * (longest - len(window)) + window for window in self._windows])
-        places_BT = torch.arange(longest, device=self._device) - self._tensor(self.cache.starts).unsqueeze(1)
+        padded = [[0] * (longest - len(window)) + window for window in self._windows]
+        tokens_BT, starts_B = (torch.tensor(ids, device=self._device) for ids in (padded, self.cache.starts))
+        places_BT = torch.arange(longest, device=self._device) - starts_B.unsqueeze(1)
         # padding attends to padding, since the softmax of a row of only -inf would be NaN
         mask = document_mask(places_BT >= 0) if min(lengths) < longest else None
         return model.logits(tokens_BT, places_BT.clamp(min=0), self.cache.columns(mask))
@@ -116,22 +117,19 @@ class CachedDecoder:
                 restarts[row] = len(window)
         cache = self.cache
         cache.append(restarts)
-        tokens_B1 = self._tensor(ids).unsqueeze(1)
+        tokens_B1 = torch.tensor(ids, device=self._device).unsqueeze(1)
         logits_BV = self._model.logits(tokens_B1, cache.positions_B1, cache.columns(cache.mask()))
         for row in restarts:
-            tokens_1T = self._tensor([self._windows[row]])
+            tokens_1T = torch.tensor([self._windows[row]], device=self._device)
             positions_1T = torch.arange(tokens_1T.shape[1], device=self._device).unsqueeze(0)
             read_again_1V = self._model.logits(tokens_1T, positions_1T, cache.columns_of(row))
-            logits_BV = logits_BV.index_copy(0, self._tensor([row]), read_again_1V)
+            logits_BV = logits_BV.index_copy(0, torch.tensor([row], device=self._device), read_again_1V)
         return logits_BV
 
     def keep(self, rows: Sequence[int]) -> None:
         """See ``Decoder``."""
         self._windows = [self._windows[row] for row in rows]
         self.cache.keep(rows)
-
-    def _tensor(self, ids: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
-        return torch.tensor(ids, device=self._device)
 
 
 class PlainDecoder:

@@ -21,8 +21,8 @@ from torch.distributed.tensor import Replicate
 
 from hornbook import checkpoint
 from hornbook.config import ParallelConfig, Recipe
+from hornbook.config.build import refuse_misfit
 from hornbook.config.parallel import PipelineSchedule, Sizes
-from hornbook.config.ranks import refuse_misfit
 from hornbook.engine.build_training import build_loader, build_samples, build_training
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, train_step

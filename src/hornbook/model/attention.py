@@ -77,9 +77,6 @@ class Context(SequenceGroups, SpacedSequences, total=False):
     rotation: tuple[Tensor, Tensor]
     local_rotation: tuple[Tensor, Tensor]
     """Cosines and sines, fp32 ``[B, T, R/2]``, of decoders with rotary positions; local in layers with a window."""
-    joins: bool
-    unadded: tuple[nn.Module, Tensor]
-    """With ``joins``, what ``PreNormBlock`` leaves to the next norm: its last dropout, and what is to be added then."""
     cache: KeyValues
     """In generation only: keys and values of earlier tokens; see ``attend``."""
 

@@ -152,22 +152,23 @@ class PreNormBlock(_Block):
     """
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
-        """Map ``[B, T, D]`` to ``[B, T, D]``, without the last addition if ``joins`` of the context is true."""
+        """Map ``[B, T, D]`` to ``[B, T, D]``."""
+        x_BTD, changed_BTD = self.branches(x_BTD, None, context)
+        result: Tensor = self.feed_forward_dropout(changed_BTD, context["keys"], x_BTD)
+        return result
+
+    def branches(self, x_BTD: Tensor, normed_BTD: Tensor | None, context: Context) -> tuple[Tensor, Tensor]:
+        """Return the hidden states behind the attention, and the result of the feed-forward, still to be added.
+
+        ``normed_BTD`` is the norm of ``x_BTD``, if it is known.
+        """
         keys_BT = context["keys"]
-        if "unadded" in context:
-            dropout, changed_BTD = context.pop("unadded")
-            x_BTD, normed_BTD = add_norm(dropout, self.attention_norm, changed_BTD, keys_BT, x_BTD)
-        else:
+        if normed_BTD is None:
             x_BTD, normed_BTD = self.attention_norm.beside(x_BTD)
         changed_BTD = self.attention_output_norm(self.attention(normed_BTD, context))
         x_BTD, normed_BTD = add_norm(self.attention_dropout, self.feed_forward_norm, changed_BTD, keys_BT, x_BTD)
         keys = (keys_BT,) if self._drops_activations else ()
-        changed_BTD = self.feed_forward_output_norm(self.feed_forward(normed_BTD, *keys))
-        if context.get("joins"):  # the next norm makes it in one pass, on a GPU
-            context["unadded"] = self.feed_forward_dropout, changed_BTD
-            return x_BTD
-        result: Tensor = self.feed_forward_dropout(changed_BTD, keys_BT, x_BTD)
-        return result
+        return x_BTD, self.feed_forward_output_norm(self.feed_forward(normed_BTD, *keys))
 
     @property
     def is_incremental(self) -> bool:

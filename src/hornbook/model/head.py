@@ -7,8 +7,7 @@ A tied head shares the embedding's table but has its own gradient. So runs that 
           .grad  (look-ups)                .grad  (logits)          fold_tied_gradients() adds them once a step
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -74,6 +73,16 @@ class OutputHead(nn.Module):
         """Return ``use(self, x_BTD, batch)``; calling the head rather than ``use`` runs the module's hooks."""
         return use(self, x_BTD, batch)
 
+    def forward_normed(
+        self, use: Callable[[Any, Tensor, Batch], Any], x_BTD: Tensor, normed_BTD: Tensor, batch: Batch
+    ) -> Any:
+        """Return ``use(self, x_BTD, batch)``, for which ``prepare`` takes the norm of ``x_BTD`` as given."""
+        self._known = x_BTD, normed_BTD
+        try:
+            return use(self, x_BTD, batch)
+        finally:
+            self._known = None
+
     def draw(self, draw: Draw) -> None:
         """Initialize the bias and an untied table, whose padding rows become zero."""
         draw.constant(self.bias, 0.0)
@@ -117,15 +126,6 @@ class OutputHead(nn.Module):
             return self._known[1]
         prepared: Tensor = self.norm(x)
         return prepared
-
-    @contextmanager
-    def knowing(self, x: Tensor, normed: Tensor) -> Iterator[None]:
-        """Let ``prepare`` know the norm of ``x`` in the ``with`` block."""
-        self._known = x, normed
-        try:
-            yield
-        finally:
-            self._known = None
 
     def logits(self, x_ND: Tensor) -> Tensor:
         """Return the logits ``[..., V]`` in fp32, without padding, for hidden states ``[..., D]``."""

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -108,20 +109,30 @@ class LanguageModel(nn.Module):
         x_BTD = self.embedding(batch["tokens"], batch["positions"], batch["keys"], batch.get("segments"))
         if self.passes_embedding:
             context["embedding"] = x_BTD
-        num_joined = 0
         if x_BTD.is_cuda and all(is_unmodified(block, PreNormBlock) for block in self.blocks):
-            joins_head = self.training and is_unmodified(self.head, CausalHead)
-            num_joined = len(self.blocks) - (not (joins_head and isinstance(self.head.norm, LayerNorm | RMSNorm)))
-        for number, block in enumerate(self.blocks):
-            context["joins"] = number < num_joined
+            return self._forward_joined(use, x_BTD, context, batch)
+        for block in self.blocks:
             x_BTD = block(x_BTD, context)
-        if "unadded" not in context:
-            return self.head(use, x_BTD, batch)
-        dropout, changed_BTD = context.pop("unadded")
-        x_BTD, normed_BTD = add_norm(dropout, self.head.norm, changed_BTD, batch["keys"], x_BTD)
+        return self.head(use, x_BTD, batch)
+
+    def _forward_joined(self, use: Callable[..., Any], x_BTD: Tensor, context: Context, batch: Batch) -> Any:
+        """Run blocks and head on a GPU, where one kernel makes the last addition of a block and the norm behind it."""
+        blocks: list[Any] = [*self.blocks]
+        norms = [block.attention_norm for block in blocks]
+        if self.training and is_unmodified(self.head, CausalHead) and isinstance(self.head.norm, LayerNorm | RMSNorm):
+            norms.append(self.head.norm)
+        normed_BTD: Tensor | None = None
+        for block, norm in zip_longest(blocks, norms[1:]):
+            x_BTD, changed_BTD = block.branches(x_BTD, normed_BTD, context)
+            dropout, keys_BT = block.feed_forward_dropout, context["keys"]
+            if norm is None:
+                x_BTD, normed_BTD = dropout(changed_BTD, keys_BT, x_BTD), None
+            else:
+                x_BTD, normed_BTD = add_norm(dropout, norm, changed_BTD, keys_BT, x_BTD)
         del changed_BTD  # whose memory the logits may take
-        with self.head.knowing(x_BTD, normed_BTD):
+        if normed_BTD is None:
             return self.head(use, x_BTD, batch)
+        return self.head.forward_normed(use, x_BTD, normed_BTD, batch)
 
     def make_context(self, batch: Batch) -> Context:
         """Return the tensors that blocks need besides the hidden states, computed once per micro-batch."""

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from hornbook.ops.dropout import dropout as hashed_dropout
-from hornbook.ops.mixed_layer_norm import mixed_layer_norm
 from hornbook.ops.mixed_linear import Parameters, is_mixed, mixed_feed_forward, mixed_linear, mixed_stack
 from hornbook.ops.native import dropout as native_dropout
 from hornbook.ops.native import layer_norm as native_norm
@@ -232,7 +231,7 @@ def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> T
     dtype = affine_dtype(x.dtype, x.device)
     weight_D, bias_D = weight_D.to(dtype), bias_D.to(dtype)
     if dtype != x.dtype and torch.is_grad_enabled():
-        return mixed_layer_norm(x, weight_D, bias_D, epsilon)
+        return native_norm.mixed_layer_norm(x, weight_D, bias_D, epsilon)
     return functional.layer_norm(x, weight_D.shape, weight_D, bias_D, epsilon)
 
 

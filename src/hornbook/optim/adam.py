@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.optim.adam import adam as torch_adam
 
 from hornbook.config.optimizers import MomentsConfig
-from hornbook.ops.native.adamw import Numbers, form_for
-from hornbook.ops.native.adamw import adamw as native_adamw
+from hornbook.ops.native.optimizers import Numbers, form_for
+from hornbook.ops.native.optimizers import adamw as native_adamw
 from hornbook.ops.triton.adamw_operators import can_update, triton_adamw
 from hornbook.optim.slots import Slot, by_group
 

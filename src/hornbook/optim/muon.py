@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hornbook.config.optimizers import MuonConfig, MuonKind
 from hornbook.ops.native.kernels import form_of
-from hornbook.ops.native.orthogonalize import Coefficients, apply_by_pytorch, apply_polynomials
+from hornbook.ops.native.optimizers import Coefficients, apply_by_pytorch, apply_polynomials
 from hornbook.optim.adam import adamw
 from hornbook.optim.slots import Slot
 from hornbook.parallel.device import compute_dtype

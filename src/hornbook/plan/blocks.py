@@ -15,7 +15,7 @@ from typing import Protocol
 from hornbook.config.description import Block as BlockDescription
 from hornbook.config.parts import Attention as AttentionPart
 from hornbook.config.parts import Convolution, FeedForward, Linear, Norm, Other
-from hornbook.plan import other_part, shortcuts
+from hornbook.plan import other_parts
 from hornbook.plan.attention import Attention, Tokens
 from hornbook.plan.block_layers import BlockLayers, add_residual
 from hornbook.plan.layers import FP32, Layers
@@ -63,7 +63,7 @@ class _Block(BlockLayers):
         elif isinstance(part, FeedForward):
             self.feed(layers, part, result)
         elif isinstance(part, Other):
-            other_part.compute(layers, self.name, part, self.tokens.num, self.size, result)
+            other_parts.compute(layers, self.name, part, self.tokens.num, self.size, result)
         else:
             self.convolve(layers, part, number, result)
 
@@ -76,7 +76,7 @@ class _Block(BlockLayers):
             self.feed_backward(layers, part, gradient, result, *frees)
         elif isinstance(part, Other):
             sizes = (self.tokens.num, self.size)
-            other_part.compute_backward(layers, self.name, part, *sizes, gradient, result, *frees)
+            other_parts.compute_backward(layers, self.name, part, *sizes, gradient, result, *frees)
         else:
             self.convolve_backward(layers, part, gradient, result, *frees)
 
@@ -107,7 +107,7 @@ class _Block(BlockLayers):
             for linear in part.inputs:
                 self.enter(layers, linear, f"{self.name}.{linear.name}/result")
             self._turn(layers, part, attention)
-        shortcuts.values(layers, self.name, part.others, self.tokens.num, attention.key_width)
+        other_parts.values(layers, self.name, part.others, self.tokens.num, attention.key_width)
         attention.forward(layers, self.tokens)
         self.leave(layers, part.out, result)
 
@@ -159,7 +159,7 @@ class _Block(BlockLayers):
         merged = [f"{name}/y"] if layers.tape.holds(f"{name}/y") and not is_native else []
         self.leave_backward(layers, part.out, gradient, "dy", *merged)
         attention.backward(layers, self.tokens, "dy", "dqkv")
-        shortcuts.values_backward(layers, self.name, part.others, self.tokens.num, attention.key_width)
+        other_parts.values_backward(layers, self.name, part.others, self.tokens.num, attention.key_width)
         self._turn_backward(layers, part, is_native=is_native)
         if attention.is_stacked:
             self.enter_backward(layers, part.inputs[0], "dqkv", result, *frees)
@@ -324,7 +324,7 @@ class PreNorm(_Block):
     def forward(self, layers: Layers, x: str, y: str) -> None:
         """See ``Block``."""
         name, num, size, block = self.name, self.own, self.size, self.block
-        shortcuts.enter(layers, name, block.others, num * size)
+        other_parts.enter(layers, name, block.others, num * size)
         for number in range(len(block.parts)):
             for norm in block.norms[number : number + 1]:
                 layers.norm(f"{name}.{norm.name}", num, size, f"{name}.{norm.name}/y", kind=norm.kind)
@@ -339,7 +339,7 @@ class PreNorm(_Block):
     def backward(self, layers: Layers, x: str) -> None:
         """See ``Block``."""
         name, num, size, block = self.name, self.own, self.size, self.block
-        entered = shortcuts.entered(name, block.others, x)
+        entered = other_parts.entered(name, block.others, x)
         for number in reversed(range(len(block.parts))):
             source, gradient = f"{name}/x {number - 1}" if number else entered, self.drop_backward(layers)
             for norm in block.output_norms[number : number + 1]:
@@ -357,7 +357,7 @@ class PreNorm(_Block):
                 layers.norm_backward(layer, num, size, "dnormed", "branch", source, kind=norm.kind, gain=norm.gain)
                 layers.tape.free("dnormed")
             add_residual(layers, num * size, block.norms[number].kind if block.norms else None)
-        shortcuts.enter_backward(layers, name, block.others, num * size, x)
+        other_parts.enter_backward(layers, name, block.others, num * size, x)
 
 
 class PostNorm(_Block):

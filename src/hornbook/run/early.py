@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 from hornbook.config import CausalLMConfig, Recipe
+from hornbook.config.build import refuse_misfit
 from hornbook.config.description import description_of
 from hornbook.config.options import is_url
-from hornbook.config.ranks import refuse_misfit
 from hornbook.config.sections import DTYPE_BYTES
 from hornbook.config.task_names import refuse_unknown_task
 from hornbook.corpora.folders import locate_store

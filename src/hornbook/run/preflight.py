@@ -24,8 +24,8 @@ import torch
 
 from hornbook import checkpoint
 from hornbook.config import CausalLMConfig, Recipe
+from hornbook.config.build import refuse_misfit
 from hornbook.config.optimizers import ScheduleConfig
-from hornbook.config.ranks import refuse_misfit
 from hornbook.config.shapes import padded_rows
 from hornbook.engine.build_training import needs_files, num_steps
 from hornbook.engine.state import Progress, TrainState

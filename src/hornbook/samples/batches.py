@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from hornbook.arrays import Int64s, Integers
-from hornbook.config.ranks import refuse_uneven
+from hornbook.config.build import refuse_uneven
 from hornbook.errors import DataError
 from hornbook.samples.hashing import Purpose, mix64
 from hornbook.samples.mixture import Mixture

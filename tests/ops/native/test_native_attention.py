@@ -34,9 +34,7 @@ def compute(form, qkv, gradient, *sequences):
 
 
 def compute_heads(form, packed, gradient, sequences, heads=module._PLAIN):
-    y, log_sums = module._forward(form, packed, sequences, heads)
-    of_packed, of_gains = module._backward(form, gradient, packed, log_sums, sequences, heads)
-    return y, *of_packed, *(of for of in of_gains if of is not None)
+    return module.outputs_of(form, gradient, packed, sequences, heads)
 
 
 @settings(max_examples=60, deadline=None)
@@ -73,7 +71,7 @@ def test_drops_what_the_hash_drops(is_causal):
         kept = kept & torch.ones(length, length, dtype=torch.bool).tril()
     for form in forms():
         sequences = Sequences(torch.tensor([0]), torch.tensor([length]), is_causal, keys, 5, 0.25)
-        y, _ = module._forward(form, (qkv,), sequences)
+        y = module.outputs_of(form, qkv[:, 0], (qkv,), sequences)[0]
         assert torch.equal(y.transpose(0, 1) != 0.0, kept)
 
 
@@ -184,7 +182,7 @@ def test_wide_scores():
     qkv[:, 0, 0, 0], qkv[:, 1, 0, 0] = 1e4, torch.tensor([1.0, -1.0, 1.0, 0.0])
     qkv[:, 2, 0, 1] = torch.tensor([1.0, 2.0, 3.0, 4.0])
     for form in forms():
-        y, log_sums = module._forward(form, (qkv,), Sequences(torch.tensor([0]), torch.tensor([4]), False))
+        y, log_sums = module.attention(qkv, torch.tensor([0]), torch.tensor([4]), False, None, 0, 0.0, form.isa)
         assert y[:, 0, 1].tolist() == pytest.approx([2.0] * 4)
         assert log_sums.isfinite().all()
 

@@ -13,7 +13,7 @@ from hornbook.engine.activations import recomputed
 from hornbook.ops.layers import ACTIVATIONS, activated_linear, feed_forward
 from hornbook.ops.layers import linear as any_linear
 from hornbook.ops.native import linear as module
-from hornbook.ops.native import linear_trial, products
+from hornbook.ops.native import linear_trial
 from hornbook.ops.native.build import HALVES, INSTRUCTION_SETS
 from hornbook.ops.native.choice import choose
 from hornbook.ops.native.kernels import use, using, weights_unchanged
@@ -81,11 +81,9 @@ def test_products_are_those_of_float64(isa, name, rows, num_in, num_out, is_stri
     exact_weight = weight.to(dtype).double()
     torch.set_num_threads(threads)
     try:
-        y = products.product(form, x, products.pack(form, weight, dtype, False, None), weight, bias)
-        of_x = products.product(
-            form, g, products.pack(form, weight, dtype, True, None), weight, None, for_gradient=True
-        )
-        products.add_weight_gradient(form, g, x, of_weight, of_bias, accumulate=True)
+        y = module.product(form, x, module.pack(form, weight, dtype, False, None), weight, bias)
+        of_x = module.product(form, g, module.pack(form, weight, dtype, True, None), weight, None, for_gradient=True)
+        module.add_weight_gradient(form, g, x, of_weight, of_bias, accumulate=True)
     finally:
         torch.set_num_threads(1)
     assert y.dtype == of_x.dtype == dtype
@@ -106,7 +104,7 @@ def test_tiles_are_emulated_as_intel_describes_them():
         form = Form(EMULATED)
         assert linear_trial._agrees(form, torch.bfloat16)
         assert form("works") == 1
-        products.add_weight_gradient(form, g, x, found, None, accumulate=False)
+        module.add_weight_gradient(form, g, x, found, None, accumulate=False)
     terms = g.float()[:, :, None] * x.float()[:, None, :]  # exact in fp32
     terms = torch.where(terms.abs() < 2.0**-126, 0.0, terms)
     terms[3, :, 5] = 0.0
@@ -122,17 +120,17 @@ def test_halves_have_the_range_of_bf16(isa):
     x = (drawn(len(scales), 130, seed=1) * scales[:, None]).bfloat16()
     for smallness in (1.0, 2.0**-50):
         weight = drawn(70, 130, seed=2) * smallness
-        y = products.product(form, x, products.pack(form, weight, torch.bfloat16, False, None), weight).double()
+        y = module.product(form, x, module.pack(form, weight, torch.bfloat16, False, None), weight).double()
         exact = x.double() @ weight.bfloat16().double().t()
         assert ((y - exact).abs().amax(1) <= 4e-3 * exact.abs().amax(1)).all()
     broken, weight = torch.ones(4, 130).bfloat16(), drawn(70, 130)
     broken[0, 3], broken[1, 129], broken[2] = torch.inf, torch.nan, 0.0
-    y = products.product(form, broken, products.pack(form, weight, torch.bfloat16, False, None), weight)
+    y = module.product(form, broken, module.pack(form, weight, torch.bfloat16, False, None), weight)
     assert not y[:2].isfinite().any()
     assert not y[2].any()
     assert y[3].isfinite().all()
     weight[5, 7] = torch.nan
-    y = products.product(form, broken, products.pack(form, weight, torch.bfloat16, False, None), weight)
+    y = module.product(form, broken, module.pack(form, weight, torch.bfloat16, False, None), weight)
     assert not y[3, 5].isfinite()
 
 
@@ -140,38 +138,38 @@ def test_halves_have_the_range_of_bf16(isa):
 def test_threads_and_rows_change_no_bit(isa, name):
     dtype, form = DTYPES[name], Form(isa)
     x, g, weight = drawn(391, 70, dtype=dtype), drawn(391, 90, seed=1, dtype=dtype), drawn(90, 70, seed=2)
-    packed = products.pack(form, weight, dtype, False, None)
+    packed = module.pack(form, weight, dtype, False, None)
     found = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         of_weight, of_bias = torch.empty(90, 70), torch.empty(90)
-        products.add_weight_gradient(form, g, x, of_weight, of_bias, accumulate=False)
-        found.append((products.product(form, x, packed, weight, None), of_weight, of_bias))
+        module.add_weight_gradient(form, g, x, of_weight, of_bias, accumulate=False)
+        found.append((module.product(form, x, packed, weight, None), of_weight, of_bias))
     torch.set_num_threads(1)
     for others in found[1:]:
         assert all(map(torch.equal, found[0], others))
-    alone = torch.cat([products.product(form, x[row : row + 1], packed, weight, None) for row in range(20)])
+    alone = torch.cat([module.product(form, x[row : row + 1], packed, weight, None) for row in range(20)])
     assert torch.equal(alone, found[0][0][:20])
 
 
 @pytest.mark.parametrize(("isa", "name"), CASES)
-@pytest.mark.parametrize("activation", products.ACTIVATIONS)
+@pytest.mark.parametrize("activation", module.ACTIVATIONS)
 def test_products_fuse_activations_and_their_derivatives(isa, name, activation):
     f = {"none": lambda u: u, **ACTIVATIONS}[activation]
     dtype, form = DTYPES[name], Form(isa)
     tolerance = max(TOLERANCE[dtype], 2e-6)  # exponentials have errors of their own
     x, weight, bias = 3 * drawn(13, 33, dtype=dtype), drawn(37, 33, seed=1), drawn(37, seed=2)
-    packed, exact = products.pack(form, weight, dtype, False, None), x.double() @ weight.to(dtype).double().t()
+    packed, exact = module.pack(form, weight, dtype, False, None), x.double() @ weight.to(dtype).double().t()
     before = drawn(13, 37, dtype=dtype)
-    y = products.product(form, x, packed, weight, bias, activation=activation, before=before)
+    y = module.product(form, x, packed, weight, bias, activation=activation, before=before)
     assert_near(before, exact + bias, tolerance)
     assert_near(y, f(exact + bias), tolerance)
     u, g = 3 * drawn(13, 37, seed=4, dtype=dtype), drawn(13, 37, seed=5, dtype=dtype)
-    slope = products.product(form, x, packed, weight, activation=activation, derivative_at=u)
+    slope = module.product(form, x, packed, weight, activation=activation, derivative_at=u)
     place = u.double().requires_grad_()
     (derivative,) = torch.autograd.grad(f(place).sum(), place)
     assert_near(slope, exact * derivative, tolerance)
-    assert_near(products.activation_gradient(form, g, u, activation), g.double() * derivative, tolerance)
+    assert_near(module.linear_activation_gradient(g, u, activation, form.isa), g.double() * derivative, tolerance)
 
 
 @pytest.mark.parametrize(("isa", "name"), CASES)
@@ -193,12 +191,12 @@ def test_products_fuse_gates(isa, name, rows, num_in, size, activation, has_bias
     u, g = torch.empty(rows, 2 * size, dtype=dtype), drawn(rows, 31, seed=4, dtype=dtype)
     torch.set_num_threads(threads)
     try:
-        panels = products.pack(form, weight, dtype, False, None, is_gated=True)
-        h = products.product(form, x, panels, weight, bias, activation=activation, before=u, is_gated=True)
-        back, options = products.pack(form, down, dtype, True, None), {"for_gradient": True, "activation": activation}
-        of_u = products.product(form, g, back, down, derivative_at=u, is_gated=True, **options)
+        panels = module.pack(form, weight, dtype, False, None, is_gated=True)
+        h = module.product(form, x, panels, weight, bias, activation=activation, before=u, is_gated=True)
+        back, options = module.pack(form, down, dtype, True, None), {"for_gradient": True, "activation": activation}
+        of_u = module.product(form, g, back, down, derivative_at=u, is_gated=True, **options)
         of_h = drawn(rows, size, seed=5, dtype=dtype)
-        alone = products.activation_gradient(form, of_h, u, activation)
+        alone = module.linear_activation_gradient(of_h, u, activation, form.isa)
     finally:
         torch.set_num_threads(1)
     tolerance = max(TOLERANCE[dtype], 3e-6)
@@ -363,8 +361,8 @@ def test_a_changed_weight_is_packed_again():
 @pytest.mark.parametrize("recomputes", [False, True])
 def test_a_weight_is_packed_once_while_it_does_not_change(monkeypatch, recomputes):
     packed = []
-    pack = products.pack
-    monkeypatch.setattr(products, "pack", lambda *given, **kind: packed.append(given) or pack(*given, **kind))
+    pack = module.pack
+    monkeypatch.setattr(module, "pack", lambda *given, **kind: packed.append(given) or pack(*given, **kind))
     weight, isa = torch.nn.Parameter(torch.ones(4, 3)), instruction_sets()[0]
     compute = recomputed(linear) if recomputes else linear
     for _ in range(2):

@@ -100,10 +100,15 @@ def attention(
     Returns:
         ``[N, H, K]`` in the dtype of ``qkv``, zero for tokens of no sequence, and ``[H, N]`` fp32.
     """
-    packed = tuple(tensor.contiguous() for tensor in (qkv, key_value, value) if tensor is not None)
+    q_NHK, k_NGK, v_NGK = _split(*(tensor.contiguous() for tensor in (qkv, key_value, value) if tensor is not None))
+    make = torch.empty if int(lengths_S.sum()) == len(q_NHK) else torch.zeros  # of tokens in no sequence
+    y_NHK, log_sums_HN = make(q_NHK.shape, dtype=q_NHK.dtype), make(q_NHK.shape[1], len(q_NHK))
     sequences = Sequences(firsts_S, lengths_S, is_causal, keys_HN, site, probability, columns_S)
     heads = Heads(cosines_NR, sines_NR, q_gain_K, k_gain_K, norm_epsilon, scale, window, cap)
-    return _forward(Form(isa), packed, sequences, heads)
+    problem = _problem(q_NHK, k_NGK, sequences, heads)
+    name = f"attention_forward_{SUFFIXES[q_NHK.dtype]}"
+    Form(isa)(name, *problem, q_NHK, k_NGK, v_NGK, y_NHK, log_sums_HN, torch.get_num_threads())
+    return y_NHK, log_sums_HN
 
 
 @shapes_of("attention")
@@ -140,13 +145,20 @@ def attention_backward(
 
     Arguments as for ``attention``.
     """
-    packed = tuple(tensor.contiguous() for tensor in (qkv, key_value, value) if tensor is not None)
+    packed = [tensor.contiguous() for tensor in (qkv, key_value, value) if tensor is not None]
+    q_NHK, k_NGK, v_NGK = _split(*packed)
+    make = torch.empty if int(lengths_S.sum()) == len(q_NHK) else torch.zeros
+    of_packed = [make(tensor.shape, dtype=tensor.dtype) for tensor in packed]
+    of_gains = [None if gain is None else torch.zeros_like(gain) for gain in (q_gain_K, k_gain_K)]
     sequences = Sequences(firsts_S, lengths_S, is_causal, keys_HN, site, probability, columns_S)
     heads = Heads(cosines_NR, sines_NR, q_gain_K, k_gain_K, norm_epsilon, scale, window, cap)
-    of_packed, of_gains = _backward(Form(isa), gradient_NHK, packed, log_sums_HN, sequences, heads)
+    Form(isa)(
+        f"attention_backward_{SUFFIXES[q_NHK.dtype]}", *_problem(q_NHK, k_NGK, sequences, heads), q_NHK, k_NGK, v_NGK,
+        log_sums_HN, gradient_NHK.contiguous(), *_split(*of_packed), *of_gains, torch.get_num_threads(),
+    )  # fmt: skip
     results = (*of_packed, *[None] * (3 - len(of_packed)), *of_gains)
-    of_q, of_kv, of_v, *of_gain = (qkv.new_empty(0) if of is None else of for of in results)
-    return of_q, of_kv, of_v, of_gain[0], of_gain[1]
+    of_q, of_kv, of_v, of_q_gain, of_k_gain = (qkv.new_empty(0) if of is None else of for of in results)
+    return of_q, of_kv, of_v, of_q_gain, of_k_gain
 
 
 @shapes_of("attention_backward")
@@ -178,41 +190,9 @@ def _of_inputs(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ..
 torch.library.register_autograd("hornbook::attention", _of_inputs, setup_context=_setup_context)
 
 
-def _split(packed: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _split(*packed: Tensor) -> tuple[Tensor, ...]:
     """Return query ``[N, H, K]``, key and value ``[N, G, K]``: views of ``qkv``, ``key_value`` and ``value``."""
     return tuple(part for tensor in packed for part in (tensor.unbind(1) if tensor.dim() == 4 else (tensor,)))
-
-
-def _forward(
-    form: Form, packed: tuple[Tensor, ...], sequences: Sequences, heads: Heads = _PLAIN
-) -> tuple[Tensor, Tensor]:
-    q_NHK, k_NGK, v_NGK = _split(packed)
-    make = torch.empty if int(sequences.lengths.sum()) == len(q_NHK) else torch.zeros  # of tokens in no sequence
-    y_NHK, log_sums_HN = make(q_NHK.shape, dtype=q_NHK.dtype), make(q_NHK.shape[1], len(q_NHK))
-    problem = _problem(q_NHK, k_NGK, sequences, heads)
-    name = f"attention_forward_{SUFFIXES[q_NHK.dtype]}"
-    form(name, *problem, q_NHK, k_NGK, v_NGK, y_NHK, log_sums_HN, torch.get_num_threads())
-    return y_NHK, log_sums_HN
-
-
-def _backward(
-    form: Form,
-    gradient_NHK: Tensor,
-    packed: tuple[Tensor, ...],
-    log_sums_HN: Tensor,
-    sequences: Sequences,
-    heads: Heads = _PLAIN,
-) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
-    """Return the gradients of ``packed`` and of the gains."""
-    q_NHK, k_NGK, v_NGK = _split(packed)
-    make = torch.empty if int(sequences.lengths.sum()) == len(q_NHK) else torch.zeros
-    of_packed = tuple(make(tensor.shape, dtype=tensor.dtype) for tensor in packed)
-    of_gains = tuple(None if gain is None else torch.zeros_like(gain) for gain in (heads.q_gain, heads.k_gain))
-    form(
-        f"attention_backward_{SUFFIXES[q_NHK.dtype]}", *_problem(q_NHK, k_NGK, sequences, heads), q_NHK, k_NGK, v_NGK,
-        log_sums_HN, gradient_NHK.contiguous(), *_split(of_packed), *of_gains, torch.get_num_threads(),
-    )  # fmt: skip
-    return of_packed, of_gains
 
 
 def _problem(q_NHK: Tensor, k_NGK: Tensor, sequences: Sequences, heads: Heads) -> tuple[Tensor | None, ...]:
@@ -250,13 +230,25 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
         ((qkv_N3HK,), dropped, Heads()),
         (grouped, causal, options),
     ):
-        y_NHK, log_sums_HN = _forward(form, packed, sequences, heads)
-        of_packed, of_gains = _backward(form, gradient_NHK, packed, log_sums_HN, sequences, heads)
-        ours = (y_NHK, *of_packed, *(of for of in of_gains if of is not None))
+        ours = outputs_of(form, gradient_NHK, packed, sequences, heads)
         pairs = zip(ours, exact_attention(gradient_NHK, packed, sequences, heads), strict=True)
         if not all((own.double() - right).abs().max() <= tolerance * (1.0 + right.abs().max()) for own, right in pairs):
             return False
     return True
+
+
+def outputs_of(
+    form: Form, gradient_NHK: Tensor, packed: tuple[Tensor, ...], sequences: Sequences, heads: Heads = _PLAIN
+) -> list[Tensor]:
+    """Return attention and the gradients of ``packed`` and of the gains by a form; see ``exact_attention``."""
+    qkv, *others = (*packed, None, None)[:3]
+    firsts_S, lengths_S, is_causal, keys_HN, *dropout, columns_S = sequences
+    given = (firsts_S, lengths_S, is_causal, keys_HN, *dropout, form.isa, columns_S)
+    y_NHK, log_sums_HN = attention(qkv, *given, *others, *heads)
+    tensors = (qkv, firsts_S, lengths_S, keys_HN, columns_S, *others, *heads[:4])
+    found = attention_backward(gradient_NHK, log_sums_HN, *tensors, is_causal, *dropout, *heads[4:], form.isa)
+    of = zip(found, (qkv, *others, heads.q_gain, heads.k_gain), strict=True)
+    return [y_NHK, *(gradient for gradient, tensor in of if tensor is not None)]
 
 
 def exact_attention(
@@ -269,7 +261,7 @@ def exact_attention(
     gains = [gain for gain in (heads.q_gain, heads.k_gain) if gain is not None]
     with torch.enable_grad():
         leaves = [tensor.detach().double().requires_grad_() for tensor in (*packed, *gains)]
-        q, k, v = _split(tuple(leaves[: len(packed)]))
+        q, k, v = _split(*leaves[: len(packed)])
         rest = leaves[len(packed) :]
         q = _stored(entering(q, heads, rest.pop(0) if heads.q_gain is not None else None), packed[0].dtype)
         k = _stored(entering(k, heads, rest.pop(0) if heads.k_gain is not None else None), packed[0].dtype)
@@ -334,8 +326,7 @@ def _trial(form: Form | None, dtype: torch.dtype, sequence_length: int, head_siz
                 torch.autograd.grad(scalar_with_gradient(y_1tHK, gradient_NHK.unsqueeze(0)), leaf_N3HK)
         else:
             sequences = Sequences(torch.tensor([0]), torch.tensor([sequence_length]), is_causal)
-            _, log_sums_HN = _forward(form, (qkv_N3HK,), sequences)
-            _backward(form, gradient_NHK, (qkv_N3HK,), log_sums_HN, sequences)
+            outputs_of(form, gradient_NHK, (qkv_N3HK,), sequences)
 
 
 KERNELS = (

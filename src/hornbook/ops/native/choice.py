@@ -28,14 +28,13 @@ from torch import Tensor
 
 from hornbook.errors import UserError
 from hornbook.ops.native import (
-    adamw,
     attention,
     block_sparse,
     cross_entropy,
     dropout,
     layer_norm,
     linear_trial,
-    orthogonalize,
+    optimizers,
     token_block,
 )
 from hornbook.ops.native.build import ARCHITECTURES, HALVES, INSTRUCTION_SETS
@@ -63,8 +62,7 @@ KERNELS: tuple[Kernel, ...] = (
     *layer_norm.KERNELS,
     *cross_entropy.KERNELS,
     *dropout.KERNELS,
-    *adamw.KERNELS,
-    *orthogonalize.KERNELS,
+    *optimizers.KERNELS,
     *token_block.KERNELS,
 )
 _MIN_GAIN = 1.05

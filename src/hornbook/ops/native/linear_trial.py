@@ -20,7 +20,7 @@ from hornbook.ops.layers import feed_forward
 from hornbook.ops.native.build import HALVES, TILES
 from hornbook.ops.native.kernels import Kernels, using
 from hornbook.ops.native.library import MOST_PRODUCTS, SUFFIXES, Form, Kernel
-from hornbook.ops.native.products import add_weight_gradient, pack, panels_of, product
+from hornbook.ops.native.linear import add_weight_gradient, pack, panels_of, product
 from hornbook.ops.operators import scalar_with_gradient
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 from hornbook.ops.native.attention import Heads, entering
 from hornbook.ops.native.layer_norm import exact_norm
 from hornbook.ops.native.library import SUFFIXES, Form, Kernel
-from hornbook.ops.native.products import ACTIVATIONS
+from hornbook.ops.native.linear import ACTIVATIONS
 
 _WEIGHTS_PER_THREAD = 1 << 18
 """Below this, waiting for another thread takes as long as its share of the work."""
@@ -79,7 +79,7 @@ class TokenOptions(NamedTuple):
     num_heads: int
     head_size: int
     activation: str
-    """Of ``products.ACTIVATIONS``."""
+    """Of ``linear.ACTIVATIONS``."""
     num_kv_heads: int | None = None
     is_gated: bool = False
     window: int | None = None

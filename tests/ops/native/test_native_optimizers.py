@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from native_forms import forms, threads
 
 from hornbook.ops.native.kernels import Kernels, using
-from hornbook.ops.native.orthogonalize import apply_by_pytorch, apply_polynomials
+from hornbook.ops.native.optimizers import apply_by_pytorch, apply_polynomials
 from hornbook.optim.muon import _COEFFICIENTS, orthogonalize
 
 GENTLE = ((1.875, -1.25, 0.375), (1.5, -0.5, 0.25))

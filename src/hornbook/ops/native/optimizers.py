@@ -1,6 +1,7 @@
-"""Adam and AdamW on a CPU in one pass over memory: clipping, decay, both moments and the step.
+"""Updates on a CPU: Adam and AdamW in one pass over memory, and Muon's polynomials of bf16 matrices.
 
-The update changes fp32 tensors outside of autograd, so it is a plain function.
+The pass has clipping, decay, both moments and the step. Of the polynomials, symmetric products are multiplied on one
+side of the diagonal only. Both change or read tensors outside of autograd, so they are plain functions.
 """
 
 import math
@@ -13,7 +14,7 @@ from torch import Tensor
 from hornbook.ops.native.kernels import FORMS
 from hornbook.ops.native.library import Form, Kernel
 
-_NAME = "adamw"
+Coefficients = Sequence[tuple[float, float, float]]
 
 
 class Numbers(NamedTuple):
@@ -30,7 +31,7 @@ class Numbers(NamedTuple):
 
 def form_for(tensors: Sequence[Tensor]) -> Form | None:
     """Return the form that updates these tensors; None if PyTorch does."""
-    isa = FORMS.get(_NAME)
+    isa = FORMS.get("adamw")
     if isa is None:
         return None
     on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
@@ -47,10 +48,10 @@ def adamw(
     step, unbiased = rate / (1.0 - beta1**t), 1.0 / math.sqrt(1.0 - beta2**t)
     values = (clip, keep, added, beta1, beta2, 1.0 - beta2, step, unbiased, epsilon)
     settings = torch.tensor(values, dtype=torch.float32)
-    form(_NAME, weight, gradient, mean, square, weight.numel(), settings, torch.get_num_threads())
+    form("adamw", weight, gradient, mean, square, weight.numel(), settings, torch.get_num_threads())
 
 
-def _agrees(form: Form, dtype: torch.dtype) -> bool:
+def _adamw_agrees(form: Form, dtype: torch.dtype) -> bool:
     """Compare two updates with float64, on a size that no vector divides, both decays."""
     generator = torch.Generator().manual_seed(0)
     weight, gradient, mean, square = torch.randn(4, 37, generator=generator)
@@ -73,7 +74,7 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
     return True
 
 
-def _trial(form: Form | None, dtype: torch.dtype) -> None:
+def _adamw_trial(form: Form | None, dtype: torch.dtype) -> None:
     weight, gradient, mean, square = torch.ones(4, 1 << 18)
     if form is not None:
         adamw(form, weight, gradient, mean, square, Numbers(1e-3, 0.1, 0.9, 0.95, 1e-8, 1.0, True), clip=0.5)
@@ -85,4 +86,48 @@ def _trial(form: Form | None, dtype: torch.dtype) -> None:
     )  # fmt: skip
 
 
-KERNELS = (Kernel(_NAME, None, _agrees, _trial),)
+def apply_polynomials(form: Form, x_NRC: Tensor, coefficients: Coefficients) -> Tensor:
+    """Return ``a X + b (X Xᵀ) X + c (X Xᵀ)² X`` of each matrix for each triple of coefficients, one after the other.
+
+    Args:
+        form: of the products.
+        x_NRC: bf16, contiguous, no more rows than columns.
+        coefficients: a, b and c of each polynomial.
+    """
+    out_NRC = torch.empty_like(x_NRC)
+    table = torch.tensor(coefficients, dtype=torch.float32)
+    form("orthogonalize_bf16", x_NRC, *x_NRC.shape, table, len(table), out_NRC, torch.get_num_threads())
+    return out_NRC
+
+
+def apply_by_pytorch(x_NRC: Tensor, coefficients: Coefficients) -> Tensor:
+    """Return the same for any dtype and device."""
+    for a, b, c in coefficients:
+        gram = x_NRC @ x_NRC.mT
+        x_NRC = torch.baddbmm(x_NRC, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x_NRC, beta=a)
+    return x_NRC
+
+
+_CUBIC = ((1.5, -0.5, 0.0), (1.875, -1.25, 0.375))
+
+
+def _polynomials_agree(form: Form, dtype: torch.dtype) -> bool:
+    """Compare with float64, on sizes that no vector divides."""
+    x = torch.randn(2, 70, 131, generator=torch.Generator().manual_seed(0)).to(dtype) / 20.0
+    exact = apply_by_pytorch(x.double(), _CUBIC)
+    found = apply_polynomials(form, x, _CUBIC).double()
+    return bool((found - exact).abs().max() <= 0.02 * exact.abs().max())
+
+
+def _polynomials_trial(form: Form | None, dtype: torch.dtype) -> None:
+    x = torch.ones(2, 256, 256, dtype=dtype) / 256.0
+    if form is None:
+        apply_by_pytorch(x, _CUBIC)
+    else:
+        apply_polynomials(form, x, _CUBIC)
+
+
+KERNELS = (
+    Kernel("adamw", None, _adamw_agrees, _adamw_trial),
+    Kernel("orthogonalize_bf16", torch.bfloat16, _polynomials_agree, _polynomials_trial),
+)
