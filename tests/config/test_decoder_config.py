@@ -11,6 +11,7 @@ MISTAKES = {
     "--model.num-kv-heads=3": "num_kv_heads must divide num_heads, which is 4; change one of them",
     "--model.head-size=7": "rotary positions need an even number of columns, not 7 of a head's 7; change one of them",
     "--model.rope-share=0.1": "rotary positions need an even number of columns, not 0 of a head's 8; change",
+    "--model.head-size=6 --model.shifted-keys": "shifted_keys need heads of a multiple of 4 columns, not 6; change one",
     "--model.window=300": "window must not exceed sequence_length, 256; lower it or remove it",
     "--model.window=9 --model.window-pattern=LX": "must consist of L (with window) and G (without), such as",
     "--model.window-pattern=LG": "window_pattern applies only with a window; remove it",

@@ -58,6 +58,8 @@ MODELS = {
     "model.smear=true",
     "shortcuts": "smollm-135m model.num_kv_heads=2 model.feed_forward_size=48 model.value_embeddings=true "
     "model.smear=true model.residual_scales=true",
+    "shifted keys": "smollm-135m model.num_kv_heads=2 model.feed_forward_size=48 model.shifted_keys=true "
+    "model.query_key_norm=head",
     "gpt odd": "gpt2-small data.sequence_length=15",
     "groupbert": "groupbert-base-phase1 data.layout=padded",
     "gpt by 1": "gpt2-small training.micro_batch_size=1",

@@ -32,6 +32,7 @@ OPTIONS = {
         "num_kv_heads": 2,
         "window": 7,
     },
+    "shifted keys": {"shifted_keys": True, "query_key_norm": "head", "num_kv_heads": 2, "window": 7},
     "no positions, part of a head rotated": {"rope_share": 0.5, "tied": False, "query_key_norm": "width"},
 }
 

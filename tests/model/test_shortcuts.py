@@ -1,4 +1,4 @@
-"""Value embeddings, residual scales and smear against their formulas in plain PyTorch."""
+"""Value embeddings, residual scales, smear and shifted keys against their formulas in plain PyTorch."""
 
 import dataclasses
 
@@ -27,6 +27,7 @@ CONFIG = DecoderConfig(
     value_embeddings=True,
     residual_scales=True,
     smear=True,
+    shifted_keys=True,
 )
 
 
@@ -53,6 +54,8 @@ def logits_of(weights: dict[str, torch.Tensor], tokens: torch.Tensor) -> torch.T
         x = own["state_scale"] * x + own["embedding_scale"] * first
         normed = rms(x)
         q, k, v = (normed @ matrix.T for matrix in own["attention.qkv.weight"])
+        for columns in (k[..., part : part + 2] for head in range(4) for part in (8 * head + 2, 8 * head + 6)):
+            columns[:, 1:], columns[:, 0] = columns[:, :-1].clone(), 0.0
         if layer != 1:
             gates = 3 * torch.sigmoid(normed[..., :12] @ own["attention.value_embedding.gate"].T)
             v = v + gates.repeat_interleave(8, -1) * own["attention.value_embedding.table"][tokens]
@@ -95,6 +98,16 @@ def test_parameters_are_those_of_the_description() -> None:
     model = shortcut_model()
     assert {name: model.logical_shape(name, own) for name, own in model.own_parameters()} == expected
     assert CONFIG.num_parameters() == model.num_parameters
+
+
+def test_shifted_keys_do_not_cross_documents() -> None:
+    model = shortcut_model(smear=False, positions="rotary")
+    documents = torch.tensor([[0] * 7 + [1] * 9])
+    tokens = torch.randint(70, (1, 16), generator=torch.Generator().manual_seed(0))
+    batch = {"tokens": tokens, "positions": torch.arange(16)[None], "keys": tokens, "documents": documents}
+    both = model(lambda head, x_BTD, _: head.logits(x_BTD), batch)
+    other = {**batch, "tokens": torch.cat((69 - tokens[:, :7], tokens[:, 7:]), 1)}
+    torch.testing.assert_close(model(lambda head, x_BTD, _: head.logits(x_BTD), other)[:, 7:], both[:, 7:])
 
 
 def test_muon_updates_only_the_matrices_of_products() -> None:

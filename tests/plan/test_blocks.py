@@ -47,6 +47,9 @@ MODELS = {
     "decoder like gemma": "demo model.family=decoder model.query_key_norm=head model.norm_placement=both "
     "model.window=16",
     "decoder like olmo": "demo model.family=decoder model.query_key_norm=width model.norm_placement=after",
+    "decoder with shifted keys": "demo model.family=decoder model.query_key_norm=head model.shifted_keys=true",
+    "decoder with shifted keys, native": "demo model.family=decoder model.num_kv_heads=2 model.shifted_keys=true "
+    "model.query_key_norm=head precision.kernels=native",
     "decoder with caps": "demo model.family=decoder model.attention_cap=9 model.feed_forward=plain",
 }
 

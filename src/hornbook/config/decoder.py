@@ -76,6 +76,11 @@ class DecoderConfig(TransformerConfig):
     query_key_norm: Literal["none", "head", "width"] = option(
         "none", help="RMS norm of queries and keys, in each head or over all heads, before their rotation"
     )
+    shifted_keys: bool = option(
+        False,
+        help="half of the columns of a head's keys, those that rotate slowest, are the previous token's, so that one "
+        "layer finds what followed the same text before",
+    )
     qkv_bias: bool = option(False, help="add biases to query, key and value")
     linear_bias: bool = option(False, help="add biases to the other linear layers")
     attention_scale: float | None = option(
@@ -214,6 +219,7 @@ class DecoderConfig(TransformerConfig):
             dropout=self.attention_dropout,
             others=(*norms, *values * self.value_embeddings),
             is_rotary=self.positions == "rotary",
+            shifts_keys=self.shifted_keys,
             windows=tuple(self.window if layer == "L" else None for layer in self.window_pattern),
             cap=self.attention_cap,
             scale=self.attention_scale,
@@ -229,6 +235,10 @@ class DecoderConfig(TransformerConfig):
             yield Problem(("num_kv_heads", "num_heads"), message)
         if not self.window_pattern or set(self.window_pattern) - set("LG"):
             yield Problem(("window_pattern",), 'must consist of L (with window) and G (without), such as "LLLLLG"')
+
+        if self.shifted_keys and self.effective_head_size % 4:
+            message = f"shifted_keys need heads of a multiple of 4 columns, not {self.effective_head_size}; change one"
+            yield Problem(("shifted_keys", "head_size", "num_heads"), message)
 
     def _rotary(self) -> Iterator[Problem]:
         """Yield problems of rotary positions."""

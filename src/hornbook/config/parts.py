@@ -113,6 +113,8 @@ class Attention:
     """Further layers, such as norms of queries and keys."""
     is_rotary: bool = False
     """Whether queries and keys are rotated by their positions."""
+    shifts_keys: bool = False
+    """Whether half of the columns of keys are the previous token's."""
     windows: tuple[int | None, ...] = (None,)
     """How many tokens, with itself, a token sees, by layer, repeated; None: all, or all earlier ones if causal.
 
@@ -132,7 +134,8 @@ class Attention:
     def is_plain(self) -> bool:
         """Whether queries, keys and values are the results of one layer, and nothing else limits or scales scores."""
         is_unlimited = self.windows == (None,) and self.cap is None and self.scale is None
-        return len(self.inputs) == 1 and not self.others and not self.is_rotary and is_unlimited
+        is_changed = self.others or self.is_rotary or self.shifts_keys
+        return len(self.inputs) == 1 and not is_changed and is_unlimited
 
     def window(self, index: int) -> int | None:
         """Return the window of the layer ``index``."""

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from hornbook.model import LanguageModel
 from hornbook.model.attention import CausalSelfAttention
 from hornbook.model.block import FeedForward, PreNormBlock
-from hornbook.model.decoder import DecoderAttention, ShortcutBlock, ValueEmbedding
+from hornbook.model.decoder import DecoderAttention, KeyShift, ShortcutBlock, ValueEmbedding
 from hornbook.model.head import CausalHead
 from hornbook.model.incremental import CastLinear, for_generation, is_incremental, with_parameters
 from hornbook.model.layers import LayerNorm, NoNorm, RMSNorm, is_unmodified
@@ -227,7 +227,11 @@ class IncrementalModel:
             if self._smear is not None:
                 x_BTD = self._smear(x_BTD, {**context, "cache": cache})
             caches = [cache.of(each, each.num_kv_heads, each.head_size) for each in self._attentions]
-            y_BD = self._token(x_BTD[:, 0], caches, cache.mask, rotations, tokens_BT[:, 0], start_BD)
+            moved = [
+                None if (shift := getattr(each, "key_shift", None)) is None else shift.stored(cache, each.num_kv_heads)
+                for each in self._attentions
+            ]
+            y_BD = self._token(x_BTD[:, 0], caches, cache.mask, rotations, tokens_BT[:, 0], start_BD, moved)
             return y_BD if self._token.head is not None else self._model.head.logits(y_BD)
         batch = {"tokens": tokens_BT, "positions": positions_BT, "keys": tokens_BT}
         logits = self._logits
@@ -247,6 +251,9 @@ def _token_block(block: nn.Module) -> TokenBlock | None:
     is_decoder = is_unmodified(attention, DecoderAttention)
     embedding = getattr(attention, "value_embedding", None)
     if embedding is not None and not is_unmodified(embedding, ValueEmbedding):
+        return None
+    shift = getattr(attention, "key_shift", None)
+    if shift is not None and not is_unmodified(shift, KeyShift):
         return None
     if not (is_decoder or is_unmodified(attention, CausalSelfAttention)) or not is_unmodified(
         feed_forward, FeedForward

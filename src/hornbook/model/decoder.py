@@ -7,6 +7,7 @@ Shortcuts of nanochat (Karpathy 2025) around attention and feed-forward are part
     values     some attentions   v + 3 σ(G x[:12]) e[token]               a gate for each head
 
 All factors are learned; the model starts with s = 0 and G = 0, which is no smear and half-open gates of the values.
+Keys may have columns of the previous token, as in the speedrun of modded-nanogpt (Jordan et al. 2024), see `KeyShift`.
 """
 
 import math
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hornbook.config import DecoderConfig
-from hornbook.model.attention import CausalSelfAttention, Context, SelfAttention, attend
+from hornbook.model.attention import CausalSelfAttention, Context, KeyValues, SelfAttention, attend
 from hornbook.model.block import FeedForward, PreNormBlock
 from hornbook.model.head import CausalHead
 from hornbook.model.initialize import Draw
@@ -79,21 +80,69 @@ class Smear(nn.Module):
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         """Map ``[B, T, D]`` to ``[B, T, D]``; in generation, the cache has the earlier embeddings."""
         logits_BT = x_BTD[..., : len(self.gate)].float() @ self.gate.float()
-        has_previous_BT = context["positions"] > 0
-        if "documents" in context:
-            is_begun_BT = context["documents"].diff(dim=1) == 0
-            has_previous_BT = has_previous_BT & functional.pad(is_begun_BT, (1, 0))
-        share_BT = self.scale.float() * torch.sigmoid(logits_BT) * has_previous_BT
-        return x_BTD + share_BT.unsqueeze(-1).to(x_BTD.dtype) * self._previous(x_BTD, context)
+        share_BT = self.scale.float() * torch.sigmoid(logits_BT) * has_previous(context)
+        cache = context.get("cache")
+        stored_BSD = None if cache is None else cache.of(self, 1, x_BTD.shape[2])[:, 0, 0]
+        return x_BTD + share_BT.unsqueeze(-1).to(x_BTD.dtype) * previous_rows(x_BTD, stored_BSD)
 
-    def _previous(self, x_BTD: Tensor, context: Context) -> Tensor:
-        cache, num_new = context.get("cache"), x_BTD.shape[1]
-        if cache is not None:
-            stored_BSD = cache.of(self, 1, x_BTD.shape[2])[:, 0, 0]
-            stored_BSD[:, -num_new:] = x_BTD
-            if stored_BSD.shape[1] > num_new:
-                return stored_BSD[:, -num_new - 1 : -1].to(x_BTD.dtype)
-        return functional.pad(x_BTD[:, :-1], (0, 0, 1, 0))
+
+class KeyShift(nn.Module):
+    """Keys whose columns with the longest wavelengths, the second and last quarter of a head, are the previous token's.
+
+    A query then finds the tokens that followed its own token, so that one layer continues a text that it has seen,
+    for which keys of their own tokens take two (induction heads, Olsson et al. 2022). The first token of a text, or of
+    a document, has zeros there.
+
+    Args:
+        head_size: K.
+    """
+
+    is_incremental = True
+
+    def __init__(self, head_size: int) -> None:
+        super().__init__()
+        self.quarter = head_size // 4
+
+    def forward(self, k_BTC: Tensor, context: Context) -> Tensor:
+        """Return keys ``[B, T, G·K]`` with those columns of the previous token; in generation, the cache has them."""
+        first, second, third, last = k_BTC.unflatten(-1, (-1, 4, self.quarter)).unbind(-2)
+        own_BTG2C, cache = torch.stack((second, last), 3), context.get("cache")
+        if cache is None:
+            before_BTG2C = previous_rows(own_BTG2C)
+        else:
+            before_BTG2C = previous_rows(own_BTG2C, self.stored(cache, first.shape[2]).permute(0, 3, 2, 1, 4))
+        if cache is not None or "documents" in context:
+            before_BTG2C = before_BTG2C * has_previous(context)[..., None, None, None]
+        before_second, before_last = before_BTG2C.unbind(3)
+        return torch.stack((first, before_second, third, before_last), 3).flatten(2)
+
+    def stored(self, cache: KeyValues, num_heads: int) -> Tensor:
+        """Return those columns of all tokens, before they move, in a cache, ``[B, 2, G, S, K/4]``."""
+        return cache.of(self, num_heads, self.quarter)
+
+
+def has_previous(context: Context) -> Tensor:
+    """Return which tokens are not the first of a text or of a document, bool ``[B, T]``."""
+    has_previous_BT = context["positions"] > 0
+    if "documents" in context:
+        is_begun_BT = context["documents"].diff(dim=1) == 0
+        has_previous_BT = has_previous_BT & functional.pad(is_begun_BT, (1, 0))
+    return has_previous_BT
+
+
+def previous_rows(x: Tensor, stored: Tensor | None = None) -> Tensor:
+    """Return the rows before those of ``x``, ``[B, T, ...]``, zeros before the first one.
+
+    Args:
+        x: rows of new tokens.
+        stored: those of all tokens, ``[B, S, ...]``, of which this writes the last T.
+    """
+    num_new = x.shape[1]
+    if stored is not None:
+        stored[:, -num_new:] = x
+        if stored.shape[1] > num_new:
+            return stored[:, -num_new - 1 : -1].to(x.dtype)
+    return torch.cat((torch.zeros_like(x[:, :1]), x[:, :-1]), 1)
 
 
 class ShortcutBlock(PreNormBlock):
@@ -155,6 +204,7 @@ class DecoderAttention(SelfAttention):
         self.window = config.window_of(index)
         self.cap, self.norm_kind = config.attention_cap, config.query_key_norm
         self.value_embedding = ValueEmbedding(config) if config.has_value_embedding(index) else None
+        self.key_shift = KeyShift(self.head_size) if config.shifted_keys else None
         self.rotation: Literal["rotation", "local_rotation"] = "rotation"
         if self.window is not None and config.local_rope_theta:
             self.rotation = "local_rotation"
@@ -171,9 +221,13 @@ class DecoderAttention(SelfAttention):
             packed = (self.qkv(x_BTD),)
         else:
             packed = (self.query(x_BTD), self.key_value(x_BTD))
-        if self.value_embedding is not None:
+        if self.value_embedding is not None or self.key_shift is not None:
             q_BTC, k_BTC, v_BTC = _parts(packed)
-            packed = (q_BTC, k_BTC, v_BTC + self.value_embedding(x_BTD, context["tokens"]))
+            if self.key_shift is not None:
+                k_BTC = self.key_shift(k_BTC, context)
+            if self.value_embedding is not None:
+                v_BTC = v_BTC + self.value_embedding(x_BTD, context["tokens"])
+            packed = (q_BTC, k_BTC, v_BTC)
         y_BTD: Tensor = self.out(self.mix(packed[0], context, *packed[1:]))
         return y_BTD
 

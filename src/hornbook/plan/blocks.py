@@ -107,6 +107,8 @@ class _Block(BlockLayers):
             for linear in part.inputs:
                 self.enter(layers, linear, f"{self.name}.{linear.name}/result")
             self._turn(layers, part, attention)
+        if part.shifts_keys:
+            other_parts.keys(layers, self.name, self.tokens.num, attention.key_width)
         other_parts.values(layers, self.name, part.others, self.tokens.num, attention.key_width)
         attention.forward(layers, self.tokens)
         self.leave(layers, part.out, result)
@@ -159,6 +161,8 @@ class _Block(BlockLayers):
         merged = [f"{name}/y"] if layers.tape.holds(f"{name}/y") and not is_native else []
         self.leave_backward(layers, part.out, gradient, "dy", *merged)
         attention.backward(layers, self.tokens, "dy", "dqkv")
+        if part.shifts_keys:
+            other_parts.keys_backward(layers, self.name, self.tokens.num, attention.key_width)
         other_parts.values_backward(layers, self.name, part.others, self.tokens.num, attention.key_width)
         self._turn_backward(layers, part, is_native=is_native)
         if attention.is_stacked:

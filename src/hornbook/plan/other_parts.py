@@ -1,6 +1,6 @@
 """Memory of parts of blocks besides attention and feed-forward.
 
-These are value embeddings, residual scales and smear (`hornbook.model.decoder`), and parts whose descriptions state
+These are shifted keys, value embeddings, residual scales and smear (`hornbook.model.decoder`), and parts whose descriptions state
 their memory (`hornbook.config.parts.Other`).
 """
 
@@ -12,6 +12,18 @@ from hornbook.plan.layers import FP32, Layers
 
 _COPIES = 2
 """The scaled embedding, or the previous tokens' share, and the sum."""
+
+
+def keys(layers: Layers, block: str, num: float, width: int) -> None:
+    """Replace half of the columns of the keys of ``num`` tokens, each of ``width`` columns."""
+    layers.tape.use(num * width * layers.itemsize)  # the half, of each token and of the one before
+    layers.activation(f"{block}/keys", num * width)
+
+
+def keys_backward(layers: Layers, block: str, num: float, width: int) -> None:
+    """Compute the gradient of the keys from that of the replaced ones."""
+    layers.tape.use(2 * num * width * layers.itemsize)
+    layers.tape.free(f"{block}/keys")
 
 
 def values(layers: Layers, block: str, tables: Iterable[Layer], num: float, width: int) -> None:

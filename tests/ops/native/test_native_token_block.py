@@ -169,6 +169,8 @@ def test_generation_takes_it_where_nothing_else_was_chosen(monkeypatch):
     [
         {"value_embeddings": True, "num_kv_heads": 2},
         {"residual_scales": True},
+        {"shifted_keys": True, "num_kv_heads": 2, "query_key_norm": "head"},
+        {"shifted_keys": True, "query_key_norm": "width", "window": 5},
         {"smear": True, "residual_scales": True, "value_embeddings": True},
     ],
     ids=lambda options: " ".join(options),

@@ -161,6 +161,7 @@ class TokenModel:
         rotations: Sequence[Rotation | None] | None = None,
         tokens_B: Tensor | None = None,
         embedding_BD: Tensor | None = None,
+        moved: Sequence[Tensor | None] | None = None,
     ) -> Tensor:
         """Return the logits ``[B, V]``, fp32, of one token of each text, or its hidden states, like ``x``.
 
@@ -171,15 +172,19 @@ class TokenModel:
             rotations: of each block's queries and keys; None for none.
             tokens_B: int64, for embeddings of values.
             embedding_BD: like ``x``, for ``scales``.
+            moved: of blocks with shifted keys, see `hornbook.model.decoder.KeyShift`, the columns that move,
+                ``[B, 2, G, S, K/4]``, likewise; None: no block has them.
         """
         x_BD, head = x_BD.contiguous(), self.head
         embedding_BD = None if embedding_BD is None else embedding_BD.contiguous()
         tokens_B = None if tokens_B is None else tokens_B.contiguous()
         mask = (0, 0) if mask_B11S is None else (mask_B11S.data_ptr(), mask_B11S.stride(0))
         words = array("q")
-        for cache, rotation in zip(caches, rotations or [None] * len(caches), strict=True):
+        nothing = [None] * len(caches)
+        for cache, rotation, own in zip(caches, rotations or nothing, moved or nothing, strict=True):
             words.extend((cache.data_ptr(), *cache.stride()[:4], cache.shape[3], *mask))
             words.extend((0, 0, 0) if rotation is None else (*map(_address, rotation), rotation[0].shape[1]))
+            words.extend((0, 0, 0, 0, 0) if own is None else (own.data_ptr(), *own.stride()[:4]))
         num_rows, size = x_BD.shape
         out = torch.empty_like(x_BD) if head is None else x_BD.new_empty(num_rows, head.vocabulary, dtype=torch.float32)
         self._form(

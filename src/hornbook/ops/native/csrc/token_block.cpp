@@ -52,7 +52,11 @@ struct Cache {
   i64 mask_row;
   const float *cosines, *sines;  // of the new tokens, [rows][half], or null
   i64 half;
+  float* moved;  // as projected, what the next token's keys take, [rows][2][groups][columns][size / 4], or null
+  i64 moved_row, moved_kind, moved_head, moved_column;
 };
+
+constexpr float lowest = -std::numeric_limits<float>::infinity();
 
 // The first vectors of the sum of all columns of values, each times its score.
 template <int vectors>
@@ -105,6 +109,22 @@ void enter(const Block<T>& p, const Cache& cache, const Norm& norm, const float*
   entry.enter(gain, x, scale, size, row, line);
 }
 
+// Keeps the second and the last quarter of each head of a row's keys, and writes those of the token before, or zeros.
+template <class T>
+void shift_keys(const Block<T>& p, const Cache& cache, i64 row, float* keys) {
+  const i64 quarter = p.head_size / 4, last = cache.columns - 1;
+  const bool is_first = last == 0 || (cache.mask && cache.mask[row * cache.mask_row + last - 1] == lowest);
+  for (i64 part = 0; part < 2 * p.groups; part++) {
+    float* k = keys + (2 * part + 1) * quarter;
+    float* kept = cache.moved + row * cache.moved_row + part % 2 * cache.moved_kind + part / 2 * cache.moved_head +
+                  last * cache.moved_column;
+    for (i64 i = 0; i < quarter; i++) {
+      kept[i] = k[i];
+      k[i] = is_first ? 0.0f : kept[i - cache.moved_column];
+    }
+  }
+}
+
 // Writes one head of values, plus the gated embedding of its token, if there is one; `x` is attention's input.
 template <class T>
 void enter_values(const Block<T>& p, const float* v, const float* x, i64 token, i64 group, float* values) {
@@ -133,7 +153,6 @@ void attend(const Block<T>& p, const Cache& cache, const float* x, const float* 
   std::memcpy(keys + last, line, static_cast<std::size_t>(size) * sizeof(float));
   enter_values(p, k + (p.groups + group) * size, x, token, group, values + last);
   const float scale = p.factors[0], cap = p.factors[1];
-  constexpr float lowest = -std::numeric_limits<float>::infinity();
   // the first column that the text sees: earlier ones may hold anything, and 0 * NaN is NaN
   i64 begin = p.window ? larger(0, cache.columns - p.window) : 0;
   if (mask)
@@ -218,6 +237,11 @@ void run_block(const Block<T>& p, i64 rows, i64 hidden, const i64* tokens, const
   dot(x, rows, b.wide, p.key_value, p.key_value_bias, hidden, share(kv, 8, thread, count),
       [&](i64 r, i64 c, float value) { b.qkv[r * width + inner + c] = value; });
   wait_for_all(count);
+  if (cache.moved) {
+    const Range own = share(rows, 1, thread, count);
+    for (i64 r = own.begin; r < own.end; r++) shift_keys(p, cache, r, b.qkv + r * width + inner);
+    wait_for_all(count);
+  }
   const i64 floats = round_up(cache.columns, W) + 2 * round_up(p.head_size, W);
   auto* scores = static_cast<float*>(scratch(2, floats * i64(sizeof(float))));
   const Range tasks = share(rows * p.groups, 1, thread, count);
@@ -271,6 +295,7 @@ void run_rows(const Pass<T>& pass, i64 first, i64 rows, const Buffers& b, int th
   for (i64 i = 0; i < pass.num_blocks; i++) {
     Cache cache = pass.caches[i];
     cache.data += first * cache.row;
+    if (cache.moved) cache.moved += first * cache.moved_row;
     if (cache.mask) cache.mask += first * cache.mask_row;
     if (cache.cosines) cache.cosines += first * cache.half, cache.sines += first * cache.half;
     if (const float* scales = pass.blocks[i].scales) {
@@ -337,7 +362,7 @@ void run(const Pass<T>& pass, i64 threads) {
   HB_EXPORT(void, tokens_##name)(const T* x, const T* embedding, const i64* tokens, i64 rows, i64 hidden,          \
                                  i64 num_blocks, const Block<T>* blocks, const Cache* caches, const Head<T>* head, \
                                  void* out, i64 threads) {                                                         \
-    static_assert(sizeof(Block<T>) == 47 * sizeof(i64) && sizeof(Cache) == 11 * sizeof(i64), "a field is a word"); \
+    static_assert(sizeof(Block<T>) == 47 * sizeof(i64) && sizeof(Cache) == 16 * sizeof(i64), "a field is a word"); \
     run(Pass<T>{x, embedding, tokens, rows, hidden, num_blocks, blocks, caches, head, out}, threads);              \
   }
 
