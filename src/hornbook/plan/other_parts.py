@@ -1,7 +1,7 @@
 """Memory of parts of blocks besides attention and feed-forward.
 
-These are shifted keys, value embeddings, residual scales and smear (`hornbook.model.decoder`), and parts whose descriptions state
-their memory (`hornbook.config.parts.Other`).
+These are shifted keys, value embeddings, residual scales and smear (`hornbook.model.decoder`), and parts whose
+descriptions state their memory (`hornbook.config.parts.Other`).
 """
 
 import math

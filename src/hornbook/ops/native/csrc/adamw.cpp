@@ -4,7 +4,7 @@
 
 namespace {
 
-// The numbers of an update, in the order in which hornbook.ops.native.adamw gives them.
+// The numbers of an update, in the order in which hornbook.ops.native.optimizers gives them.
 struct Settings {
   float clip;   // factor of the gradient
   float keep;   // factor of the weight: 1 - rate * decay, 1 for Adam
