@@ -62,6 +62,7 @@ def pretend() -> None:
     }
     for name, function in changes.items():
         setattr(torch.cuda, name, function)
+    torch._inductor.config.joint_graph_constant_folding = False  # which computes constants on the GPU
     new_group = dist.new_group
     dist.new_group = lambda ranks=None, timeout=None, backend=None: new_group(ranks, backend="fake")
     dist.is_nccl_available = lambda: True
@@ -116,6 +117,7 @@ def main() -> None:
         counters.clear()
         graphs.clear()
         step(name, options, graphs)
+        sys.stderr.write(f"{name} {graphs}\n")
         found.append({"graphs": graphs[:], "breaks": dict(counters["graph_break"])})
     sys.stdout.write(json.dumps(found))
 

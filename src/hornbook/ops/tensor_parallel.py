@@ -15,7 +15,8 @@ pairs. The sum over the ranks becomes two operations that together send as many 
     x, tokens of this rank --all-gather--> x W₁ᵀ --> f --> h W₂ᵀ --reduce-scatter--> y, tokens of this rank
       backward:        reduce-scatter                                 all-gather
 
-The first layer keeps only the slice for its backward pass, where it gathers the tokens again.
+The first layer keeps only the slice for its backward pass, where it gathers the tokens again. Compiled code keeps the
+gathered tokens: the compiler finds that both passes gather the same.
 """
 
 from collections.abc import Iterator
@@ -150,8 +151,8 @@ def cut_rows(indices: Tensor, table_VD: Tensor) -> Tensor:
     return leave(found.masked_fill(absent.unsqueeze(-1), 0.0), cut)
 
 
-# Collectives that PyTorch's compiler can trace: it would lose those of `torch.distributed` in a backward pass, which
-# change tensors in place, and knows only these in the pass that fuses them with products.
+# The collectives of compiled code: of those of `torch.distributed`, which change a tensor in place, PyTorch 2.13 compiled
+# wrong gradients, and it fuses only these with products.
 _TRACED = torch.ops._c10d_functional
 _gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name before PyTorch 2.13
 _scatter_from = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -186,7 +187,10 @@ def _scattered(x: Tensor, group: dist.ProcessGroup, size: int) -> Tensor:
         own = _TRACED.wait_tensor(_TRACED.reduce_scatter_tensor(x, "sum", size, group.group_name))
     else:
         own = x.new_empty(len(x) // size, *x.shape[1:])
-        _scatter_from(own, x, group=group)
+        if x.is_cuda:
+            _scatter_from(own, x, group=group)
+        else:  # gloo sums a list in another order, which runs that resume keep; NCCL copies one and sums it the same
+            dist.reduce_scatter(own, list(x.chunk(size)), group=group)
     return own
 
 
