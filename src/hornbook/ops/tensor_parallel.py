@@ -59,7 +59,7 @@ class Slices(NamedTuple):
     size: int
     group: dist.ProcessGroup
     is_fused: bool = False
-    """Whether the compiler fuses products with the exchanges before or behind them, which it does without biases."""
+    """Whether the compiler fuses products with the exchanges before or behind them."""
 
     @property
     def width(self) -> int:
@@ -68,7 +68,7 @@ class Slices(NamedTuple):
 
     def own(self, x: Tensor) -> Tensor:
         """Return this rank's slice of ``[B, T, ...]``; its gradient is zero for the other tokens."""
-        return self._padded(x).narrow(1, self.rank * self.width, self.width)
+        return self.padded(x).narrow(1, self.rank * self.width, self.width)
 
     def gather(self, x: Tensor) -> Tensor:
         """Return all tokens, ``[B, T, ...]``, gathered from the ranks' slices, without a gradient."""
@@ -77,7 +77,7 @@ class Slices(NamedTuple):
 
     def sum_own(self, x: Tensor) -> Tensor:
         """Return this rank's slice of the sum of ``[B, T, ...]`` over the ranks, without a gradient."""
-        return _scattered(torch.cat(self._padded(x).chunk(self.size, 1)), self.group, self.size)
+        return _scattered(torch.cat(self.padded(x).chunk(self.size, 1)), self.group, self.size)
 
     def enter(self, x: Tensor) -> Tensor:
         """Return all tokens, gathered from the slices; the backward pass sums the ranks' gradients."""
@@ -89,7 +89,8 @@ class Slices(NamedTuple):
         y: Tensor = _Gather.apply(x, self, False)  # type: ignore[no-untyped-call]
         return y
 
-    def _padded(self, x: Tensor) -> Tensor:
+    def padded(self, x: Tensor) -> Tensor:
+        """Return ``[B, n t, ...]``: all tokens ``[B, T, ...]``, and zeros."""
         missing = self.width * self.size - self.num_tokens
         return torch.cat([x, x.new_zeros(len(x), missing, *x.shape[2:])], 1) if missing else x
 
@@ -128,15 +129,34 @@ def cut_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     cut, matrix = cut_of(weight), local(weight).flatten(0, -2).to(x.dtype)
     offset = None if bias is None else local(bias).flatten().to(x.dtype)
-    if cut.dimension < weight.dim() - 1:
-        slices = current.slices
+    slices, is_first = current.slices, cut.dimension < weight.dim() - 1
+    if slices is not None and slices.is_fused:
+        y = _fused_linear(x, matrix, slices, gathers=is_first)
+        return y if offset is None else y + offset
+    if is_first:
         if slices is None:
             return functional.linear(enter(x, cut), matrix, offset)
-        own = None if slices.is_fused else offset
-        gathered: Tensor = _GatherLinear.apply(x, matrix, own, slices)  # type: ignore[no-untyped-call]
-        return gathered if own is offset else gathered + offset
+        gathered: Tensor = _GatherLinear.apply(x, matrix, offset, slices)  # type: ignore[no-untyped-call]
+        return gathered
     y = leave(functional.linear(x, matrix), cut)
     return y if offset is None else y + offset
+
+
+def _fused_linear(x: Tensor, matrix: Tensor, slices: Slices, *, gathers: bool) -> Tensor:
+    """Return ``x Wᵀ`` such that PyTorch's compiler fuses the product with the exchange, forward and backward.
+
+    It finds no product with a bias. Nor does it if views of ``[B · T, ...]`` as ``[B, T, ...]`` and back, such as those
+    around attention's kernels, cancel out: PyTorch 2.13 then takes another tensor for the matrix, and fails. So tokens
+    are ``[B, n, t, ...]`` here, that is, n slices of one row each.
+    """
+    y: Tensor
+    rows = slices._replace(num_tokens=slices.size)
+    if gathers:
+        y = _GatherLinear.apply(x.unsqueeze(1), matrix, None, rows)  # type: ignore[no-untyped-call]
+        return y.flatten(1, 2).narrow(1, 0, slices.num_tokens)
+    parts = slices.padded(x).unflatten(1, (slices.size, slices.width))
+    y = _Scatter.apply(functional.linear(parts, matrix), rows)  # type: ignore[no-untyped-call]
+    return y.squeeze(1)
 
 
 def cut_rows(indices: Tensor, table_VD: Tensor) -> Tensor:
@@ -151,7 +171,7 @@ def cut_rows(indices: Tensor, table_VD: Tensor) -> Tensor:
     return leave(found.masked_fill(absent.unsqueeze(-1), 0.0), cut)
 
 
-# The collectives of compiled code: of those of `torch.distributed`, which change a tensor in place, PyTorch 2.13 compiled
+# The collectives of compiled code: of those of `torch.distributed`, which change a tensor in place, PyTorch 2.13 made
 # wrong gradients, and it fuses only these with products.
 _TRACED = torch.ops._c10d_functional
 _gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name before PyTorch 2.13
