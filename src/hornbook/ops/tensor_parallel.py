@@ -154,7 +154,7 @@ def _fused_linear(x: Tensor, matrix: Tensor, slices: Slices, *, gathers: bool) -
     if gathers:
         y = _GatherLinear.apply(x.unsqueeze(1), matrix, None, rows)  # type: ignore[no-untyped-call]
         return y.flatten(1, 2).narrow(1, 0, slices.num_tokens)
-    parts = slices.padded(x).unflatten(1, (slices.size, slices.width))
+    parts = torch.unflatten(slices.padded(x), 1, (slices.size, slices.width))
     y = _Scatter.apply(functional.linear(parts, matrix), rows)  # type: ignore[no-untyped-call]
     return y.squeeze(1)
 
