@@ -12,6 +12,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, about itse
 SEQUENCE = "sequence 2"
 PAIRS = {"fused_all_gather_matmul": 2, "fused_matmul_reduce_scatter": 2}
 """Exchanges of a block's pass, forward or backward: attention and feed-forward are two pairs of layers."""
+OF_DECODER = {**PAIRS, "fused_matmul_reduce_scatter": 3}
+"""Backward, if queries are a layer of their own, apart from keys and values: both gather the same, but not backward."""
 FEW = {"cases": [("gpt", "tensor 2")], "fused": [("gpt", SEQUENCE)]}
 MANY = {
     "cases": [
@@ -23,7 +25,7 @@ MANY = {
         ("groupbert", "tensor 2"),
         ("modernbert", "tensor 2"),
     ],
-    "fused": [("decoder", SEQUENCE)],
+    "fused": [("decoder", SEQUENCE), ("gpt odd", SEQUENCE)],
 }
 
 
@@ -41,7 +43,7 @@ def test_compiled_blocks_have_the_same_gradients(found):
     cases, runs = found
     for case, run in runs.items():
         plain, compiled = run["runs"]
-        if case in cases["cases"] and case[0] in ("gpt", "deep gpt", "gpt odd"):
+        if case not in cases["fused"] and case[0] in ("gpt", "deep gpt", "gpt odd"):
             assert compiled == plain, case
         expected, gradients = (torch.tensor(each["gradients"], dtype=torch.float64) for each in (plain, compiled))
         assert (gradients - expected).norm() < 1e-6 * expected.norm(), case
@@ -59,7 +61,7 @@ def test_all_layers_share_a_graph(found):
 def test_every_exchange_of_a_block_is_fused_with_a_product(found):
     cases, runs = found
     for case in cases["fused"]:
-        assert runs[case]["graphs"] == [PAIRS, PAIRS], case
+        assert runs[case]["graphs"] == [PAIRS, OF_DECODER if case[0] == "decoder" else PAIRS], case
 
 
 @pytest.mark.slow
@@ -68,5 +70,6 @@ def test_three_layers_on_a_gpu_share_graphs_in_which_every_exchange_is_fused():
     done = python(PARALLEL / "fake_exchanges.py")
     assert done.returncode == 0, done.stderr
     gpt, decoder, unfused = json.loads(done.stdout)
-    assert gpt == decoder == {"graphs": [PAIRS, PAIRS], "breaks": {}}
+    assert gpt == {"graphs": [PAIRS, PAIRS], "breaks": {}}
+    assert decoder == {"graphs": [PAIRS, OF_DECODER], "breaks": {}}
     assert unfused == {"graphs": [{"all_reduce": 2}] * 2, "breaks": {}}
