@@ -65,7 +65,7 @@ def test_every_exchange_of_a_block_is_fused_with_a_product(found):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("+cpu" not in torch.__version__, reason="the GPU without values is for PyTorch's build without CUDA")
+@pytest.mark.skipif("+cpu" not in torch.__version__, reason="fakes a GPU in builds without CUDA")
 def test_three_layers_on_a_gpu_share_graphs_in_which_every_exchange_is_fused():
     """Without values, but with the operators of a GPU; tensor parallelism alone has sums over the ranks."""
     done = python(PARALLEL / "fake_exchanges.py")
