@@ -36,13 +36,20 @@ def test_a_world_that_the_sizes_do_not_divide_is_refused():
         (["--parallel.data-parallel=hybrid"], "shard_size and data_parallel"),
         (["--parallel.shard-size=2"], "shard_size and data_parallel"),
         (["--parallel.sum-gradients=step"], "applies only to shard and hybrid"),
-        (["--training.compile=blocks", "--parallel.tensor-parallel=2"], "wrong gradients; use only one of them"),
         (["--training.compile=blocks", "--parallel.pipeline-schedule=zero-bubble"], "choose gpipe, 1f1b, interleaved"),
         (
             ["--training.compile=blocks", "--memory.recompute=attention"],
             'compiled blocks cannot recompute only attention; set recompute = "all"',
         ),
         (["--parallel.sequence-parallel"], "sequence_parallel applies only to tensor parallelism; set tensor_parallel"),
+        (
+            ["--training.compile=blocks", "--parallel.tensor-parallel=2", "--parallel.async-tensor-parallel"],
+            "async_tensor_parallel applies only to sequence parallelism; set sequence_parallel, or remove it",
+        ),
+        (
+            ["--parallel.tensor-parallel=2", "--parallel.sequence-parallel", "--parallel.async-tensor-parallel"],
+            'async_tensor_parallel needs compiled blocks; set training.compile = "blocks", or remove it',
+        ),
         (["--parallel.tensor-parallel=5"], "tensor_parallel must divide num_heads, which is 12"),
         (
             ["--parallel.tensor-parallel=2", "--model.feed-forward-size=33"],

@@ -123,4 +123,5 @@ def test_blocks_are_compiled_by_default_on_a_gpu_where_nothing_breaks_their_grap
     assert not compiles("sparse-demo")
     for word in ("training.compile=none", "memory.offload_activations=true", "memory.recompute=attention"):
         assert not compiles("gpt2-small", f"--{word}")
-    assert not compiles("gpt2-small", "--parallel.tensor_parallel=2")
+    assert compiles("gpt2-small", "--parallel.tensor_parallel=2")
+    assert not compiles("gpt2-small", "--parallel.tensor_parallel=2", "--parallel.sequence_parallel=true")

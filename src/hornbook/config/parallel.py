@@ -152,6 +152,10 @@ class ParallelConfig:
         False,
         help="split the tokens over the tensor-parallel ranks in norms, residual connections and dropouts",
     )
+    async_tensor_parallel: bool = option(
+        False,
+        help="overlap the exchanges of sequence parallelism with products of linear layers, in compiled blocks on GPUs",
+    )
     pipeline_parallel: int = option(1, help="number of pipeline ranks, each with some of the layers", minimum=1)
     layers_per_stage: tuple[int, ...] = option(
         (), help="number of layers of each pipeline stage; []: balanced by computation, including the head", minimum=0
@@ -182,6 +186,9 @@ class ParallelConfig:
         if self.sequence_parallel and self.tensor_parallel == 1:
             message = "sequence_parallel applies only to tensor parallelism; set tensor_parallel, or remove it"
             problems.append(Problem(("sequence_parallel", "tensor_parallel"), message))
+        if self.async_tensor_parallel and not self.sequence_parallel:
+            message = "async_tensor_parallel applies only to sequence parallelism; set sequence_parallel, or remove it"
+            problems.append(Problem(("async_tensor_parallel", "sequence_parallel"), message))
         if self.pipeline_parallel > 1:
             problems += self._pipeline_problems()
         elif self.layers_per_stage:

@@ -179,9 +179,9 @@ class Recipe:
         if self.sequence_length > model.max_positions:
             message = "sequence_length must not exceed max_positions; lower it or raise max_positions"
             yield Problem(("data.sequence_length", "model.max_positions"), message)
-        if self.training.compile == "blocks" and self.parallel.tensor_parallel > 1:
-            message = "PyTorch compiles the all-reduce of tensor parallelism to wrong gradients; use only one of them"
-            yield Problem(("training.compile", "parallel.tensor_parallel"), message)
+        if self.training.compile != "blocks" and self.parallel.async_tensor_parallel:
+            message = 'async_tensor_parallel needs compiled blocks; set training.compile = "blocks", or remove it'
+            yield Problem(("training.compile", "parallel.async_tensor_parallel"), message)
         if self.training.compile == "blocks" and self.parallel.pipeline_schedule not in SPLITS_NO_BACKWARD:
             message = f"compiled blocks cannot split their backward pass; choose {', '.join(SPLITS_NO_BACKWARD)}"
             yield Problem(("training.compile", "parallel.pipeline_schedule"), message)

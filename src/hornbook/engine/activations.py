@@ -26,7 +26,6 @@ the bits of attention's dropout. Host memory is pinned at its first use and kept
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -42,6 +41,7 @@ from hornbook.engine.spaces import pinned_bytes
 from hornbook.errors import UserError
 from hornbook.model import LanguageModel
 from hornbook.model.attention import SelfAttention
+from hornbook.ops.tensor_parallel import Slices, current
 from hornbook.parallel.ranks import local
 
 Compute = Callable[..., Tensor]
@@ -66,18 +66,24 @@ def recompute_layers(model: LanguageModel, config: MemoryConfig) -> None:
 def recomputed(compute: Compute) -> Compute:
     """Return ``compute``, a function of tensors and other arguments, such that it keeps only its arguments.
 
-    The second pass runs outside of a block's hooks, so it gets the context variables of the first pass.
+    The second pass runs outside of a block's hooks, so it gets the slices of the first pass.
     """
 
     def run(*given: Any) -> Tensor:
         if not torch.is_grad_enabled():
             return compute(*given)
-        within = partial(copy_context().run, compute)
-        result: Tensor = checkpoint(within, *given, use_reentrant=False, preserve_rng_state=False)
+        result: Tensor = checkpoint(
+            partial(_with_slices, current.slices, compute), *given, use_reentrant=False, preserve_rng_state=False
+        )
         return result
 
     run.is_incremental = True  # type: ignore[attr-defined]  # without gradients, it computes what ``compute`` does
     return run
+
+
+def _with_slices(slices: Slices | None, compute: Compute, *given: Any) -> Tensor:
+    with current.having(slices):
+        return compute(*given)
 
 
 class Budget:

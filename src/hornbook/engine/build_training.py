@@ -211,7 +211,8 @@ def place(
     pipeline, is_pipelined, is_compiled = None, world.pipeline.size > 1, compiles_blocks(recipe, world.device)
     if is_pipelined or world.holders.size > 1 or is_compiled or recipe.memory != MemoryConfig():
         make_pipeline = partial(build_pipeline, model, recipe, world) if is_pipelined else None
-        pipeline = parallelize(model, world, recipe.memory, make_pipeline, compiled=is_compiled)
+        fuses = recipe.parallel.async_tensor_parallel
+        pipeline = parallelize(model, world, recipe.memory, make_pipeline, compiled=is_compiled, fuses_exchanges=fuses)
     if recipe.memory.execution == "phased":
         return build_phased(model, update, recipe, world, scratch)
     model.allocate(world.device, pipeline.stages if pipeline else None)
@@ -308,6 +309,11 @@ def refuse_options_of_gpus(recipe: Recipe, device: torch.device) -> None:
                 f"memory.{option} offloads tensors from a GPU to host memory, but this run uses "
                 f"{device.type}: remove it, or use `device='cuda'`"
             )
+    if recipe.parallel.async_tensor_parallel:
+        raise UserError(
+            "parallel.async_tensor_parallel reads the memory of other GPUs, but this run uses "
+            f"{device.type}: remove it, or use `device='cuda'`"
+        )
     precision = recipe.precision
     is_native = device.type == "cpu" and precision.kernels != "torch"
     is_bf16 = compute_dtype(precision.compute, device) == torch.bfloat16

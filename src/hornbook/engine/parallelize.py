@@ -16,6 +16,7 @@ Operators detect split weights by their type (`hornbook.ops.tensor_parallel`), s
 tasks run on every layout. Replicas, shards and groups of shards are one mesh of two axes.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ from hornbook.model.group_block import GatedConvolution
 from hornbook.model.layers import Dropout
 from hornbook.ops.block_sparse import prepare_compilation
 from hornbook.ops.spans import selected
-from hornbook.ops.tensor_parallel import SLICES, Slices
+from hornbook.ops.tensor_parallel import Slices, current
 from hornbook.optim.slots import num_parts_of
 from hornbook.parallel.ranks import Ranks, is_cut, local
 from hornbook.parallel.world import World
@@ -51,6 +52,7 @@ def parallelize(
     make_pipeline: Callable[[], Pipeline] | None = None,
     *,
     compiled: bool = False,
+    fuses_exchanges: bool = False,
 ) -> Pipeline | None:
     """Split ``model``, which is on the meta device, over the ranks of ``world``, in place.
 
@@ -60,6 +62,7 @@ def parallelize(
         memory: options of recomputation, offloading and phased execution.
         make_pipeline: distributes the layers over stages; None without pipeline parallelism.
         compiled: whether to compile each block.
+        fuses_exchanges: whether compiled blocks overlap the exchanges of sequence parallelism with products.
 
     Returns:
         The result of ``make_pipeline``.
@@ -71,10 +74,12 @@ def parallelize(
         assert world.mesh is not None
         _split_layers(model, world.mesh["tensor"])
     if world.sequence.size > 1:
-        slice_tokens(model, world.sequence)
+        slice_tokens(model, world.sequence, is_fused=fuses_exchanges)
     model.head.vocabulary_chunks = memory.vocabulary_chunks
     if compiled:
         _compile_blocks(model)
+    if fuses_exchanges:
+        _fuse_exchanges(world.sequence)
     if memory.recompute is not None:
         recompute_layers(model, memory)
     if memory.offload_activations:
@@ -127,12 +132,15 @@ def _split(model: LanguageModel, name: str, mesh: DeviceMesh, placements: Sequen
 
 
 def compiles_blocks(recipe: Recipe, device: torch.device) -> bool:
-    """Return whether to compile blocks: as the recipe says, or by default on a GPU if nothing breaks their graph."""
+    """Return whether to compile blocks: as the recipe says, or by default on a GPU if nothing breaks their graph.
+
+    By default, they are not with sequence parallelism, since compiled blocks keep the gathered tokens.
+    """
     if recipe.training.compile != "auto":
         return recipe.training.compile == "blocks"
     memory, parallel = recipe.memory, recipe.parallel
     is_kept = memory.execution == "resident" and memory.recompute in (None, "all") and not memory.offload_activations
-    is_whole = parallel.tensor_parallel == 1 and parallel.pipeline_schedule in SPLITS_NO_BACKWARD
+    is_whole = not parallel.sequence_parallel and parallel.pipeline_schedule in SPLITS_NO_BACKWARD
     is_known = recipe.model.family in _COMPILED and not recipe.sparsity.is_sparse
     return device.type == "cuda" and is_known and is_kept and is_whole and selected(device)
 
@@ -149,6 +157,21 @@ def _compile_blocks(model: LanguageModel) -> None:
     torch.compiler.config.dynamic_sources = r".*\.(site|index)"
     for block in model.blocks:
         block.forward = torch.compile(block.forward, dynamic=None if model.is_causal else True)
+
+
+def _fuse_exchanges(ranks: Ranks) -> None:
+    """Let the compiler fuse the exchanges of sequence parallelism with products (Wang et al. 2023).
+
+    A product is then made of parts, and the next part is sent, through memory that GPUs read from each other, while
+    one is multiplied: PyTorch's ``fused_all_gather_matmul`` and ``fused_matmul_reduce_scatter``.
+    """
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+    assert ranks.tensors is not None, "sequence parallelism needs two or more ranks"
+    torch._inductor.config._micro_pipeline_tp = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13: "no need to", but its compiler fuses no others
+        enable_symm_mem_for_group(ranks.tensors.group_name)
 
 
 def gathered_dtype(model: LanguageModel, device: torch.device) -> torch.dtype | None:
@@ -261,7 +284,7 @@ def _as_integer(stage: nn.Module, wires: tuple[Any, ...], named: dict[str, Any])
     return wires, {"number": int(named["number"])}
 
 
-def slice_tokens(model: LanguageModel, ranks: Ranks) -> None:
+def slice_tokens(model: LanguageModel, ranks: Ranks, *, is_fused: bool = False) -> None:
     """Add hooks to ``model`` so that each of ``ranks`` computes a slice of the tokens between split layers.
 
     ::
@@ -278,7 +301,7 @@ def slice_tokens(model: LanguageModel, ranks: Ranks) -> None:
     The gradients of norms, biases and position tables come from a slice, so they are summed over the ranks
     (`hornbook.config.description.Description.sees_slice`).
     """
-    hooks = _Hooks(ranks)
+    hooks = _Hooks(ranks, is_fused)
     model.embedding.register_forward_pre_hook(hooks.begin_embedding)
     model.head.register_forward_pre_hook(hooks.gather_for_head)
     for block in model.blocks:
@@ -298,23 +321,23 @@ class _Hooks:
 
     Args:
         ranks: those that share the tokens.
+        is_fused: see `Slices`.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+    def __init__(self, ranks: Ranks, is_fused: bool) -> None:
+        self._ranks, self._is_fused = ranks, is_fused
 
     def begin_embedding(self, module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
         tokens_BT, *of_tokens = given
-        slices = self._slices(tokens_BT)
-        SLICES.set(slices)
+        current.slices = slices = self._slices(tokens_BT)
         return tokens_BT, *(None if tensor_BT is None else slices.own(tensor_BT) for tensor_BT in of_tokens)
 
     def begin_block(self, module: nn.Module, given: tuple[Any, ...]) -> None:
         _, context = given
-        SLICES.set(self._slices(context["keys"]))
+        current.slices = self._slices(context["keys"])
 
     def end(self, module: nn.Module, given: tuple[Any, ...], result: Tensor) -> None:
-        SLICES.set(None)
+        current.slices = None
 
     def gather_for_head(self, module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
         use, x_BtD, batch = given
@@ -334,10 +357,9 @@ class _Hooks:
     def _slices(self, tokens_BT: Tensor) -> Slices:
         group = self._ranks.tensors
         assert group is not None, "sequence parallelism needs two or more ranks"
-        return Slices(tokens_BT.shape[1], self._ranks.rank, self._ranks.size, group)
+        return Slices(tokens_BT.shape[1], self._ranks.rank, self._ranks.size, group, self._is_fused)
 
 
 def _current() -> Slices:
-    slices = SLICES.get()
-    assert slices is not None, "called outside of a block"
-    return slices
+    assert current.slices is not None, "called outside of a block"
+    return current.slices

@@ -15,10 +15,12 @@ pairs. The sum over the ranks becomes two operations that together send as many 
     x, tokens of this rank --all-gather--> x W₁ᵀ --> f --> h W₂ᵀ --reduce-scatter--> y, tokens of this rank
       backward:        reduce-scatter                                 all-gather
 
-The first layer keeps only the slice for its backward pass, where it gathers the tokens again.
+The first layer keeps only the slice for its backward pass, where it gathers the tokens again. Compiled code keeps the
+gathered tokens: the compiler finds that both passes gather the same.
 """
 
-from contextvars import ContextVar
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -40,7 +42,7 @@ def leave(x: Tensor, cut: Cut) -> Tensor:
 
     With sequence parallelism, return only the tokens of this rank, ``[B, t, ...]`` for ``[B, T, ...]``.
     """
-    slices = SLICES.get()
+    slices = current.slices
     y: Tensor = _Leave.apply(x, cut.group) if slices is None else _Scatter.apply(x, slices)  # type: ignore[no-untyped-call]
     return y
 
@@ -56,6 +58,8 @@ class Slices(NamedTuple):
     rank: int
     size: int
     group: dist.ProcessGroup
+    is_fused: bool = False
+    """Whether the compiler fuses products with the exchanges before or behind them."""
 
     @property
     def width(self) -> int:
@@ -64,20 +68,16 @@ class Slices(NamedTuple):
 
     def own(self, x: Tensor) -> Tensor:
         """Return this rank's slice of ``[B, T, ...]``; its gradient is zero for the other tokens."""
-        return self._padded(x).narrow(1, self.rank * self.width, self.width)
+        return self.padded(x).narrow(1, self.rank * self.width, self.width)
 
     def gather(self, x: Tensor) -> Tensor:
         """Return all tokens, ``[B, T, ...]``, gathered from the ranks' slices, without a gradient."""
-        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
-        dist.all_gather(parts, x.contiguous(), group=self.group)
-        return torch.cat(parts, 1).narrow(1, 0, self.num_tokens)
+        whole = torch.cat(_gathered(x.contiguous(), self.group, self.size).chunk(self.size), 1)
+        return whole.narrow(1, 0, self.num_tokens)
 
     def sum_own(self, x: Tensor) -> Tensor:
         """Return this rank's slice of the sum of ``[B, T, ...]`` over the ranks, without a gradient."""
-        parts = [part.contiguous() for part in self._padded(x).chunk(self.size, 1)]
-        total = torch.empty_like(parts[0])
-        dist.reduce_scatter(total, parts, group=self.group)
-        return total
+        return _scattered(torch.cat(self.padded(x).chunk(self.size, 1)), self.group, self.size)
 
     def enter(self, x: Tensor) -> Tensor:
         """Return all tokens, gathered from the slices; the backward pass sums the ranks' gradients."""
@@ -89,13 +89,28 @@ class Slices(NamedTuple):
         y: Tensor = _Gather.apply(x, self, False)  # type: ignore[no-untyped-call]
         return y
 
-    def _padded(self, x: Tensor) -> Tensor:
+    def padded(self, x: Tensor) -> Tensor:
+        """Return ``[B, n t, ...]``: all tokens ``[B, T, ...]``, and zeros."""
         missing = self.width * self.size - self.num_tokens
         return torch.cat([x, x.new_zeros(len(x), missing, *x.shape[2:])], 1) if missing else x
 
 
-SLICES: ContextVar[Slices | None] = ContextVar("SLICES", default=None)
-"""The slices of the current embedding or block, set by `hornbook.engine.parallelize`; None: all tokens."""
+class _Current:
+    slices: Slices | None = None
+    """Those of the current embedding or block, set by `hornbook.engine.parallelize`; None: all tokens."""
+
+    @contextmanager
+    def having(self, slices: Slices | None) -> Iterator[None]:
+        """Set ``slices`` in the ``with`` block."""
+        before, self.slices = self.slices, slices
+        try:
+            yield
+        finally:
+            self.slices = before
+
+
+current = _Current()
+"""What layers see of the split of tokens: not a context variable, which PyTorch's compiler cannot read."""
 
 
 def cut_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -114,14 +129,34 @@ def cut_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     cut, matrix = cut_of(weight), local(weight).flatten(0, -2).to(x.dtype)
     offset = None if bias is None else local(bias).flatten().to(x.dtype)
-    if cut.dimension < weight.dim() - 1:
-        slices = SLICES.get()
+    slices, is_first = current.slices, cut.dimension < weight.dim() - 1
+    if slices is not None and slices.is_fused:
+        y = _fused_linear(x, matrix, slices, gathers=is_first)
+        return y if offset is None else y + offset
+    if is_first:
         if slices is None:
             return functional.linear(enter(x, cut), matrix, offset)
         gathered: Tensor = _GatherLinear.apply(x, matrix, offset, slices)  # type: ignore[no-untyped-call]
         return gathered
     y = leave(functional.linear(x, matrix), cut)
     return y if offset is None else y + offset
+
+
+def _fused_linear(x: Tensor, matrix: Tensor, slices: Slices, *, gathers: bool) -> Tensor:
+    """Return ``x Wᵀ`` such that PyTorch's compiler fuses the product with the exchange, forward and backward.
+
+    It finds no product with a bias. Nor does it if views of ``[B · T, ...]`` as ``[B, T, ...]`` and back, such as those
+    around attention's kernels, cancel out: PyTorch 2.13 then takes another tensor for the matrix, and fails. So tokens
+    are ``[B, n, t, ...]`` here, that is, n slices of one row each.
+    """
+    y: Tensor
+    rows = slices._replace(num_tokens=slices.size)
+    if gathers:
+        y = _GatherLinear.apply(x.unsqueeze(1), matrix, None, rows)  # type: ignore[no-untyped-call]
+        return y.flatten(1, 2).narrow(1, 0, slices.num_tokens)
+    parts = torch.unflatten(slices.padded(x), 1, (slices.size, slices.width))
+    y = _Scatter.apply(functional.linear(parts, matrix), rows)  # type: ignore[no-untyped-call]
+    return y.squeeze(1)
 
 
 def cut_rows(indices: Tensor, table_VD: Tensor) -> Tensor:
@@ -136,6 +171,49 @@ def cut_rows(indices: Tensor, table_VD: Tensor) -> Tensor:
     return leave(found.masked_fill(absent.unsqueeze(-1), 0.0), cut)
 
 
+# The collectives of compiled code: of those of `torch.distributed`, which change a tensor in place, PyTorch 2.13 made
+# wrong gradients, and it fuses only these with products.
+_TRACED = torch.ops._c10d_functional
+_gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name before PyTorch 2.13
+_scatter_from = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the sum of ``x`` over the ranks."""
+    total: Tensor
+    if torch.compiler.is_compiling():
+        total = _TRACED.wait_tensor(_TRACED.all_reduce(x.contiguous(), "sum", group.group_name))
+    else:
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+    return total
+
+
+def _gathered(x: Tensor, group: dist.ProcessGroup, size: int) -> Tensor:
+    """Return the contiguous tensors ``x`` of all ranks, concatenated along the first dimension."""
+    whole: Tensor
+    if torch.compiler.is_compiling():
+        whole = _TRACED.wait_tensor(_TRACED.all_gather_into_tensor(x, size, group.group_name))
+    else:
+        whole = x.new_empty(size * len(x), *x.shape[1:])
+        _gather_into(whole, x, group=group)
+    return whole
+
+
+def _scattered(x: Tensor, group: dist.ProcessGroup, size: int) -> Tensor:
+    """Return this rank's part along the first dimension of the sum of contiguous ``x`` over the ranks."""
+    own: Tensor
+    if torch.compiler.is_compiling():
+        own = _TRACED.wait_tensor(_TRACED.reduce_scatter_tensor(x, "sum", size, group.group_name))
+    else:
+        own = x.new_empty(len(x) // size, *x.shape[1:])
+        if x.is_cuda:
+            _scatter_from(own, x, group=group)
+        else:  # gloo sums a list in another order, which runs that resume keep; NCCL copies one and sums it the same
+            dist.reduce_scatter(own, list(x.chunk(size)), group=group)
+    return own
+
+
 class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -144,17 +222,13 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        total = gradients[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
+        return _summed(gradients[0], ctx.group), None
 
 
 class _Leave(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        total = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
+        return _summed(x, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:

@@ -1,0 +1,125 @@
+"""A step of compiled blocks on two GPUs without values, as the first rank; started by test_compiled_layouts.py.
+
+It prints, of a GPT and of a decoder with grouped heads, the graphs of their three layers and the graph breaks.
+"""
+
+import json
+import sys
+from types import SimpleNamespace
+
+from hornbook.measure.fake_cuda import load_device
+
+load_device()
+
+import torch  # noqa: E402
+import torch._inductor.config  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from graph_passes import counting  # noqa: E402
+from torch import nn  # noqa: E402
+from torch._dynamo.utils import counters  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
+
+from hornbook.config import load_recipe  # noqa: E402
+from hornbook.engine import build_training as building  # noqa: E402
+from hornbook.engine.step import train_step  # noqa: E402
+from hornbook.measure import kernel_trace  # noqa: E402
+from hornbook.model import LanguageModel  # noqa: E402
+from hornbook.parallel.ranks import Ranks, is_cut  # noqa: E402
+from hornbook.parallel.world import World, axes_of  # noqa: E402
+from hornbook.samples.sources import complete, open_sources  # noqa: E402
+
+DEVICE = torch.device("cuda", 0)
+SMALL = {
+    "data.synthetic": True, "data.sequence_length": 32, "model.vocab_size": 300, "model.hidden_size": 64,
+    "model.num_heads": 4, "model.num_layers": 3, "model.max_positions": 32, "training.global_batch_size": 4,
+    "training.micro_batch_size": 4, "training.steps": 20, "precision.compute": "bf16", "training.compile": "blocks",
+    "parallel.tensor_parallel": 2,
+}  # fmt: skip
+FUSED = {"parallel.sequence_parallel": True, "parallel.async_tensor_parallel": True}
+GROUPED = {"model.num_kv_heads": 2, "model.head_size": 16, "model.feed_forward_size": 96}
+CASES = [("gpt2-small", FUSED), ("llama-3.2-1b", {**FUSED, **GROUPED}), ("gpt2-small", {})]
+
+
+def pretend() -> None:
+    """Let PyTorch's compiler find a GPU, and two ranks connect to nothing."""
+    properties = SimpleNamespace(
+        name="NVIDIA H100 80GB HBM3", major=9, minor=0, multi_processor_count=132, total_memory=80 << 30,
+        warp_size=32, regs_per_multiprocessor=65_536, max_threads_per_multi_processor=2_048, gcnArchName="",
+        shared_memory_per_block_optin=232_448, L2_cache_size=50 << 20,
+    )  # fmt: skip
+    changes = {
+        "_lazy_init": lambda: None,
+        "is_initialized": lambda: True,
+        "current_device": lambda: 0,
+        "set_device": lambda device: None,
+        "synchronize": lambda device=None: None,
+        "_exchange_device": lambda device: 0,
+        "_maybe_exchange_device": lambda device: 0,
+        "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
+        "set_rng_state": lambda state, device=None: None,
+        "get_device_properties": lambda device=None: properties,
+    }
+    for name, function in changes.items():
+        setattr(torch.cuda, name, function)
+    torch._inductor.config.joint_graph_constant_folding = False  # which computes constants on the GPU
+    new_group = dist.new_group
+    dist.new_group = lambda ranks=None, timeout=None, backend=None: new_group(ranks, backend="fake")
+    dist.is_nccl_available = lambda: True
+    Ranks._sum_on_host = lambda self, values, dtype: list(values)
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+
+
+def allocate(model, device, parts=None):
+    """Do what `LanguageModel.allocate` does: see `hornbook.measure.kernel_trace`, here with split weights."""
+    new = {}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if id(parameter) not in new:
+                if is_cut(parameter):
+                    made = torch.empty_like(parameter.detach(), device=device)
+                else:
+                    made = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+                new[id(parameter)] = nn.Parameter(made)
+            setattr(module, name, new[id(parameter)])
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
+    model.tie()
+
+
+def step(name, options, graphs):
+    recipe = load_recipe(name, [f"--{key}={value}" for key, value in {**SMALL, **options}.items()]).recipe
+    sources = open_sources(recipe)
+    recipe = complete(recipe, sources)
+    samples = building.build_samples(recipe, sources, on_cpu=False)
+    with building.build_loader(recipe, samples, World(), prefetch=0) as loader:
+        batches = next(loader)
+    everyone = Ranks(0, 2, dist.group.WORLD, dist.group.WORLD, None)
+    world = World(everyone, axes_of(recipe.parallel, everyone, DEVICE, object()), device=DEVICE)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with kernel_trace._device(fake, kernel_trace.Trace()):
+        LanguageModel.allocate = allocate  # restored by the device
+        with fake:
+            train(recipe, world, batches)
+
+
+def train(recipe, world, batches):
+    state, config = building.build_training(recipe, 20, world)
+    state.model.train()
+    train_step(state, batches, config)
+
+
+def main() -> None:
+    pretend()
+    torch.compile, found = counting(graphs := [], torch.compile), []
+    for name, options in CASES if len(sys.argv) < 2 else [CASES[int(sys.argv[1])]]:
+        torch._dynamo.reset()
+        counters.clear()
+        graphs.clear()
+        step(name, options, graphs)
+        sys.stderr.write(f"{name} {graphs}\n")
+        found.append({"graphs": graphs[:], "breaks": dict(counters["graph_break"])})
+    sys.stdout.write(json.dumps(found))
+
+
+main()
