@@ -10,7 +10,7 @@ import torch
 
 from hornbook.ops.native import block_sparse, library, linear_trial
 from hornbook.ops.native.choice import KERNELS
-from hornbook.ops.native.products import add_weight_gradient, pack, product
+from hornbook.ops.native.linear import add_weight_gradient, pack, product
 
 
 def cut_products_are_right(form: library.Form, dtype: torch.dtype) -> bool:

@@ -105,7 +105,7 @@ class KeyShift(nn.Module):
 
     def forward(self, k_BTC: Tensor, context: Context) -> Tensor:
         """Return keys ``[B, T, G·K]`` with those columns of the previous token; in generation, the cache has them."""
-        first, second, third, last = k_BTC.unflatten(-1, (-1, 4, self.quarter)).unbind(-2)
+        first, second, third, last = torch.unflatten(k_BTC, -1, (-1, 4, self.quarter)).unbind(-2)
         own_BTG2C, cache = torch.stack((second, last), 3), context.get("cache")
         if cache is None:
             before_BTG2C = previous_rows(own_BTG2C)
