@@ -110,7 +110,7 @@ def mended(recipe, draw):
     nested["parallel"] |= draw(st.sampled_from([{"data_parallel": "hybrid", "shard_size": 2}, {"shard_size": None}]))
     if nested["parallel"]["shard_size"] is None and nested["parallel"]["data_parallel"] == "hybrid":
         nested["parallel"]["data_parallel"] = "shard"
-    nested["parallel"] |= {"tensor_parallel": 1, "sequence_parallel": False}
+    nested["parallel"] |= {"tensor_parallel": 1, "sequence_parallel": False, "async_tensor_parallel": False}
     table = {"embedding_block_size": None if nested["sparsity"]["embedding_block_size"] is None else 1}
     sparse = nested["sparsity"] | table | {"linears": ("blocks.*",), "block_size": 1, "density": 1.0, "kernel": "torch"}
     fits = nested["parallel"]["data_parallel"] == "replicate"

@@ -1,6 +1,5 @@
 """Recomputation and offload: the same bits with less kept for the backward pass, dropout included."""
 
-from contextvars import ContextVar
 from dataclasses import replace
 
 import pytest
@@ -13,6 +12,7 @@ from hornbook.config import MemoryConfig
 from hornbook.engine.activations import counted_bytes, offload_layers, recompute_layers, recomputed
 from hornbook.errors import UserError
 from hornbook.objective import CausalLM
+from hornbook.ops.tensor_parallel import Slices, current
 from hornbook.parallel.world import World
 from hornbook.samples.batches import Batch
 
@@ -77,19 +77,18 @@ def test_without_gradients_nothing_is_computed_twice():
     assert len(calls) == 3
 
 
-def test_the_second_pass_sees_the_context_variables_of_the_first():
-    """Hooks of a block set some, and are no part of what is computed again."""
-    variable, seen = ContextVar("variable", default=0), []
+def test_the_second_pass_sees_the_slices_of_the_first():
+    """Hooks of a block set them, and are no part of what is computed again."""
+    slices, seen = Slices(num_tokens=8, rank=0, size=2, group=None), []
 
     def compute(x):
-        seen.append(variable.get())
+        seen.append(current.slices)
         return x.exp()
 
-    token = variable.set(7)
-    result = recomputed(compute)(torch.ones(2, requires_grad=True))
-    variable.reset(token)
+    with current.having(slices):
+        result = recomputed(compute)(torch.ones(2, requires_grad=True))
     result.sum().backward()
-    assert seen == [7, 7]
+    assert seen == [slices, slices]
 
 
 def test_names_and_parameters_stay():

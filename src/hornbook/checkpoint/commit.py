@@ -96,7 +96,8 @@ def save(
     if others is None:
         _refuse_gaps(layouts)
     require_space(folder, sum(file.size for file in files.values()) + _SLACK_BYTES)
-    temporary, is_new = temporary_of(folder, contents.step, os.getpid()), not os.path.lexists(folder)
+    is_new = not os.path.lexists(folder)
+    temporary = temporary_of(folder, contents.step, os.getpid())
     try:
         storage.make_directory(folder)
         storage.make_directory(temporary, exist_ok=False)

@@ -26,7 +26,7 @@ def test_trials_pack_weights_once_as_steps_do(monkeypatch, tmp_path):
     """A trial that packed them each time preferred PyTorch's products where whole steps are slower with them."""
     monkeypatch.setattr(library, "_facts_file", lambda: tmp_path / "seconds.json")
     monkeypatch.setattr(choice, "KERNELS", linear_trial.KERNELS)
-    clock, pack, add = [0.0], linear.pack, torch.Tensor.__iadd__
+    clock, add = [0.0], torch.Tensor.__iadd__
 
     def advanced(seconds, call):
         def with_time(*arguments, **options):
@@ -36,9 +36,10 @@ def test_trials_pack_weights_once_as_steps_do(monkeypatch, tmp_path):
         return with_time
 
     monkeypatch.setattr("time.thread_time", lambda: clock[0])
-    monkeypatch.setattr(linear, "pack", advanced(10.0, pack))
+    monkeypatch.setattr(linear, "pack", advanced(10.0, linear.pack))
+    of_weight = advanced(1.0, linear.add_weight_gradient)
     for module in (linear, linear_trial):
-        monkeypatch.setattr(module, "add_weight_gradient", advanced(1.0, linear.add_weight_gradient))
+        monkeypatch.setattr(module, "add_weight_gradient", of_weight)
     monkeypatch.setattr(torch.Tensor, "__iadd__", advanced(4.0, add))  # the head's gradient, which PyTorch adds
     shape = Shape(tokens=16, hidden_size=16, feed_forward_size=32, vocab_size=64)
     assert set(choose("auto", CPU, torch.float32, shape=shape).forms) == {"linear_f32"}
