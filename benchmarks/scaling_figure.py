@@ -17,7 +17,7 @@ from scaling_fit import Run
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 250, 260, 44, 34, 40
 _COLORS = {1: "#7b5ea7", 2: "#2a78b5", 3: "#2a9d8f", 4: "#c8502e"}  # of widths in heads
-_NAMES = {"books-2": "seven novels", "linux": "Linux's documentation", "cpp": "C++ headers"}
+_NAMES = {"books": "seven novels", "linux": "Linux's documentation", "cpp": "C++ headers"}
 _FIRST, _LAST = 18, 22  # powers of two of the tokens
 
 

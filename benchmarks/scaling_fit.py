@@ -5,13 +5,11 @@
     cd benchmarks
     python scaling_fit.py scaling_runs.json --resamples ../src/hornbook/plan/scaling_resamples.py
 
-The loss of a corpus c in bits per byte is scale_c (E_c + law), where the law is A / N^alpha + B / D'^beta, and D'
-is what D tokens are worth of which only U are different (`hornbook.plan.dial.Law`). As Besiroglu et al. (2024, arXiv
-2404.10102) found necessary, the Huber losses are summed, not averaged, and minimized to a small tolerance from many
-starts. Their alpha is taken, since the measured sizes are too few to tell it. Intervals are those of a bootstrap over
-the runs and over alpha, whose fits the dial keeps for its predictions. Another fit leaves out the longest runs of each
-width and predicts them. The shortest runs of width 1 are pilots, which tell how to extrapolate another corpus. All
-together take some minutes.
+The loss of a corpus c in bits per byte is scale_c (E_c + law), with the law of `hornbook.plan.dial.Law`. As Besiroglu
+et al. (2024, arXiv 2404.10102) found necessary, the Huber losses are summed, not averaged, and minimized to a small
+tolerance from several starts. Intervals are those of a bootstrap over the runs, whose fits the dial keeps for its
+predictions. Another fit leaves out the longest runs of each width and predicts them. The shortest runs of width 1 are
+pilots, which tell how to extrapolate another corpus. All together take some minutes.
 """
 
 import argparse
@@ -32,6 +30,8 @@ from hornbook.plan.dial import (
     FITTED,
     LAW,
     PILOTS,
+    SIZE_UNIT,
+    TOKENS_UNIT,
     Corpus,
     Law,
     Pilot,
@@ -41,8 +41,7 @@ from hornbook.plan.dial import (
 )
 
 _DELTA = 1e-2
-_ALPHA, _ALPHAS = 0.3478, (0.3, 0.65)  # Besiroglu et al.'s; those among which the runs do not decide
-_STARTS = {"beta": (0.25, 0.35), "repeats": (2.0, 6.0)}
+_STARTS = {"beta": (0.18, 0.3), "growth": (0.04, 0.01), "repeats": (2.0, 6.0)}
 _RESAMPLES = 24
 _VOCABULARY = 8192
 _LEAST_TOKENS = 2**18  # of a run that the law is fitted to
@@ -67,14 +66,14 @@ class Fit:
         return _log_loss(torch.tensor(values + corpora, dtype=torch.float64), _columns(runs, self.corpora)).exp()
 
 
-def fit(runs: Sequence[Run], starts: Mapping[str, Sequence[float]] = _STARTS, alpha: float = _ALPHA) -> Fit:
-    """Return the best fit over all starts, with a given exponent of the size."""
+def fit(runs: Sequence[Run], starts: Mapping[str, Sequence[float]] = _STARTS) -> Fit:
+    """Return the best fit over all starts."""
     corpora = sorted({run["corpus"] for run in runs})
     columns = _columns(runs, corpora)
     target = torch.tensor([run["bits_per_byte"] for run in runs], dtype=torch.float64).log()
     best: tuple[float, torch.Tensor] | None = None
-    for beta, repeats in itertools.product(*starts.values()):
-        start = [*map(math.log, (20.0, alpha, 25.0, beta, repeats)), *[math.log(0.7)] * len(corpora)]
+    for shared in itertools.product(*starts.values()):
+        start = [*map(math.log, (1.0, *shared)), *[math.log(0.7)] * len(corpora)]
         point = torch.tensor([*start, *[0.0] * len(corpora)], dtype=torch.float64, requires_grad=True)
         optimizer = torch.optim.LBFGS(
             [point], max_iter=2000, tolerance_grad=1e-10, tolerance_change=1e-14, line_search_fn="strong_wolfe"
@@ -84,8 +83,6 @@ def fit(runs: Sequence[Run], starts: Mapping[str, Sequence[float]] = _STARTS, al
             optimizer.zero_grad()
             value = torch.nn.functional.huber_loss(_log_loss(point, columns), target, delta=_DELTA, reduction="sum")
             value.backward()  # type: ignore[no-untyped-call]
-            assert point.grad is not None
-            point.grad[FITTED.index("alpha")] = 0.0
             return value
 
         optimizer.step(objective)  # type: ignore[no-untyped-call]
@@ -119,14 +116,15 @@ def _columns(runs: Sequence[Run], corpora: Sequence[str]) -> dict[str, torch.Ten
 
 def _log_loss(point: torch.Tensor, columns: dict[str, torch.Tensor]) -> torch.Tensor:
     """Return the logarithms of the losses; ``point`` has those of the parameters."""
-    size, alpha, data, beta, repeats = point[: len(FITTED)]
+    data, beta, growth, repeats = point[: len(FITTED)]
     floors, scales = point[len(FITTED) :].chunk(2)
     again = (columns["tokens"] / columns["unique"] - 1).clamp(min=0) / repeats.exp()
     worth = torch.minimum(columns["tokens"], columns["unique"]) - columns["unique"] * repeats.exp() * torch.expm1(
         -again
     )
     scale = scales - scales.mean()
-    law = torch.logaddexp(size - alpha.exp() * columns["weights"], data - beta.exp() * worth.log())
+    exponent = beta.exp() + growth.exp() * (columns["weights"] - math.log(SIZE_UNIT))
+    law = data - exponent * (worth.log() - math.log(TOKENS_UNIT))
     return scale[columns["corpus"]] + torch.logaddexp(floors[columns["corpus"]], law)
 
 
@@ -152,14 +150,8 @@ def main() -> None:
         _report_pilots(replace(LAW, **found.shared), everything, tokens)
     few = {name: values[:1] for name, values in _STARTS.items()}
     draw = torch.Generator().manual_seed(0)
-    low, high = map(math.log, _ALPHAS)
     again = [
-        fit(
-            [runs[i] for i in torch.randint(len(runs), (len(runs),), generator=draw)],
-            few,
-            math.exp(low + (high - low) * number / (_RESAMPLES - 1)),
-        )
-        for number in range(_RESAMPLES)
+        fit([runs[i] for i in torch.randint(len(runs), (len(runs),), generator=draw)], few) for _ in range(_RESAMPLES)
     ]
     for name in found.shared:
         values = sorted(each.shared[name] for each in again)

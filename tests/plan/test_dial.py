@@ -21,6 +21,7 @@ from hornbook.plan.dial import (
     best_tokens,
     choose,
     interval,
+    num_flops,
     num_weights,
     options_of,
     read_time,
@@ -67,10 +68,7 @@ def test_the_law_has_the_losses_of_the_runs() -> None:
 
 def test_no_other_constants_of_the_law_fit_better() -> None:
     def error(**changed: float) -> float:
-        values = {
-            name: getattr(LAW, name) for name in ("size", "alpha", "data", "beta", "repeats", "largest", "longest")
-        }
-        law, total = type(LAW)(**values | changed), 0.0
+        law, total = replace(LAW, **changed), 0.0
         for run in RUNS:
             scale, floor = OF_CORPORA[run["corpus"]]
             loss = scale * (floor + law.loss(run["width"], run["tokens"], run["unique_tokens"]))
@@ -78,7 +76,7 @@ def test_no_other_constants_of_the_law_fit_better() -> None:
             total += 0.5 * gap**2 if gap < 1e-2 else 1e-2 * (gap - 5e-3)  # the Huber loss of the fit
         return total
 
-    for name in ("size", "alpha", "data", "beta"):
+    for name in ("data", "beta", "growth"):
         for factor in (0.99, 1.01):
             assert error(**{name: getattr(LAW, name) * factor}) > error(), (name, factor)
 
@@ -159,7 +157,7 @@ def test_the_interval_holds_eight_of_ten_runs() -> None:
 
 
 def test_the_interval_grows_beyond_the_measured_runs() -> None:
-    pilot, _ = pilots_of(ALL, 2**18)["books-2"]
+    pilot, _ = pilots_of(ALL, 2**18)["books"]
     corpus = Corpus.of(pilot, math.inf)
 
     def spread(width: int, tokens: float) -> float:
@@ -171,12 +169,13 @@ def test_the_interval_grows_beyond_the_measured_runs() -> None:
     assert spread(13, 1.8e11) > 2 * spread(2, 2e6)
 
 
-def test_best_tokens_balance_size_and_length() -> None:
-    tokens = best_tokens(4)
-    weights, step = 12 * 256**2 * 4, 0.01
-    by_size = LAW.size * weights**-LAW.alpha * LAW.alpha * step
-    by_length = LAW.data * tokens**-LAW.beta * LAW.beta * step
-    assert by_size == pytest.approx(by_length, rel=1e-3)
+@pytest.mark.parametrize("width", [2, 8, 20])
+def test_best_tokens_make_the_best_run_of_their_flops(width: int) -> None:
+    tokens = best_tokens(width, 8192)
+    flops = tokens * num_flops(width, 8192)
+    ranked = choose(flops, math.inf, lambda each: num_flops(each, 8192), range(1, 40))
+    assert abs(ranked[0].width - width) <= 1
+    assert ranked[0].tokens == pytest.approx(tokens, rel=0.2)
 
 
 def test_the_options_are_a_recipe_that_trains_on_the_tokens() -> None:

@@ -168,7 +168,7 @@ def _chosen(arguments: argparse.Namespace) -> tuple["Recipe", dict[str, str]]:
 
     plans = {}
     for width in range(1, dial.MOST_WIDTH + 1):
-        plan = make_plan(complete(width, max(1 << 23, dial.best_tokens(width))), machine, advises=False)
+        plan = make_plan(complete(width, max(1 << 23, dial.best_tokens(width, vocabulary))), machine, advises=False)
         if plan.fits:
             plans[width] = plan.speed.seconds / (plan.recipe.training.global_batch_size * plan.recipe.sequence_length)
     if not plans:

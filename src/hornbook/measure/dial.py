@@ -270,7 +270,7 @@ def _turn(
             return Dialed(best=ranked[0], others=beside(ranked, ranked[0].width), token_seconds={})
         case "tokens":
             limit = min(limit, MOST_EPOCHS * unique)
-            best = min(widths, key=lambda width: abs(best_tokens(width) - limit))
+            best = min(widths, key=lambda width: abs(math.log(best_tokens(width, vocabulary) / limit)))
             return Dialed(best=_at(best, limit, unique), others=[], token_seconds={})
         case "params":
 
@@ -280,12 +280,12 @@ def _turn(
         case _:
 
             def size(width: int) -> float:
-                return plan_here(recipe_of(_at(width, best_tokens(width), unique)), num_ranks, device).peak
+                return plan_here(recipe_of(_at(width, best_tokens(width, vocabulary), unique)), num_ranks, device).peak
 
     largest = bisect_right(widths, limit, key=size)
     if not largest:
         raise UserError(f"{dial} is too little for the smallest model: give more")
-    return Dialed(best=_at(largest, best_tokens(largest), unique), others=[], token_seconds={})
+    return Dialed(best=_at(largest, best_tokens(largest, vocabulary), unique), others=[], token_seconds={})
 
 
 def _left(dial: Dial) -> float:

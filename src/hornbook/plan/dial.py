@@ -28,6 +28,7 @@ MOST_WIDTH: Final = 48
 LEAST_STEPS: Final = 50
 """Fewer teach nothing: the rates only rise and fall."""
 _WIDTH, _WINDOWS, _RATE, _TABLE_RATE, _HEAD_RATE = 4, 16, 0.028, 0.045, 0.006
+_LEAST_LAYERS = 4
 _BATCH_TOKENS, _BATCH_EXPONENT, _LEAST_BATCH = 2**20, 0.6, 2048
 _MOST_SCALE = math.sqrt(2)  # that of the longest measured run; a larger batch does not raise rates further
 _LONGEST_WARM_UP = 100
@@ -88,26 +89,34 @@ class Dial:
         return cls(name=name, words=words, value=value)
 
 
+SIZE_UNIT: Final = 1e5
+TOKENS_UNIT: Final = 2.0**18
+"""Units of a model's weights and of its tokens in the `Law`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Law:
     """Loss of a model with N weights in its blocks after D tokens, without the part that does not depend on them.
 
     ::
 
-        loss = size · N^-alpha + data · D'^-beta          Hoffmann et al. 2022, arXiv 2203.15556, equation 2
+        loss = data · (D' / 2^18)^-(beta + growth · ln(N / 10^5))
         D' = U (1 + r (1 - exp(-repeats / r)))            Muennighoff et al. 2023, arXiv 2305.16264, of U tokens
 
+    After 2^18 tokens, the size makes no difference; with fewer, a smaller model is ahead, with more, a larger one. A
+    term of the size beside one of the tokens, as in Hoffmann et al. 2022, arXiv 2203.15556, holds the runs less well.
+
     Attributes:
-        size, data: bits per byte.
-        alpha, beta: exponents.
+        data: bits per byte.
+        beta: exponent of a model of 10^5 weights.
+        growth: what a larger model adds to it.
         repeats: r, number of repeats after which more of them teach little.
         largest, longest: N and D of the largest and the longest measured run.
     """
 
-    size: float
-    alpha: float
     data: float
     beta: float
+    growth: float
     repeats: float
     largest: float
     longest: float
@@ -116,18 +125,18 @@ class Law:
         """Return the loss in bits per byte above a constant of the corpus, which has ``unique`` tokens."""
         again = max(0.0, tokens / unique - 1)
         worth = min(tokens, unique) * (1 + self.repeats * -math.expm1(-again / self.repeats))
-        return float(self.size * num_weights(width) ** -self.alpha + self.data * worth**-self.beta)
+        exponent = self.beta + self.growth * math.log(num_weights(width) / SIZE_UNIT)
+        return float(self.data * (worth / TOKENS_UNIT) ** -exponent)
 
 
-FITTED: Final = ("size", "alpha", "data", "beta", "repeats")
+FITTED: Final = ("data", "beta", "growth", "repeats")
 """Attributes of the law that are fitted, in the order of `RESAMPLES`."""
 
 LAW: Final = Law(
-    size=15.72,
-    alpha=0.3478,
-    data=34.07,
-    beta=0.2777,
-    repeats=1.821,
+    data=1.278,
+    beta=0.1787,
+    growth=0.0395,
+    repeats=1.64,
     largest=12 * 384**2 * 6,
     longest=2.0**22,
 )
@@ -288,10 +297,12 @@ def interval(width: int, tokens: float, unique: float, pilot: Pilot, loss: float
     return max(0.0, loss - math.hypot(low, error)), loss + math.hypot(high, error)
 
 
-def best_tokens(width: int, law: Law = LAW) -> int:
+def best_tokens(width: int, vocabulary: int, law: Law = LAW) -> int:
     """Return the tokens of a model's compute-optimal run: more FLOPs help it as much by size as by tokens."""
-    ratio = law.data * law.beta / (law.size * law.alpha)
-    return int((ratio * num_weights(width) ** law.alpha) ** (1 / law.beta))
+    power = 3 if width > _LEAST_LAYERS else 2  # of the width, with which the blocks grow; the head grows with the first
+    of_blocks = 6 * num_weights(width) / num_flops(width, vocabulary)
+    flops_growth = of_blocks + (1 - of_blocks) / power  # with the weights of the blocks, as an exponent
+    return int(TOKENS_UNIT * (num_weights(width) / SIZE_UNIT * math.exp(law.beta / law.growth)) ** flops_growth)
 
 
 def num_flops(width: int, vocabulary: int) -> float:
@@ -333,7 +344,7 @@ def shape_of(width: int) -> str:
 
 
 def _num_layers(width: int) -> int:
-    return max(4, width)  # two learned as much of 2^20 tokens, but were 9 % behind after 2^22 (LOG.md)
+    return max(_LEAST_LAYERS, width)  # two are 1 % behind after 2^20 tokens, 3 % after 2^22 (LOG.md)
 
 
 def options_of(width: int, tokens: int, *, windows: int | None = None, length: int = 256) -> dict[str, int | float]:

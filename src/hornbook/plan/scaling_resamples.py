@@ -28,5 +28,5 @@ RESAMPLES: Final[tuple[tuple[float, ...], ...]] = (
     (436.1, 0.6285, 63.82, 0.336, 2.229, 0.1716, 0.8946, 0.1129, 0.8729, -0.3349, 1.552),
     (735.7, 0.65, 29.55, 0.2631, 2.116, 0.2155, 0.8171, 0.163, 0.8015, -0.395, 1.494),
 )
-"""A row per resample: size, alpha, data, beta and repeats of `hornbook.plan.dial.Law`; then the line of each length of
+"""A row per resample: data, beta, growth and repeats of `hornbook.plan.dial.Law`; then the line of each length of
 `hornbook.plan.dial.PILOTS`."""
