@@ -186,7 +186,7 @@ def test_the_dial_without_hardware_says_that_it_extrapolates(capsys: pytest.Capt
     assert code == 0
     assert found["num_steps"] * found["step_seconds"] == pytest.approx(12 * 3600, rel=0.02)  # for any length of windows
     assert "layers of" in found["chosen"]
-    assert found["law"].startswith("extrapolated: measured up to 10.6M weights in blocks and 4.19M tokens, these are ")
+    assert found["law"].startswith("extrapolated: measured up to 1.77M weights in blocks and 4.19M tokens, these are ")
     assert main(["plan", "auto", "--devices", "8 x H100"]) == 2
     assert "add `--time 12h`" in capsys.readouterr().err
 

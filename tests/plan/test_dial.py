@@ -32,26 +32,23 @@ from scaling_fit import pilot_line, pilots_of, predict_left_out, root_mean_squar
 ALL = json.loads((Path(__file__).parents[2] / "benchmarks" / "scaling_runs.json").read_text())
 RUNS = [run for run in ALL if run["tokens"] >= 2**18]
 OF_CORPORA = {
-    "anarchism": (0.8316, 0.8738),
-    "books": (0.8232, 1.5721),
-    "books-2": (0.9348, 1.2411),
-    "cpp": (1.0637, 0.1513),
-    "dictionary": (0.9277, 0.8554),
-    "elisp": (1.1114, 0.5246),
-    "go": (1.7964, 0.0000),
-    "japanese": (1.0280, 0.4614),
-    "latex": (1.2368, 0.9920),
-    "linux": (1.4773, 0.4025),
-    "owt": (0.7002, 2.0604),
-    "owt-2": (0.7116, 2.0309),
-    "perl": (0.9902, 0.9843),
-    "py": (0.9595, 0.5179),
-    "py-2": (1.0001, 0.4985),
-    "russian": (0.7914, 0.8409),
-    "rust": (1.1272, 0.2485),
+    "anarchism": (0.7205, 1.4315),
+    "books": (0.8122, 1.8410),
+    "cpp": (0.9907, 0.3800),
+    "dictionary": (0.9580, 1.0205),
+    "elisp": (1.1004, 0.7250),
+    "go": (1.4350, 0.4119),
+    "japanese": (0.9312, 0.8468),
+    "latex": (2.0813, 0.1584),
+    "linux": (1.2110, 0.9009),
+    "owt-2": (0.7118, 2.2655),
+    "perl": (0.9880, 1.2035),
+    "py-2": (0.9672, 0.7160),
+    "russian": (0.7121, 1.2936),
+    "rust": (1.0029, 0.5788),
 }
 """Scale and floor that ``benchmarks/scaling_fit.py`` prints."""
-T_80 = {6: 1.476, 7: 1.440, 8: 1.415, 9: 1.397, 14: 1.350}
+T_80 = {7: 1.440, 9: 1.397, 14: 1.350}
 """Student's t for a number of corpora, two-sided 80 %."""
 
 
@@ -62,8 +59,8 @@ def test_the_law_has_the_losses_of_the_runs() -> None:
         loss = scale * (floor + LAW.loss(run["width"], run["tokens"], run["unique_tokens"]))
         errors.append(loss / run["bits_per_byte"] - 1)
     assert len(errors) == 58
-    assert math.sqrt(sum(error**2 for error in errors) / len(errors)) < 0.0209
-    assert max(map(abs, errors)) < 0.129
+    assert math.sqrt(sum(error**2 for error in errors) / len(errors)) < 0.0054
+    assert max(map(abs, errors)) < 0.019
 
 
 def test_no_other_constants_of_the_law_fit_better() -> None:
@@ -90,7 +87,9 @@ def test_the_lines_of_pilots_are_the_fit_to_the_measured_texts(tokens: int) -> N
         assert pilot_line(law, ALL, tokens) == pytest.approx(row[place : place + 2], rel=5e-3, abs=1e-3)
 
 
-@pytest.mark.parametrize(("tokens", "corpora", "error"), [(2**17, 14, 0.0608), (2**18, 14, 0.0432), (2**20, 7, 0.0256)])
+@pytest.mark.parametrize(
+    ("tokens", "corpora", "error"), [(2**17, 14, 0.0701), (2**18, 14, 0.0530), (2**19, 9, 0.0281), (2**20, 7, 0.0219)]
+)
 def test_each_text_is_predicted_from_the_others(tokens: int, corpora: int, error: float) -> None:
     left_out = predict_left_out(LAW, ALL, tokens).values()
     assert len(left_out) == corpora
@@ -151,13 +150,14 @@ def test_the_interval_holds_eight_of_ten_runs() -> None:
                 corpus = Corpus.of(pilot, run["unique_tokens"])
                 loss = corpus.floor + corpus.scale * LAW.loss(*point)
                 low, high = interval(*point, pilot, loss)
-                assert 0.02 < (high - low) / loss < 0.45
+                if run["tokens"] <= 8 * tokens:  # for much longer runs, the dial takes a longer pilot
+                    assert 0.02 < (high - low) / loss < 0.45
                 held, seen = held + (low < run["bits_per_byte"] < high), seen + 1
     assert held / seen > 0.8
 
 
 def test_the_interval_grows_beyond_the_measured_runs() -> None:
-    pilot, _ = pilots_of(ALL, 2**18)["books"]
+    pilot, _ = pilots_of(ALL, 2**19)["books"]
     corpus = Corpus.of(pilot, math.inf)
 
     def spread(width: int, tokens: float) -> float:

@@ -133,14 +133,14 @@ FITTED: Final = ("data", "beta", "growth", "repeats")
 """Attributes of the law that are fitted, in the order of `RESAMPLES`."""
 
 LAW: Final = Law(
-    data=1.278,
-    beta=0.1787,
-    growth=0.0395,
-    repeats=1.64,
-    largest=12 * 384**2 * 6,
+    data=1.067,
+    beta=0.2746,
+    growth=0.08194,
+    repeats=3.436,
+    largest=12 * 192**2 * 4,
     longest=2.0**22,
 )
-"""Fitted by ``benchmarks/scaling_fit.py`` to 58 runs of ``benchmarks/scaling_runs.py`` on 17 corpora."""
+"""Fitted by ``benchmarks/scaling_fit.py`` to 58 runs of ``benchmarks/scaling_runs.py`` on 14 corpora."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,9 +177,10 @@ class PilotFit:
 
 
 PILOTS: Final = {
-    2**17: PilotFit(line=(0.1956, 0.8749), error=0.1747),
-    2**18: PilotFit(line=(0.1253, 0.8944), error=0.1860),
-    2**20: PilotFit(line=(-0.3587, 1.6161), error=0.1779),
+    2**17: PilotFit(line=(0.1622, 0.8884), error=0.2359),
+    2**18: PilotFit(line=(0.0966, 0.8701), error=0.2125),
+    2**19: PilotFit(line=(0.0509, 0.8137), error=0.1352),
+    2**20: PilotFit(line=(-0.0856, 0.9200), error=0.1554),
 }
 """By the tokens of the longer training."""
 
