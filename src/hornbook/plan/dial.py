@@ -37,7 +37,7 @@ _BYTES = {"b": 1, "mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LONGEST = 365 * 86_400
 MOST_EPOCHS: Final = 3
-"""More made runs of two layers no better at width 2, and by 1 % at width 1; the law does not know that they overfit."""
+"""More made former shapes no better, or by a few percent (docs/dial.md); the law does not know that they overfit."""
 
 
 DIALS: Final = ("time", "params", "tokens", "flops", "memory")
