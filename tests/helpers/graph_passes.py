@@ -8,7 +8,7 @@ from torch._dynamo.utils import detect_fake_mode
 from torch._functorch.aot_autograd import make_boxed_func
 
 FUSED = ("fused_all_gather_matmul", "fused_matmul_reduce_scatter")
-_EXCHANGES = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", *FUSED)
+_EXCHANGES = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce_", *FUSED)
 
 
 def counting(graphs, compile_function=torch.compile):

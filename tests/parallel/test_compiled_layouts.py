@@ -67,10 +67,10 @@ def test_every_exchange_of_a_block_is_fused_with_a_product(found):
 @pytest.mark.slow
 @pytest.mark.skipif("+cpu" not in torch.__version__, reason="fakes a GPU in builds without CUDA")
 def test_three_layers_on_a_gpu_share_graphs_in_which_every_exchange_is_fused():
-    """Without values, but with the operators of a GPU; tensor parallelism alone has sums over the ranks."""
+    """Without values, but with the operators of a GPU; tensor parallelism alone has sums over the ranks, in place."""
     done = python(PARALLEL / "fake_exchanges.py")
     assert done.returncode == 0, done.stderr
     gpt, decoder, unfused = json.loads(done.stdout)
     assert gpt == {"graphs": [PAIRS, PAIRS], "breaks": {}}
     assert decoder == {"graphs": [PAIRS, OF_DECODER], "breaks": {}}
-    assert unfused == {"graphs": [{"all_reduce": 2}] * 2, "breaks": {}}
+    assert unfused == {"graphs": [{"all_reduce_": 2}] * 2, "breaks": {}}
