@@ -158,7 +158,7 @@ def fitting_decoder(model, draw):
     numbers["llama3"] = {"rope_low_factor": 1.0, "rope_high_factor": 4.0, **numbers["yarn"]}
     kind = draw(st.sampled_from(["none", *numbers] if is_rotary else ["none"]))
     return {
-        "head_size": 2 * draw(st.integers(1, 64)),
+        "head_size": (4 if model["shifted_keys"] else 2) * draw(st.integers(1, 64)),
         "num_kv_heads": draw(st.sampled_from([None, 1, heads])),
         "rope_share": 1.0,
         "rope_scaling": kind,
