@@ -8,10 +8,9 @@ import signal
 import sys
 from types import FrameType
 
-from hornbook.errors import Terminated
+from hornbook.errors import TERMINATING, Terminated
 
-_NUMBERS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name)]
-_EARLY = [number for number in _NUMBERS if signal.getsignal(number) == signal.SIG_DFL]  # others may be ignored
+_EARLY = [number for number in TERMINATING if signal.getsignal(number) == signal.SIG_DFL]  # others may be ignored
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

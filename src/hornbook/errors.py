@@ -13,7 +13,7 @@ an option. Tracebacks are shown only with ``--debug``.
 """
 
 import signal
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
 
 class HornbookError(Exception):
@@ -86,6 +86,10 @@ class StoppedBySignal(HornbookError):  # noqa: N818 - a stop is not an error, bu
     """A signal stopped the command; what it has saved is whole, and the same command resumes it."""
 
     exit_code: ClassVar[int] = 75
+
+
+TERMINATING: Final = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
+"""The signals that end a command as `Terminated`, on systems that have them."""
 
 
 class Terminated(BaseException):

@@ -1,6 +1,7 @@
 """``hornbook plan`` and ``hornbook train --dry-run`` as a user runs them."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -185,7 +186,8 @@ def test_the_dial_without_hardware_says_that_it_extrapolates(capsys: pytest.Capt
     code, found = answer_of(capsys, *words, "--data.sequence-length", "128")
     assert code == 0
     assert found["num_steps"] * found["step_seconds"] == pytest.approx(12 * 3600, rel=0.02)  # for any length of windows
-    assert "layers of" in found["chosen"]
+    near = re.findall(r"layers of \d+ columns: (\S+) of the law's loss", found["chosen"])
+    assert len(near) == 2 and all(re.fullmatch(r"\+\d\.\d\d%", more) and more != "+0.00%" for more in near)
     assert found["law"].startswith("extrapolated: measured up to 1.77M weights in blocks and 4.19M tokens, these are ")
     assert main(["plan", "auto", "--devices", "8 x H100"]) == 2
     assert "add `--time 12h`" in capsys.readouterr().err

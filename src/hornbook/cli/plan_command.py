@@ -176,7 +176,8 @@ def _chosen(arguments: argparse.Namespace) -> tuple["Recipe", dict[str, str]]:
     ranked = dial.choose(seconds, unique, plans.__getitem__, range(1, max(plans) + 1))
     best = ranked[0]
     near = sorted((other for other in ranked if abs(other.width - best.width) == 1), key=lambda other: other.width)
-    told = "; ".join(f"{dial.shape_of(other.width)}: {other.loss - best.loss:+.4f} of the law's loss" for other in near)
+    shares = {dial.shape_of(other.width): other.loss / best.loss - 1 for other in near}
+    told = "; ".join(f"{shape}: {share:+.2%} of the law's loss" for shape, share in shares.items())
     sizes = (
         f"measured up to {short(dial.LAW.largest)} weights in blocks and {short(dial.LAW.longest)} tokens, these are "
         f"{short(dial.num_weights(best.width))} and {short(best.tokens)}"

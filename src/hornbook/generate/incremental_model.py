@@ -204,6 +204,7 @@ class IncrementalModel:
         blocks = [_token_block(block) for block in self._model.blocks]
         known = [block for block in blocks if block is not None]
         self._attentions: list[Any] = [getattr(block, "attention", None) for block in self._model.blocks]
+        self._shifts: list[Any] = [getattr(attention, "key_shift", None) for attention in self._attentions]
         self._smear: Any = getattr(self._model.blocks[0], "smear", None)
         self._token = None if form is None or len(known) < len(blocks) else TokenModel(form, known, head)
 
@@ -228,8 +229,8 @@ class IncrementalModel:
                 x_BTD = self._smear(x_BTD, {**context, "cache": cache})
             caches = [cache.of(each, each.num_kv_heads, each.head_size) for each in self._attentions]
             moved = [
-                None if (shift := getattr(each, "key_shift", None)) is None else shift.stored(cache, each.num_kv_heads)
-                for each in self._attentions
+                None if shift is None else shift.stored(cache, each.num_kv_heads)
+                for each, shift in zip(self._attentions, self._shifts, strict=True)
             ]
             y_BD = self._token(x_BTD[:, 0], caches, cache.mask, rotations, tokens_BT[:, 0], start_BD, moved)
             return y_BD if self._token.head is not None else self._model.head.logits(y_BD)

@@ -241,8 +241,9 @@ def _reasons(found: Dialed, dial: Dial, unique: int, sources: Sources, predicted
         short = "text" if pilot_tokens(unique, math.inf) is None else "run"
         yield f"no loss is predicted: the {short} is too short to train a small model first"
     for other in found.others:
-        more = predicted.get("scale", 1.0) * (other.loss - best.loss)
-        told = f"{more:+.3f} {unit}" if predicted else f"{more:+.3f} of the law's loss"
+        told = f"{other.loss / best.loss - 1:+.1%} of the law's loss"
+        if predicted:
+            told = f"{predicted['scale'] * (other.loss - best.loss):+.3f} {unit}"
         yield f"{shape_of(other.width)} would train on {other.tokens:,} tokens: {told}"
     if best.extrapolates:
         yield f"extrapolated: measured were up to {LAW.largest:,.0f} weights and {LAW.longest:,.0f} tokens"

@@ -20,9 +20,9 @@ from importlib import metadata
 from pathlib import Path
 from types import FrameType
 
-from hornbook.errors import HornbookError, RankError, StoppedBySignal, Terminated, UserError
+from hornbook.errors import TERMINATING, HornbookError, RankError, StoppedBySignal, Terminated, UserError
 
-_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
+_SIGNALS = (signal.SIGINT, *TERMINATING)
 _PAUSE_SECONDS = 0.05
 
 

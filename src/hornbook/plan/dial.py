@@ -104,7 +104,8 @@ class Law:
         D' = U (1 + r (1 - exp(-repeats / r)))            Muennighoff et al. 2023, arXiv 2305.16264, of U tokens
 
     After 2^18 tokens, the size makes no difference; with fewer, a smaller model is ahead, with more, a larger one. A
-    term of the size beside one of the tokens, as in Hoffmann et al. 2022, arXiv 2203.15556, holds the runs less well.
+    term of the size beside one of the tokens (Hoffmann et al. 2022, arXiv 2203.15556) holds the runs as well only if
+    the exponent of the size is three times what others found.
 
     Attributes:
         data: bits per byte.
