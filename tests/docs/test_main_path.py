@@ -24,9 +24,9 @@ STEP = "--between hornbook.engine.step:train_step"
 @pytest.mark.parametrize(
     ("command", "most_files", "most_functions"),
     [
-        (f"{STEP} {TRAIN} {NATIVE}", 32, 124),
+        (f"{STEP} {TRAIN} {NATIVE}", 32, 116),
         (f"{STEP} {TRAIN} --precision.kernels=torch", 28, 105),
-        (f"{STEP} {BERT} {NATIVE}", 35, 141),
+        (f"{STEP} {BERT} {NATIVE}", 35, 134),
         (f"--until hornbook.optim.adam:adamw {TRAIN} {NATIVE}", 78, 591),
         ("generate run --prompt a --output-length 8", 57, 366),
         (BUILD, 37, 272),

@@ -15,7 +15,6 @@ from hornbook.ops.native import dropout as native_dropout
 from hornbook.ops.native import layer_norm as native_norm
 from hornbook.ops.native.kernels import form_of
 from hornbook.ops.native.linear import linear as native_linear
-from hornbook.ops.native.linear import linear_activation
 from hornbook.ops.tensor_parallel import cut_linear
 from hornbook.ops.triton.norm_operators import MOST_COLUMNS
 from hornbook.ops.triton.norm_operators import norm_beside as triton_norm
@@ -48,7 +47,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         bias: ``[num_out]``, fp32, or a stack, or None.
     """
     if (form := form_of("linear", x, weight)) is not None:
-        y: Tensor = native_linear(x, weight, bias, form.isa)
+        y: Tensor = native_linear(x, weight, bias, form.isa)[0]
         return y
     if is_cut(weight):
         return cut_linear(x, weight, bias)
@@ -72,7 +71,7 @@ def activated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation:
         return mixed_linear(x, weight, bias, (activation, ACTIVATIONS[activation]))
     if (form := form_of("linear", x, weight)) is None:
         return ACTIVATIONS[activation](linear(x, weight, bias))
-    h: Tensor = linear_activation(x, weight, bias, activation, form.isa)[0]
+    h: Tensor = native_linear(x, weight, bias, form.isa, activation)[0]
     return h
 
 
@@ -125,8 +124,8 @@ def feed_forward(x: Tensor, up: Parameters, down: Parameters, activation: str, *
             return mixed_feed_forward(x, up, down, (activation, ACTIVATIONS[activation]))
         h = gated(linear(x, *up), activation) if is_gated else activated_linear(x, *up, activation)
         return linear(h, *down)
-    h, u = linear_activation(x, *up, activation, form.isa, is_gated)
-    y: Tensor = native_linear(h.detach(), *down, form.isa, u, activation)
+    h, u = native_linear(x, *up, form.isa, activation, is_gated)
+    y: Tensor = native_linear(h.detach(), *down, form.isa, before=u, activation_before=activation)[0]
     return y
 
 
