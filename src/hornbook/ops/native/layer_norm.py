@@ -101,12 +101,13 @@ def _(
 
 
 class Norm(torch.autograd.Function):
-    """Returns ``x`` and its norm; arguments as for ``norm``."""
+    """Native norms beside what they map."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, *options: Any
     ) -> tuple[Tensor, ...]:
+        """Return ``x`` and its norm; arguments as for ``norm``."""
         normed, *statistics = norm(x, weight_D, bias_D, *options)
         ctx.save_for_backward(x, weight_D, bias_D, *statistics)
         ctx.options = options[1:]
@@ -115,6 +116,7 @@ class Norm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the arguments, given those of ``x`` and its norm."""
         residual, gradient = gradients
         x, weight_D, bias_D, *statistics = ctx.saved_tensors  # once: recomputation allows no more
         if gradient is None:  # of a norm that nothing uses
