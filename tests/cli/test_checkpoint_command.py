@@ -68,6 +68,11 @@ def test_a_folder_of_hugging_faces_has_nothing_to_check(tmp_path, capsys, comman
     assert "`hornbook checkpoint import`" in err
 
 
+def test_list_of_a_single_checkpoint(run):
+    (found,) = list_command(run / "checkpoints" / "step-00000010")["checkpoints"]
+    assert found["step"] == 10 and found["sound"]
+
+
 @pytest.mark.parametrize("name", [".", "checkpoints"])
 def test_a_run_that_has_not_saved_has_no_checkpoints_and_none_to_verify(tmp_path, capsys, name):
     (tmp_path / "checkpoints").mkdir()

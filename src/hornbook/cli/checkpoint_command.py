@@ -48,13 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def list_command(folder: Path) -> dict[str, Any]:
-    """Return and print the checkpoints of a run, or of a folder of checkpoints, oldest first.
+    """Return and print the checkpoints of a run or of a folder of checkpoints, oldest first, or a single one.
 
     A run that has not saved yet has none, which is an answer; verifying none would not be, so `verify_command` refuses.
 
     Raises CheckpointError if the folder does not exist, or has no checkpoint and is no run's.
     """
-    from hornbook.checkpoint.load import checkpoints_of, list_checkpoints
+    from hornbook.checkpoint.load import checkpoints_of
     from hornbook.config.suggest import did_you_mean_path
     from hornbook.errors import CheckpointError
     from hornbook.track.run_state import is_run
@@ -63,7 +63,7 @@ def list_command(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{folder}: no such folder{did_you_mean_path(folder)}; expected a run folder or a folder of checkpoints"
         )
-    found = [_examined(info) for info in list_checkpoints(checkpoints_of(folder))]
+    found = _found(folder)
     if not found and not is_run(folder) and not is_run(folder.absolute().parent):
         raise _without_checkpoint(folder)
     say(f"{'step':>10}  {'size':>10}  state" if found else f"no checkpoints in {folder}")
@@ -81,6 +81,8 @@ def verify_command(path: Path) -> dict[str, Any]:
     from hornbook.errors import CheckpointError
 
     found = _found(path)
+    if not found:
+        raise _without_checkpoint(path)
     damaged = [f"{info.path}: {'; '.join(info.problems)}" for info in found if info.problems]
     say(*(f"{info.path}: sound, {format_bytes(info.size)}" for info in found if not info.problems))
     if damaged:
@@ -93,8 +95,6 @@ def _found(path: Path) -> "list[Info]":
     from hornbook.checkpoint.load import checkpoints_of, describe, is_checkpoint, list_checkpoints
 
     found = [describe(path)] if is_checkpoint(path) else list_checkpoints(checkpoints_of(path))
-    if not found:
-        raise _without_checkpoint(path)
     return [_examined(info) for info in found]
 
 
