@@ -68,9 +68,25 @@ def test_a_folder_of_hugging_faces_has_nothing_to_check(tmp_path, capsys, comman
     assert "`hornbook checkpoint import`" in err
 
 
-def test_list_of_nothing(tmp_path, capsys):
-    assert list_command(tmp_path)["checkpoints"] == []
-    assert capsys.readouterr().out == f"no checkpoints in {tmp_path}\n"
+def test_list_of_a_single_checkpoint(run):
+    (found,) = list_command(run / "checkpoints" / "step-00000010")["checkpoints"]
+    assert found["step"] == 10 and found["sound"]
+
+
+@pytest.mark.parametrize("name", [".", "checkpoints"])
+def test_a_run_that_has_not_saved_has_no_checkpoints_and_none_to_verify(tmp_path, capsys, name):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "metrics.jsonl").touch()
+    assert list_command(tmp_path / name)["checkpoints"] == []
+    assert capsys.readouterr().out == f"no checkpoints in {tmp_path / name}\n"
+    with pytest.raises(CheckpointError, match="contains no checkpoint"):
+        verify_command(tmp_path / name)
+
+
+@pytest.mark.parametrize("command", ["list", "verify"])
+def test_a_folder_without_a_run_or_checkpoint_is_refused(tmp_path, capsys, command):
+    assert main(["checkpoint", command, str(tmp_path)]) == 2
+    assert f"{tmp_path} contains no checkpoint; expected a run folder or a checkpoint" in capsys.readouterr().err
 
 
 def test_list_of_a_missing_folder(tmp_path):
@@ -97,8 +113,6 @@ def test_verify_of_a_damaged_one_is_the_users_to_know(run, capsys):
     assert capsys.readouterr().out.count("sound") == 1
 
 
-@pytest.mark.parametrize("name", ["missing", "empty"])
-def test_verify_of_nothing(tmp_path, name):
-    (tmp_path / "empty").mkdir()
+def test_verify_of_a_missing_folder(tmp_path):
     with pytest.raises(CheckpointError, match="contains no checkpoint"):
-        verify_command(tmp_path / name)
+        verify_command(tmp_path / "missing")

@@ -53,6 +53,7 @@ def test_numbers_that_are_wrong(kind, text, message):
     "words",
     [
         ["train", "demo", "--threads", "9999999"],
+        ["train", "demo", "--processes", "9999999"],
         ["sweep", "demo", "--lr", "1,2", "--threads", "9999999"],
         ["demo", "--threads", "9999999"],
         ["corpus", "build", "text", "--tokenizer", "a", "--output", "b", "--threads", "9999999"],
@@ -64,7 +65,9 @@ def test_numbers_that_are_wrong(kind, text, message):
 def test_more_threads_than_can_take_turns(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
-    assert re.search(r'argument --(threads|workers): "9999999": must be .* at most \d+ \(see', capsys.readouterr().err)
+    assert re.search(
+        r'argument --(threads|workers|processes): "9999999": must be .* at most \d+ \(see', capsys.readouterr().err
+    )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -101,7 +101,11 @@ def test_python_gives_the_same_vectors(capsys, run, caplog):
         (["bert", "empty.txt"], "empty.txt: the file has no examples"),
         (["bert", "texts.jsonl", "--text", "txt"], "'txt' is missing (columns: 'text', 'label')"),
         (["bert", "texts.txt", "--window", "2"], "2 tokens are too few for [CLS], a text and [SEP]"),
-        (["bert", "texts.txt", "--output", "no/vectors.npy"], "cannot create no/"),
+        (
+            ["bert", "texts.txt", "--output", "no/vectors.npy"],
+            "cannot create no/vectors.npy: there is no folder no; check the path",
+        ),
+        (["bert", "texts.txt", "--output", "no/lines"], "cannot open no/lines: there is no folder no; check the path"),
         (["bert", "texts.txt", "--output", "texts.txt"], "--output texts.txt is the input file"),
     ],
 )

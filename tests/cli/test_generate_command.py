@@ -110,12 +110,15 @@ def test_a_runs_texts_begin_with_a_start_token(texts_of):
     assert texts[0][0]["text"] == texts[1][0]["text"]
 
 
-def test_a_stop_token_by_its_text(run, texts_of):
+def test_a_stop_token_by_its_text(run, texts_of, capsys):
     (whole,) = texts_of("--prompt", "the cat", "--output-length", "60")
     letter = next(character for character in whole["text"] if character.isascii() and character.isprintable())
     (cut,) = texts_of("--prompt", "the cat", "--output-length", "60", "--stop-token", letter)
     assert cut["finish_reason"] == "stop_token"
     assert whole["text"].startswith(cut["text"] + letter)
+    words = ["--prompt", "the cat", "--output-length", "60", "--stop-token", letter]
+    assert main(["generate", str(run), *words, *ALWAYS]) == 0
+    assert capsys.readouterr().err.startswith(f"1 text (1 ended by the stop token), {cut['tokens']} token")
 
 
 def test_a_file_and_arguments(texts_of, tmp_path):

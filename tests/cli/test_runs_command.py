@@ -80,6 +80,9 @@ def test_no_runs_are_said_and_no_folder_is_a_mistake(tmp_path: Path, capsys: pyt
     assert "hornbook train" in capsys.readouterr().out
     assert main(["runs", "list", str(tmp_path / "missing")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+    (tmp_path / "file").touch()
+    assert main(["runs", "list", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err.endswith("file is a file; expected a folder with runs\n")
 
 
 def test_bits_per_byte_of_the_validation_loss_are_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

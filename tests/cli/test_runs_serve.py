@@ -55,6 +55,7 @@ def test_without_a_token_everyone_on_the_machine_can_read_and_it_says_so(tmp_pat
     ("words", "expected"),
     [
         (["rnus"], 'no folder rnus here; did you mean "runs"?'),
+        (["file"], "file is a file; expected a folder with runs"),
         (["--port", "70000"], '"70000": must be at least 0 and at most 65535'),
         (["--host", "no.such.host.invalid"], "choose another --host or --port"),
     ],
@@ -63,6 +64,7 @@ def test_mistakes_are_one_line(
     words: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "runs").mkdir()
+    (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
     assert main(["runs", "serve", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()

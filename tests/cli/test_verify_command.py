@@ -42,10 +42,15 @@ def test_a_recipe_without_data_is_verified_on_random_tokens(tmp_path, monkeypatc
     assert '(without data.train), objective.name = "classification"' in capfd.readouterr().err
 
 
-def test_one_process_has_nothing_to_compare(tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("processes", [[], ["--processes", "1"]], ids=" ".join)
+def test_one_process_has_nothing_to_compare(tmp_path, monkeypatch, processes):
+    """And says so before PyTorch is imported."""
     monkeypatch.chdir(tmp_path)
-    assert main(["verify", "topology", "demo", "--steps=2", "--threads=1"]) == 2
-    assert "error: nothing to compare with one process; add --processes 2 or more" in capfd.readouterr().err
+    words = ["verify", "topology", "demo", *processes]
+    code = f"import sys; from hornbook.__main__ import main; print(main({words}), 'torch' in sys.modules)"
+    done = python("-c", code)
+    assert done.stdout == "2 False\n"
+    assert "error: nothing to compare with one process; add --processes 2 or more" in done.stderr
 
 
 @pytest.mark.parametrize("nth", [2, 6, 8, 12])

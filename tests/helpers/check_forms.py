@@ -10,7 +10,7 @@ import torch
 
 from hornbook.ops.native import block_sparse, library, linear_trial
 from hornbook.ops.native.choice import KERNELS
-from hornbook.ops.native.linear import add_weight_gradient, pack, product
+from hornbook.ops.native.linear import linear_weight_gradient, pack, product
 
 
 def cut_products_are_right(form: library.Form, dtype: torch.dtype) -> bool:
@@ -21,7 +21,7 @@ def cut_products_are_right(form: library.Form, dtype: torch.dtype) -> bool:
     panels, back = (pack(form, weight, dtype, for_gradient, None) for for_gradient in (False, True))
     y, of_x = product(form, x, panels, weight), product(form, g, back, weight, for_gradient=True)
     of_weight = torch.ones(19, 1030)
-    add_weight_gradient(form, g, x, of_weight, None, accumulate=True)
+    linear_weight_gradient(g, x, of_weight, None, form.isa, True)
     for row in (0, 1, 258):
         alone = product(form, x[row : row + 1], panels, weight)
         of_row = product(form, g[row : row + 1], back, weight, for_gradient=True)

@@ -36,6 +36,13 @@ def test_the_command(job, capsys):
     assert "nothing.jsonl: no such file" in capsys.readouterr().err
 
 
+def test_plain_text_is_refused_without_advice_for_another_command(job, capsys):
+    job.source.write_text("Call me Ishmael.\n")
+    assert main(["bench", "corpus", str(job.source), "--tokenizer", job.tokenizer, "--rounds", "1"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "line 1: not valid JSON" in line and line.endswith("; only JSONL can be timed")
+
+
 @pytest.mark.slow
 def test_the_peer_makes_as_many_tokens(job):
     pytest.importorskip("datasets")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from hornbook.ops.layers import affine_dtype, layer_norm
+from hornbook.ops.layers import affine_dtype, norm_beside
 
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 
@@ -34,7 +34,7 @@ def relative_error(found, expected):
 def test_bf16_gradients_are_near_the_truth_however_many_tokens(shape, device):
     example_ = example(*shape, device=device)
     x, weight, bias, gradient = example_
-    y = layer_norm(x, weight, bias, 1e-5)
+    y = norm_beside(x, weight, bias, 1e-5)[1]
     assert y.dtype == torch.bfloat16
     found = torch.autograd.grad(y, (x, weight, bias), gradient)
     assert [tensor.dtype for tensor in found] == [torch.bfloat16, torch.float32, torch.float32]
@@ -47,7 +47,7 @@ def test_tokens_far_from_zero_lose_no_accuracy():
     """A mean that is rounded to bf16 would be 1 % of the standard deviation off."""
     example_ = example(4096, 48, center=5.0)
     x, weight, bias, gradient = example_
-    found = torch.autograd.grad(layer_norm(x, weight, bias, 1e-5), (x, weight, bias), gradient)
+    found = torch.autograd.grad(norm_beside(x, weight, bias, 1e-5)[1], (x, weight, bias), gradient)
     for ours, expected in zip(found, exact_gradients(*example_), strict=True):
         assert relative_error(ours, expected) < 4e-3
 
@@ -56,12 +56,12 @@ def test_gradients_that_are_not_contiguous():
     x, weight, bias, gradient = example(8, 16, 32)
     strided = gradient.transpose(0, 1).contiguous().transpose(0, 1)
     assert not strided.is_contiguous()
-    y = layer_norm(x, weight, bias, 1e-5)
+    y = norm_beside(x, weight, bias, 1e-5)[1]
     expected = torch.autograd.grad(y, (x, weight, bias), gradient, retain_graph=True)
     for ours, theirs in zip(torch.autograd.grad(y, (x, weight, bias), strided), expected, strict=True):
         assert torch.equal(ours, theirs)
     across = x.transpose(0, 1)
-    found = torch.autograd.grad(layer_norm(across, weight, bias, 1e-5), (x, weight, bias), gradient.transpose(0, 1))
+    found = torch.autograd.grad(norm_beside(across, weight, bias, 1e-5)[1], (x, weight, bias), gradient.transpose(0, 1))
     assert torch.equal(found[0], expected[0])
     torch.testing.assert_close(found[1:], expected[1:])
 
@@ -69,7 +69,7 @@ def test_gradients_that_are_not_contiguous():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_no_tokens_have_no_gradient(dtype):
     x, weight, bias, gradient = example(0, 16, dtype=dtype)
-    found = torch.autograd.grad(layer_norm(x, weight, bias, 1e-5), (x, weight, bias), gradient)
+    found = torch.autograd.grad(norm_beside(x, weight, bias, 1e-5)[1], (x, weight, bias), gradient)
     assert [list(tensor.shape) for tensor in found] == [[0, 16], [16], [16]]
     assert not found[1].any() and not found[2].any()
 
@@ -77,16 +77,16 @@ def test_no_tokens_have_no_gradient(dtype):
 def test_fp32_is_pytorchs_to_the_bit():
     x, weight, bias, gradient = example(4096, 48, dtype=torch.float32)
     results = []
-    for y in (layer_norm(x, weight, bias, 1e-5), functional.layer_norm(x, weight.shape, weight, bias, 1e-5)):
+    for y in (norm_beside(x, weight, bias, 1e-5)[1], functional.layer_norm(x, weight.shape, weight, bias, 1e-5)):
         results.append((y, *torch.autograd.grad(y, (x, weight, bias), gradient)))
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
 
 
 def test_evaluation_computes_what_training_does():
     x, weight, bias, _ = example(64, 48)
-    trained = layer_norm(x, weight, bias, 1e-5)
+    trained = norm_beside(x, weight, bias, 1e-5)[1]
     with torch.no_grad():
-        assert torch.equal(layer_norm(x, weight, bias, 1e-5), trained)
+        assert torch.equal(norm_beside(x, weight, bias, 1e-5)[1], trained)
 
 
 def test_other_devices_get_gain_and_bias_in_the_dtype_of_the_activations():
@@ -95,4 +95,4 @@ def test_other_devices_get_gain_and_bias_in_the_dtype_of_the_activations():
     assert affine_dtype(torch.bfloat16, torch.device("cpu")) == torch.float32
     assert {affine_dtype(torch.float32, torch.device(name)) for name in ("cpu", "cuda")} == {torch.float32}
     x, weight, bias = (torch.ones(4, device="meta", dtype=dtype) for dtype in (torch.bfloat16, *[torch.float32] * 2))
-    assert layer_norm(x, weight, bias, 1e-5).dtype == torch.bfloat16
+    assert norm_beside(x, weight, bias, 1e-5)[1].dtype == torch.bfloat16

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hornbook.ops.native.library import instruction_sets
-from hornbook.ops.native.linear import linear_add_weight_gradient, linear_input_gradient
+from hornbook.ops.native.linear import linear_input_gradient, linear_weight_gradient
 from hornbook.ops.operators import scalar_with_gradient
 
 
@@ -21,8 +21,8 @@ def isa():
 
 def test_changes_in_place_are_counted(isa):
     gradient, x, of_weight, of_bias = torch.ones(3, 4), torch.ones(3, 5), torch.zeros(4, 5), torch.zeros(4)
-    linear_add_weight_gradient(gradient, x, of_weight, of_bias, isa)
-    linear_add_weight_gradient(gradient, x, of_weight, None, isa)
+    linear_weight_gradient(gradient, x, of_weight, of_bias, isa, True)
+    linear_weight_gradient(gradient, x, of_weight, None, isa, True)
     assert (gradient._version, x._version, of_weight._version, of_bias._version) == (0, 0, 2, 1)
     assert (of_weight == 6).all()
 

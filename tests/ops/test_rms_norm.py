@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from hornbook.ops.attention import rotate
-from hornbook.ops.layers import ACTIVATIONS, gated, rms_norm, rms_norm_beside
+from hornbook.ops.layers import ACTIVATIONS, gated, norm_beside
 
 
 @pytest.mark.parametrize("has_gain", [True, False])
@@ -19,8 +19,8 @@ def test_rms_norm(has_gain: bool, dtype: torch.dtype, tolerance: float) -> None:
     exact_gain = gain.detach().double().requires_grad_() if has_gain else None
     expected = functional.rms_norm(exact, (24,), exact_gain, 1e-5)
     expected.backward(gradient.double())
-    same, found = rms_norm_beside(x, gain, 1e-5)
-    assert same is x and torch.equal(found, rms_norm(x, gain, 1e-5)) and found.dtype == dtype
+    same, found = norm_beside(x, gain, None, 1e-5, is_rms=True)
+    assert same is x and found.dtype == dtype
     found.backward(gradient)
     torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(x.grad.double(), exact.grad, rtol=tolerance, atol=4 * tolerance)

@@ -211,7 +211,7 @@ def model(family: Family) -> LanguageModel:
 def test_logits_losses_and_gradients(family: Family, model: LanguageModel, kernels: str) -> None:
     with using(all_native() if kernels == "native" else NOT_CHOSEN), NativeCalls() as calls:
         compare_gradients(family, model)
-    assert ({"attention", "norm", "linear_activation"} <= calls.names) == (kernels == "native")
+    assert ({"attention", "norm", "linear"} <= calls.names) == (kernels == "native")
 
 
 def compare_gradients(family: Family, model: LanguageModel) -> None:

@@ -341,5 +341,5 @@ def test_what_cannot_be_removed_is_reported(tmp_path):
 
 
 def test_a_file_that_cannot_be_read_is_reported():
-    with pytest.raises(StorageError, match="No such file"):
+    with pytest.raises(StorageError, match="there is no folder /missing; check the path"):
         sha256_file(Path("/missing/file"))

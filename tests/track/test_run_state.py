@@ -7,8 +7,8 @@ import pytest
 from fake_run import default_rows, make_checkpoint, make_run, train_row
 
 from hornbook.track.environment import record_end
-from hornbook.track.run_state import seconds_left, state_of
-from hornbook.track.runs import find_runs, read_run, run_of, summarize
+from hornbook.track.run_state import run_of, seconds_left, state_of
+from hornbook.track.runs import find_runs, read_run, summarize
 
 HOLDER = """
 import sys, time

@@ -10,7 +10,8 @@ from hornbook.errors import DataError, HornbookError, UserError
 from hornbook.track.board import Board
 from hornbook.track.comparison_page import render_comparison
 from hornbook.track.report import write_report
-from hornbook.track.runs import compare, find_runs, flatten, is_run, read_run, summarize, training_seconds
+from hornbook.track.run_state import is_run
+from hornbook.track.runs import compare, find_runs, flatten, read_run, summarize, training_seconds
 
 
 def test_runs_are_found_at_any_depth_and_nothing_inside_them_is_one(tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def test_a_damaged_by_product_is_named_and_the_rest_is_there(tmp_path: Path, nam
 
 
 def test_no_folder_and_no_run_are_one_line_each(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="missing here: `hornbook train` creates the folder runs; or name another"):
+    with pytest.raises(UserError, match="missing here; `hornbook train` makes the folder runs; or name another"):
         find_runs(tmp_path / "missing")
     with pytest.raises(UserError, match="no run in"):
         read_run(tmp_path)

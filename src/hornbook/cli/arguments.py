@@ -263,7 +263,7 @@ def prepared_device(arguments: argparse.Namespace) -> "torch.device":
 
 def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare ``--processes`` and ``--max-restarts``."""
-    parser.add_argument("--processes", type=positive_integer, help="start N ranks on this machine, as torchrun would")
+    parser.add_argument("--processes", type=thread_count, help="start N ranks on this machine, as torchrun would")
     parser.add_argument(
         "--max-restarts",
         type=natural_number,

@@ -24,6 +24,7 @@ from hornbook.wording import counted
 if TYPE_CHECKING:
     from hornbook.checkpoint import Info
     from hornbook.config import TransformerConfig
+    from hornbook.errors import CheckpointError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,21 +48,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def list_command(folder: Path) -> dict[str, Any]:
-    """Return and print the checkpoints of a run, or of a folder of checkpoints, oldest first.
+    """Return and print the checkpoints of a run or of a folder of checkpoints, oldest first, or a single one.
 
-    Raises CheckpointError if the folder does not exist.
+    A run that has not saved yet has none, which is an answer; verifying none would not be, so `verify_command` refuses.
+
+    Raises CheckpointError if the folder does not exist, or has no checkpoint and is no run's.
     """
-    from hornbook.checkpoint.load import checkpoints_of, list_checkpoints
+    from hornbook.checkpoint.load import checkpoints_of
     from hornbook.config.suggest import did_you_mean_path
     from hornbook.errors import CheckpointError
+    from hornbook.track.run_state import is_run
 
     if not folder.is_dir():
         raise CheckpointError(
             f"{folder}: no such folder{did_you_mean_path(folder)}; expected a run folder or a folder of checkpoints"
         )
-    found = [_examined(info) for info in list_checkpoints(checkpoints_of(folder))]
-    if not found:
-        _refuse_foreign(folder)
+    found = _found(folder)
+    if not found and not is_run(folder) and not is_run(folder.absolute().parent):
+        raise _without_checkpoint(folder)
     say(f"{'step':>10}  {'size':>10}  state" if found else f"no checkpoints in {folder}")
     for info in found:
         state = f"damaged: {'; '.join(info.problems)}" if info.problems else "sound"
@@ -77,6 +81,8 @@ def verify_command(path: Path) -> dict[str, Any]:
     from hornbook.errors import CheckpointError
 
     found = _found(path)
+    if not found:
+        raise _without_checkpoint(path)
     damaged = [f"{info.path}: {'; '.join(info.problems)}" for info in found if info.problems]
     say(*(f"{info.path}: sound, {format_bytes(info.size)}" for info in found if not info.problems))
     if damaged:
@@ -87,12 +93,8 @@ def verify_command(path: Path) -> dict[str, Any]:
 def _found(path: Path) -> "list[Info]":
     """Return the checkpoint ``path``, or all checkpoints in it."""
     from hornbook.checkpoint.load import checkpoints_of, describe, is_checkpoint, list_checkpoints
-    from hornbook.errors import CheckpointError
 
     found = [describe(path)] if is_checkpoint(path) else list_checkpoints(checkpoints_of(path))
-    if not found:
-        _refuse_foreign(path)
-        raise CheckpointError(f"{path} contains no checkpoint; expected a run folder or a checkpoint")
     return [_examined(info) for info in found]
 
 
@@ -119,16 +121,17 @@ def _has_blocks(path: Path) -> bool:
     return isinstance(section, dict) and bool(section.get("linears") or section.get("embedding_block_size"))
 
 
-def _refuse_foreign(path: Path) -> None:
-    """Raise CheckpointError for a Hugging Face or TensorFlow model, which has no manifest to check."""
+def _without_checkpoint(path: Path) -> "CheckpointError":
+    """Return the error of a path without checkpoints; a Hugging Face or TensorFlow model has no manifest to check."""
     from hornbook.errors import CheckpointError
     from hornbook.exchange.huggingface import is_folder
 
     if is_folder(path):
-        raise CheckpointError(
+        return CheckpointError(
             f"{path} is a Hugging Face folder or a TensorFlow checkpoint, which has no checksums: "
             "import it with `hornbook checkpoint import`, which reads and checks every tensor"
         )
+    return CheckpointError(f"{path} contains no checkpoint; expected a run folder or a checkpoint")
 
 
 def _as_json(info: "Info") -> dict[str, Any]:

@@ -230,9 +230,10 @@ def _lines(filled: Filled) -> Iterator[str]:
 
 
 def timing_line(timing: Timing) -> str:
-    """Return the timing as text: time to the first token, time per further token, tokens per second."""
+    """Return the timing as text: texts that ended by themselves, time to the first and per further token, tokens/s."""
     summary = timing.summary()
-    parts = [f"{counted(timing.texts, 'text')}, {counted(timing.tokens, 'token')} in {timing.seconds:.2f} s"]
+    stopped = f" ({timing.stopped:,} ended by the stop token)" if timing.stopped else ""
+    parts = [f"{counted(timing.texts, 'text')}{stopped}, {counted(timing.tokens, 'token')} in {timing.seconds:.2f} s"]
     if summary["first_token_seconds"] is not None:
         parts.append(f"first token after {1e3 * summary['first_token_seconds']:,.2f} ms")
     if summary["seconds_per_token"] is not None:

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         from hornbook.evaluate.tasks import assign_data, default_task, find_task
         from hornbook.exchange.restore import load_model
         from hornbook.track.evaluations import text_of
-        from hornbook.track.runs import run_of
+        from hornbook.track.run_state import run_of
 
     for name in asked:
         find_task(name)

@@ -177,15 +177,13 @@ def serve_command(arguments: argparse.Namespace) -> dict[str, object]:
     Raises:
         UserError: a folder does not exist, or the address is not available.
     """
-    from hornbook.config.suggest import did_you_mean_path
     from hornbook.track.board import Board
+    from hornbook.track.runs import find_runs
     from hornbook.track.serve import BoardServer
 
     folders = [Path(folder) for folder in arguments.folders]
     for folder in folders:
-        if not folder.is_dir():
-            hint = did_you_mean_path(folder) or "; `hornbook train` makes the folder runs; or name another"
-            raise UserError(f"no folder {folder} here{hint}")
+        find_runs(folder)
     token = "" if arguments.no_token else secrets.token_urlsafe(24)
     with BoardServer(Board(folders), arguments.host, arguments.port, token) as server:
         if not server.is_loopback:
@@ -228,7 +226,6 @@ def tag_command(arguments: argparse.Namespace) -> dict[str, object]:
         DataError: the file of a run's notes is malformed.
         StorageError: it cannot be read or written.
     """
-    from hornbook.errors import UserError
     from hornbook.track.notes import tagged
 
     notes = {folder: _notes_of(folder) for folder in dict.fromkeys(map(Path, arguments.runs))}
@@ -257,9 +254,8 @@ def note_command(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def _notes_of(folder: Path) -> "Notes":
-    from hornbook.errors import UserError
     from hornbook.track.notes import read_notes
-    from hornbook.track.runs import is_run
+    from hornbook.track.run_state import is_run
 
     if not is_run(folder):
         raise UserError(f"no run in {folder}; expected a folder with metrics.jsonl, as `hornbook train` leaves")

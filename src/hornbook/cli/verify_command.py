@@ -20,7 +20,9 @@ from hornbook.cli.arguments import (
 )
 from hornbook.cli.table import print_columns, say
 from hornbook.config.options import Bounds, Spec
-from hornbook.errors import HornbookError
+from hornbook.errors import HornbookError, UserError
+from hornbook.parallel import launched
+from hornbook.parallel.launched import device_without_torch
 
 if TYPE_CHECKING:
     from hornbook.config import Recipe
@@ -58,10 +60,11 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, object]:
     """Run the selected subcommand on all ranks; only the first one prints."""
-    from hornbook.parallel import launched
-
     with launched.report_once():
         recipe = _recipe(arguments)
+        device_without_torch(arguments.device)
+        if arguments.subcommand == "topology" and (arguments.processes or launched.num_ranks()) == 1:
+            raise UserError("nothing to compare with one process; add `processes=2` or more, or start it by torchrun")
     start_processes(arguments, recipe)
     world = join_ranks(arguments, recipe)
     command = _resume if arguments.subcommand == "resume" else _topology
@@ -88,7 +91,7 @@ def _recipe(arguments: argparse.Namespace) -> "Recipe":
 
 
 def _resume(arguments: argparse.Namespace, recipe: "Recipe", world: "World") -> dict[str, object]:
-    from hornbook.errors import StoppedBySignal, Terminated, UserError
+    from hornbook.errors import StoppedBySignal, Terminated
     from hornbook.measure.verification import verify_resume
     from hornbook.storage import remove_tree
 
@@ -117,11 +120,8 @@ def _resume(arguments: argparse.Namespace, recipe: "Recipe", world: "World") -> 
 
 
 def _topology(arguments: argparse.Namespace, recipe: "Recipe", world: "World") -> dict[str, object]:
-    from hornbook.errors import UserError
     from hornbook.measure.verification import layouts_of, verify_topology
 
-    if world.size == 1:
-        raise UserError("nothing to compare with one process; add `processes=2` or more, or start it by torchrun")
     layouts, misfits = layouts_of(recipe, world.size)
     rows, refused = verify_topology(recipe, world, layouts, num_steps=arguments.steps)
     skipped = misfits | refused

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from hornbook.checkpoint.load import load, require_source, resolve
+from hornbook.checkpoint.manifest import MANIFEST
 from hornbook.checkpoint.tensors import Contents
 from hornbook.config import Recipe, UnknownPart
 from hornbook.config.options import show
@@ -82,14 +83,15 @@ def read_source(
         RecipeError: it uses an unregistered part.
         HornbookError: the hub cannot be reached, or has no such model.
     """
-    from hornbook.exchange import huggingface  # 18 modules, which most training runs do not need
-
     require_source(source)
     path = Path(source)
-    if not path.exists() and is_model_name(source):
-        path = huggingface.fetch(source)
-    if huggingface.is_folder(path):
-        return path, huggingface.read_folder(path, warn=warn)
+    if not any((path / name).exists() for name in (MANIFEST, "run.json")):
+        from hornbook.exchange import huggingface  # 18 modules, which hornbook's own checkpoints do not need
+
+        if not path.exists() and is_model_name(source):
+            path = huggingface.fetch(source)
+        if huggingface.is_folder(path):
+            return path, huggingface.read_folder(path, warn=warn)
     chosen = resolve(path, warn)
     contents = load(chosen, only=only, verified=chosen != path)  # that of a run was verified when it was chosen
     if (only is None or "model" in only) and "model" not in contents.tensors:

@@ -90,7 +90,6 @@ class CachedDecoder:
         self._windows: list[list[int]] = []
 
     def start(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> Tensor:
-        """See ``Decoder``."""
         model = self._model
         self._windows = [list(prompt[-model.max_positions :]) for prompt in prompts]
         lengths = [len(window) for window in self._windows]
@@ -109,7 +108,6 @@ class CachedDecoder:
         return model.logits(tokens_BT, places_BT.clamp(min=0), self.cache.columns(mask))
 
     def advance(self, ids: Sequence[int]) -> Tensor:
-        """See ``Decoder``."""
         restarts = {}
         for row, (window, token) in enumerate(zip(self._windows, ids, strict=True)):
             window.append(token)
@@ -127,7 +125,6 @@ class CachedDecoder:
         return logits_BV
 
     def keep(self, rows: Sequence[int]) -> None:
-        """See ``Decoder``."""
         self._windows = [self._windows[row] for row in rows]
         self.cache.keep(rows)
 
@@ -143,19 +140,16 @@ class PlainDecoder:
         self._windows: list[list[int]] = []
 
     def start(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> Tensor:
-        """See ``Decoder``."""
         self._windows = [list(prompt[-self._model.max_positions :]) for prompt in prompts]
         return self._logits()
 
     def advance(self, ids: Sequence[int]) -> Tensor:
-        """See ``Decoder``."""
         for window, token in zip(self._windows, ids, strict=True):
             window.append(token)
             forget_half(window, self._model.max_positions)
         return self._logits()
 
     def keep(self, rows: Sequence[int]) -> None:
-        """See ``Decoder``."""
         self._windows = [self._windows[row] for row in rows]
 
     def _logits(self) -> Tensor:

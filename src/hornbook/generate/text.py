@@ -84,6 +84,8 @@ class Timing:
     batches: int = 0
     steps: int = 0
     """Number of decoding steps after the first tokens."""
+    stopped: int = 0
+    """Number of texts that the stop token ended."""
 
     def summary(self) -> dict[str, Any]:
         """Return the counts and three rates derived from them; a rate is None if nothing was timed."""
@@ -220,6 +222,7 @@ class _Batch:
         timing.first_seconds += self._first_seconds or self._elapsed()
         timing.batches += 1
         timing.steps += max(self._num_chosen, 1) - 1
+        timing.stopped += sum(reason == "stop_token" for reason, _ in self._ends.values())
         return [
             Text(
                 prompt=request.prompt,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hornbook.errors import UserError
+from hornbook.errors import DataError, UserError
 
 _TEXTS_PER_CALL: Final = 1000
 
@@ -142,7 +142,13 @@ def _build(job: CorpusJob, folder: Path, encoder: str) -> tuple[float, int]:
         reading=ReadOptions(format="jsonl", field=job.field, keep_crlf=True),  # like the peer
     )
     started = time.perf_counter()
-    report = build_corpus([job.source], tokenizer, folder / "corpus", options)
+    try:
+        report = build_corpus([job.source], tokenizer, folder / "corpus", options)
+    except DataError as error:
+        what, _, remedy = str(error).rpartition("; ")
+        if "`format=" in remedy:  # of `corpus build`
+            raise DataError(f"{what}; only JSONL can be timed") from None
+        raise
     seconds = time.perf_counter() - started
     counts = report.splits["train"]
     return seconds, counts.tokens - counts.documents * (tokenizer.end_of_text_id is not None)

@@ -186,7 +186,7 @@ class SelfAttention(nn.Module, ABC):
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def native_form(self, packed_BTE: Tensor, context: Context) -> Form | None:
-        """Return the form for ``attend_sequences``; None if PyTorch computes.
+        """Return the form for ``attend_natively``; None if PyTorch computes.
 
         It does with a cache or documents that are not contiguous, and for subclasses that override ``split``.
         """
@@ -194,38 +194,37 @@ class SelfAttention(nn.Module, ABC):
         is_own = type(self).split is SelfAttention.split
         return form_of("attention", packed_BTE) if is_own and is_of_sequences else None
 
-    def attend_sequences(
+    def attend_natively(
         self,
         form: Form,
-        packed_NE: Tensor,
-        firsts_S: Tensor,
-        lengths_S: Tensor,
-        keys_N: Tensor,
-        *,
+        packed_BTE: Tensor,
+        context: Context,
+        *others_BTE: Tensor,
         is_causal: bool,
-        columns_S: Tensor | None = None,
-        others_NE: tuple[Tensor, ...] = (),
         **heads: Any,
     ) -> Tensor:
-        """Return the attention ``[N, H·K]`` of concatenated sequences, computed by native operators.
+        """Return the attention ``[B, T, H·K]`` of a batch's sequences or windows, computed by native operators.
 
         Args:
             form: of the native operator.
-            packed_NE: the output of ``qkv``, or queries.
-            firsts_S: index of each sequence's first token.
-            lengths_S: number of tokens of each sequence.
-            keys_N: the dropout key of each token.
-            is_causal: whether tokens attend only to themselves and earlier tokens.
-            columns_S: the dropout column of each sequence's first token; None for 0.
-            others_NE: key and value side by side, or both, if ``packed_NE`` is only the queries.
+            packed_BTE: the output of ``qkv``, or queries.
+            context: of the block; windows are whole rows, or the documents of them.
+            others_BTE: key and value side by side, or both, if ``packed_BTE`` is only the queries.
+            is_causal: whether tokens attend only to themselves and earlier tokens, of windows.
             heads: how queries and keys are compared, see `hornbook.ops.native.attention`.
         """
-        dropout = self.weight_dropout(keys_N.unsqueeze(0)) if self.dropout.drops else None
+        batch, length = packed_BTE.shape[:2]
+        if "firsts" in context:
+            firsts_S, lengths_S = context["firsts"], context["lengths"]
+        else:
+            firsts_S, lengths_S = torch.arange(batch) * length, torch.full((batch,), length)
+        dropout = self.weight_dropout(context["keys"].flatten().unsqueeze(0)) if self.dropout.drops else None
         keys_HN, site, probability = (None, 0, 0.0) if dropout is None else (dropout.keys[0], *dropout[1:])
-        packed, *others = self._with_heads(packed_NE, *others_NE)
+        packed, *others = self._with_heads(*(part.flatten(0, 1) for part in (packed_BTE, *others_BTE)))
         sequences = (firsts_S, lengths_S, is_causal, keys_HN, site, probability)
+        columns_S = firsts_S % length if is_causal else None  # dropout is by the place in a window, or in a sequence
         y_NHK, _ = native_attention(packed, *sequences, form.isa, columns_S, *others, **heads)
-        return torch.flatten(y_NHK, 1)
+        return torch.flatten(y_NHK, 1).view(batch, length, -1)
 
     def _with_heads(self, packed_NE: Tensor, *others_NE: Tensor) -> list[Tensor | None]:
         """Return ``[N, 3, H, K]`` and twice None, or queries, keys and values, of which the last may be together."""
@@ -268,16 +267,6 @@ class SelfAttention(nn.Module, ABC):
         y_NHK, *_ = triton_attention(*heads, spans_4N, *limits, *dropout)
         return torch.flatten(y_NHK, 1)
 
-    def attend_windows(self, form: Form, packed_BTE: Tensor, context: Context, **options: Any) -> Tensor:
-        """Return the causal attention ``[B, T, H·K]`` of a decoder's windows; see ``attend_sequences``."""
-        batch, length = packed_BTE.shape[:2]
-        firsts_S, lengths_S = torch.arange(batch) * length, torch.full((batch,), length)
-        if "firsts" in context:
-            firsts_S, lengths_S = context["firsts"], context["lengths"]
-        sequences = (packed_BTE.flatten(0, 1), firsts_S, lengths_S, context["keys"].flatten())
-        y_NC = self.attend_sequences(form, *sequences, is_causal=True, columns_S=firsts_S % length, **options)
-        return y_NC.view(batch, length, -1)
-
     def weight_dropout(self, keys_BT: Tensor) -> WeightDropout:
         """Return the dropout of the attention weights."""
         keys_BHT = head_keys(keys_BT, self.num_heads, self.first_head)
@@ -300,7 +289,7 @@ class CausalSelfAttention(SelfAttention):
 
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
         if (form := self.native_form(packed_BTE, context)) is not None:
-            return self.attend_windows(form, packed_BTE, context)
+            return self.attend_natively(form, packed_BTE, context, is_causal=True)
         if type(self).split is SelfAttention.split and self._is_tritons(context):
             return self.attend_spans(packed_BTE.flatten(0, 1), context, is_causal=True).view(*packed_BTE.shape[:2], -1)
         return self._attend(*self.split(packed_BTE), context)
@@ -357,11 +346,9 @@ class EncoderSelfAttention(SelfAttention):
         """Return the attention within each sequence; ``context`` has the entries of ``SequenceGroups``."""
         packed_NE, angles_NR = packed_BTE.flatten(0, 1), self.angles(context)
         window = None if self.reach is None else self.reach + 1
-        if (form := self.native_form(packed_NE, context)) is not None:
-            sequences = (context["firsts"], context["lengths"], context["keys"].flatten())
+        if (form := self.native_form(packed_BTE, context)) is not None:
             heads: dict[str, Any] = dict(zip(("cosines_NR", "sines_NR"), angles_NR, strict=False))
-            y_NC = self.attend_sequences(form, packed_NE, *sequences, is_causal=False, window=window, **heads)
-            return y_NC.view(*packed_BTE.shape[:2], -1)
+            return self.attend_natively(form, packed_BTE, context, is_causal=False, window=window, **heads)
         if angles_NR:
             q_k_NHK, v_NHK = torch.unflatten(packed_NE, -1, (-1, self.head_size)).tensor_split((2 * self.num_heads,), 1)
             packed_NE = torch.cat((rotate(q_k_NHK, *angles_NR), v_NHK), 1).flatten(1)

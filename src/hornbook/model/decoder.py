@@ -279,8 +279,7 @@ class DecoderAttention(SelfAttention):
             heads["norm_epsilon"] = self.query_norm.epsilon
         if self.rotation in context:
             heads["cosines_NR"], heads["sines_NR"] = (angles.flatten(0, 1) for angles in context[self.rotation])
-        flat = tuple(other.flatten(0, 1) for other in packed[1:])
-        return self.attend_windows(form, packed[0], context, others_NE=flat, **heads)
+        return self.attend_natively(form, packed[0], context, *packed[1:], is_causal=True, **heads)
 
     def _heads(self, x_BTC: Tensor) -> Tensor:
         return x_BTC.view(*x_BTC.shape[:-1], -1, self.head_size)

@@ -24,11 +24,8 @@ from hornbook.ops.layers import (
     add_norm_of,
     affine_dtype,
     dropout_add,
-    layer_norm,
-    layer_norm_beside,
     linear,
-    rms_norm,
-    rms_norm_beside,
+    norm_beside,
     sinusoidal,
 )
 from hornbook.ops.tensor_parallel import cut_rows
@@ -156,11 +153,11 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize ``[..., size]`` to zero mean and unit variance, then scale and shift."""
-        return layer_norm(x, self.weight, self.bias, self.epsilon)
+        return self.beside(x)[1]
 
     def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``x`` and ``norm(x)``, for ``x + f(norm(x))``; native operators add both gradients in one pass."""
-        return layer_norm_beside(x, self.weight, self.bias, self.epsilon) or (x, self(x))
+        return norm_beside(x, self.weight, self.bias, self.epsilon)
 
     def for_generation(self, dtype: torch.dtype) -> nn.Module:
         """Return the norm with weight and bias cast once."""
@@ -188,11 +185,11 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize ``[..., size]`` to a mean square of 1, then scale."""
-        return rms_norm(x, self.weight, self.epsilon)
+        return self.beside(x)[1]
 
     def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``x`` and ``norm(x)``, for ``x + f(norm(x))``."""
-        return rms_norm_beside(x, self.weight, self.epsilon)
+        return norm_beside(x, self.weight, None, self.epsilon, is_rms=True)
 
 
 class NoNorm(nn.Module):

@@ -240,7 +240,9 @@ class Scores:
         if form is None:
             self.add_dense(gradient_NC.t() @ x_NC)
         else:
-            self.add_dense(linear_weight_gradient(gradient_NC, x_NC, False, form.isa)[0])
+            dense = gradient_NC.new_empty(gradient_NC.shape[1], x_NC.shape[1], dtype=torch.float32)
+            linear_weight_gradient(gradient_NC, x_NC, dense, None, form.isa, False)
+            self.add_dense(dense)
 
     def add_dense(self, gradient: Tensor) -> None:
         """Add a micro-batch's dense gradient ``[R·b, C·b]``, which is overwritten."""

@@ -29,7 +29,7 @@ from hornbook.config.shapes import HEAD_TOKENS, HEAD_TOKENS_FUSED
 from hornbook.ops.chunk_losses import Chunk, Columns, add_by_parts, is_fused, losses_of, squares_of, summary_of
 from hornbook.ops.mixed_linear import is_mixed, write_product
 from hornbook.ops.native.kernels import copy_of, form_of
-from hornbook.ops.native.linear import add_weight_gradient, panels_of, product
+from hornbook.ops.native.linear import linear_weight_gradient, panels_of, product
 from hornbook.ops.tensor_parallel import enter
 from hornbook.parallel.ranks import cut_of, is_cut, local
 
@@ -92,7 +92,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     weight_gradient += chunk.gradient.t() @ x
             else:
                 product(form, chunk.gradient, panels[1], weight_VD, out=x_gradient[rows], for_gradient=True)
-                add_weight_gradient(form, chunk.gradient, x, weight_gradient, None, accumulate=True)
+                linear_weight_gradient(chunk.gradient, x, weight_gradient, None, form.isa, True)
             if bias_gradient is not None:
                 bias_gradient += chunk.bias_gradient
             del chunk  # with the logits, before the next ones are made

@@ -14,11 +14,10 @@ from hornbook.ops.mixed_linear import Parameters, is_mixed, mixed_feed_forward, 
 from hornbook.ops.native import dropout as native_dropout
 from hornbook.ops.native import layer_norm as native_norm
 from hornbook.ops.native.kernels import form_of
-from hornbook.ops.native.library import Form
 from hornbook.ops.native.linear import linear as native_linear
-from hornbook.ops.native.linear import linear_activation
 from hornbook.ops.tensor_parallel import cut_linear
-from hornbook.ops.triton.norm_operators import MOST_COLUMNS, norm_beside
+from hornbook.ops.triton.norm_operators import MOST_COLUMNS
+from hornbook.ops.triton.norm_operators import norm_beside as triton_norm
 from hornbook.ops.triton.operators import chosen, triton_dropout
 from hornbook.ops.triton.programs import Drop
 from hornbook.parallel.ranks import is_cut, local
@@ -47,8 +46,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             that are split over ranks, see ``cut_linear``.
         bias: ``[num_out]``, fp32, or a stack, or None.
     """
-    if (form := _native_form(x, weight)) is not None:
-        y: Tensor = native_linear(x, weight, bias, form.isa)
+    if (form := form_of("linear", x, weight)) is not None:
+        y: Tensor = native_linear(x, weight, bias, form.isa)[0]
         return y
     if is_cut(weight):
         return cut_linear(x, weight, bias)
@@ -70,9 +69,9 @@ def activated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation:
     """Return ``f(x Wᵀ + b)`` with f from ``ACTIVATIONS``; other arguments as for ``linear``."""
     if x.is_cuda and not is_cut(weight) and is_mixed(x, weight):
         return mixed_linear(x, weight, bias, (activation, ACTIVATIONS[activation]))
-    if (form := _native_form(x, weight)) is None:
+    if (form := form_of("linear", x, weight)) is None:
         return ACTIVATIONS[activation](linear(x, weight, bias))
-    h: Tensor = linear_activation(x, weight, bias, activation, form.isa)[0]
+    h: Tensor = native_linear(x, weight, bias, form.isa, activation)[0]
     return h
 
 
@@ -119,22 +118,15 @@ def feed_forward(x: Tensor, up: Parameters, down: Parameters, activation: str, *
         activation: the name of f.
         is_gated: whether the first layer computes gate and up, and the second maps ``f(gate) · up``, see ``gated``.
     """
-    if (form := _native_form(x, up[0], down[0])) is None:
+    if (form := form_of("linear", x, up[0], down[0])) is None:
         is_plain = x.is_cuda and not is_gated and not is_cut(up[0]) and not is_cut(down[0])
         if is_plain and is_mixed(x, up[0], down[0]):
             return mixed_feed_forward(x, up, down, (activation, ACTIVATIONS[activation]))
         h = gated(linear(x, *up), activation) if is_gated else activated_linear(x, *up, activation)
         return linear(h, *down)
-    h, u = linear_activation(x, *up, activation, form.isa, is_gated)
-    y: Tensor = native_linear(h.detach(), *down, form.isa, u, activation)
+    h, u = native_linear(x, *up, form.isa, activation, is_gated)
+    y: Tensor = native_linear(h.detach(), *down, form.isa, before=u, activation_before=activation)[0]
     return y
-
-
-def _native_form(x: Tensor, *weights: Tensor) -> Form | None:
-    """Return the native form for products of tokens like ``x`` with all of ``weights``; None for PyTorch's."""
-    form = form_of("linear", x)
-    is_native = form is not None and all(weight.dtype == torch.float32 and not is_cut(weight) for weight in weights)
-    return form if is_native else None
 
 
 def dropout_add(x: Tensor, keys: Tensor, site: int, probability: float, residual: Tensor | None) -> Tensor:
@@ -167,13 +159,13 @@ def add_norm_of(
         dropout: keys, site and probability, see `hornbook.ops.dropout.dropout`; None for none.
         weight_D: gain, or None.
         bias_D: of the norm, or None.
-        epsilon: see ``layer_norm``.
+        epsilon: see ``norm_beside``.
         centered: layer norm rather than RMS norm.
     """
     if not (x.is_cuda and _is_tritons(x) and chosen("triton_dropout", x)):
         return None
     drop = Drop(*dropout) if dropout else None
-    return norm_beside(x, weight_D, bias_D, epsilon, centered=centered, residual=residual, drop=drop)
+    return triton_norm(x, weight_D, bias_D, epsilon, centered=centered, residual=residual, drop=drop)
 
 
 def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -212,39 +204,33 @@ def sinusoidal(positions: Tensor, size: int) -> Tensor:
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
 
 
-def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> Tensor:
-    """Normalize ``[..., D]`` to zero mean and unit variance, then scale and shift, in the dtype of ``x``.
+def norm_beside(
+    x: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, epsilon: float, *, is_rms: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return ``x`` and its layer or RMS norm, in its dtype, for ``x + f(norm(x))``.
+
+    Native and Triton's operators add the gradients of both in one pass.
 
     Args:
-        x: fp32, bf16 or fp16.
-        weight_D: gain, in fp32 or the dtype of ``affine_dtype``.
-        bias_D: of the same dtype.
-        epsilon: added to the variance.
+        x: ``[..., D]``, fp32, bf16 or fp16.
+        weight_D: gain, in fp32 or the dtype of ``affine_dtype``, for an RMS norm of any floating dtype; None for 1.
+        bias_D: of the same dtype; None for 0, with an RMS norm only.
+        epsilon: added to the variance, or the mean square.
+        is_rms: whether to return ``x / √(mean(x²) + ε) · weight``, rather than the deviations from the mean.
     """
-    if (form := _norm_form(x, weight_D)) is not None:
-        normed: Tensor = native_norm.norm(x, weight_D, bias_D, epsilon, form.isa)[0]
-        return normed
+    if (form := form_of("layer_norm", x, weight_D)) is not None:
+        beside, normed = native_norm.Norm.apply(x, weight_D, bias_D, epsilon, form.isa, is_rms)  # type: ignore[no-untyped-call]
+        return beside, normed
     if x.is_cuda and _is_tritons(x):
-        return norm_beside(x, weight_D, bias_D, epsilon, centered=True)[1]
-    if x.dtype == torch.float32:
-        return functional.layer_norm(x, weight_D.shape, weight_D.float(), bias_D.float(), epsilon)
+        return triton_norm(x, weight_D, bias_D, epsilon, centered=not is_rms)
+    if is_rms:
+        return x, _RMSNorm.apply(x, weight_D, epsilon)  # type: ignore[no-untyped-call]
+    assert weight_D is not None and bias_D is not None, "a layer norm has a gain and a bias"
     dtype = affine_dtype(x.dtype, x.device)
     weight_D, bias_D = weight_D.to(dtype), bias_D.to(dtype)
     if dtype != x.dtype and torch.is_grad_enabled():
-        return native_norm.mixed_layer_norm(x, weight_D, bias_D, epsilon)
-    return functional.layer_norm(x, weight_D.shape, weight_D, bias_D, epsilon)
-
-
-def layer_norm_beside(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor] | None:
-    """Return ``x`` and its norm as outputs of one operator, native or Triton's, which adds their gradients.
-
-    Arguments as for ``layer_norm``; None if PyTorch computes norms.
-    """
-    if (form := _norm_form(x, weight_D)) is not None:
-        return native_norm.norm_beside(x, weight_D, bias_D, epsilon, form.isa)
-    if x.is_cuda and _is_tritons(x):
-        return norm_beside(x, weight_D, bias_D, epsilon, centered=True)
-    return None
+        return x, native_norm.mixed_layer_norm(x, weight_D, bias_D, epsilon)
+    return x, functional.layer_norm(x, weight_D.shape, weight_D, bias_D, epsilon)
 
 
 def affine_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -278,38 +264,6 @@ class _RMSNorm(torch.autograd.Function):
             gradient = gradient * weight_D.float()
         of_x = (gradient - normed * (gradient * normed).mean(-1, keepdim=True)).mul_(scale)
         return of_x.to(x.dtype), of_weight, None
-
-
-def rms_norm(x: Tensor, weight_D: Tensor | None, epsilon: float) -> Tensor:
-    """Return ``x / √(mean(x²) + ε) · weight`` ``[..., D]`` in the dtype of ``x``.
-
-    Args:
-        x: ``[..., D]``, fp32, bf16 or fp16.
-        weight_D: gain, of any floating dtype, or None; its gradient is summed in fp32.
-        epsilon: added to the mean square.
-    """
-    y: Tensor
-    if (form := _norm_form(x, weight_D)) is not None:
-        y = native_norm.norm(x, weight_D, None, epsilon, form.isa, True)[0]
-    elif x.is_cuda and _is_tritons(x):
-        y = norm_beside(x, weight_D, None, epsilon, centered=False)[1]
-    else:
-        y = _RMSNorm.apply(x, weight_D, epsilon)  # type: ignore[no-untyped-call]
-    return y
-
-
-def rms_norm_beside(x: Tensor, weight_D: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return ``x`` and its norm, for ``x + f(norm(x))``; arguments as for ``rms_norm``."""
-    if (form := _norm_form(x, weight_D)) is not None:
-        return native_norm.norm_beside(x, weight_D, None, epsilon, form.isa, is_rms=True)
-    if x.is_cuda and _is_tritons(x):
-        return norm_beside(x, weight_D, None, epsilon, centered=False)
-    return x, rms_norm(x, weight_D, epsilon)
-
-
-def _norm_form(x: Tensor, weight_D: Tensor | None) -> Form | None:
-    """Return the native form for norms of tokens like ``x``; None for PyTorch's or Triton's."""
-    return form_of("layer_norm", x) if weight_D is None or weight_D.dtype == torch.float32 else None
 
 
 def _is_tritons(x: Tensor) -> bool:

@@ -326,7 +326,6 @@ class PreNorm(_Block):
     """``x + output_norm(part(norm(x)))`` for each part, with one of the norms or both."""
 
     def forward(self, layers: Layers, x: str, y: str) -> None:
-        """See ``Block``."""
         name, num, size, block = self.name, self.own, self.size, self.block
         other_parts.enter(layers, name, block.others, num * size)
         for number in range(len(block.parts)):
@@ -341,7 +340,6 @@ class PreNorm(_Block):
             layers.tape.free("change")
 
     def backward(self, layers: Layers, x: str) -> None:
-        """See ``Block``."""
         name, num, size, block = self.name, self.own, self.size, self.block
         entered = other_parts.entered(name, block.others, x)
         for number in reversed(range(len(block.parts))):
@@ -368,7 +366,6 @@ class PostNorm(_Block):
     """``norm(x + part(x))`` for each part."""
 
     def forward(self, layers: Layers, x: str, y: str) -> None:
-        """See ``Block``."""
         name, num, size = self.name, self.own, self.size
         last = len(self.block.parts) - 1
         for number, norm in enumerate(self.block.norms):
@@ -380,7 +377,6 @@ class PostNorm(_Block):
             layers.norm(f"{name}.{norm.name}", num, size, result, kind=norm.kind)
 
     def backward(self, layers: Layers, x: str) -> None:
-        """See ``Block``."""
         name, num, size = self.name, self.own, self.size
         for number, norm in reversed([*enumerate(self.block.norms)]):
             layer, source = f"{name}.{norm.name}", f"{name}/x {number - 1}" if number else x

@@ -32,6 +32,7 @@ from hornbook.errors import PathError, StorageError, UserError
 from hornbook.storage.file_writer import BytesLike, FileWriter, Written
 from hornbook.storage.removal import LOCK, is_own, remove_file
 from hornbook.storage.system import (
+    TEMPORARY,
     end_of_last_line,
     lock_file,
     open_own,
@@ -272,11 +273,12 @@ class _Traces:
 
 def _remove_litter(path: Path) -> None:
     """Remove the temporary files of ``replace_file`` that killed processes left beside ``path``."""
-    pattern = re.compile(re.escape(f".{path.name}.tmp-") + r"(\d{1,10})-[0-9a-f]{8}")
     with suppress(OSError, StorageError):
         for entry in path.parent.iterdir():
-            match = pattern.fullmatch(entry.name)
-            if match and not process_is_alive(int(match[1])) and is_own(entry, stat.S_ISREG):
+            match = TEMPORARY.fullmatch(entry.name)
+            if match is None or match["name"] != path.name or process_is_alive(int(match["process"])):
+                continue
+            if is_own(entry, stat.S_ISREG):
                 remove_file(entry)
 
 

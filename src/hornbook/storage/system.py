@@ -4,6 +4,7 @@ import errno
 import fcntl
 import io
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ from hornbook.errors import DataError, PathError, StorageError
 
 MOST_THREADS_PER_CORE: Final = 16
 """Of those that hornbook starts for one kind of work: thousands wait for each other, so that a step takes hours."""
+TEMPORARY: Final = re.compile(r"\.(?P<name>.+)\.tmp-(?P<process>\d{1,10})-[0-9a-f]{8}", re.DOTALL)
+"""The name of a file that will replace another one, with that one's name and the id of the process that writes it."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MISTAKEN: Final = (
     errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
@@ -52,7 +55,11 @@ def storage_errors(verb: str, path: Path, needed: int | None = None) -> Iterator
 def as_storage_error(verb: str, path: Path, error: OSError, needed: int | None = None) -> StorageError:
     """Return the error that ``storage_errors`` raises for an ``OSError``."""
     kind = PathError if error.errno in _MISTAKEN else StorageError
+    if temporary := TEMPORARY.fullmatch(path.name):
+        path = path.with_name(temporary["name"])
     reason, remedy = error.strerror or type(error).__name__, "check the path, its permissions and the disk"
+    if error.errno == errno.ENOENT and not path.parent.exists():
+        reason, remedy = f"there is no folder {path.parent}", "check the path, or create the folder"
     if error.errno in _FULL:
         remedy = "free some space, or choose another folder"
         with suppress(OSError, StorageError):

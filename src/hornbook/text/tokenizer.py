@@ -265,7 +265,7 @@ class Tokenizer:
 
         Returns the whole text if the tokenizer's rules for pieces are not known, see `hornbook.text.cuts`.
         """
-        return [text] if self._stretches is None else self._stretches(text, size)
+        return [text] if len(text) <= size or self._stretches is None else self._stretches(text, size)
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Return (ids int64[T], start and end of each token in characters int64[T, 2]) of each text.

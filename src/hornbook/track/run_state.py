@@ -35,6 +35,19 @@ def is_imported(folder: Path) -> bool:
     return newest is not None and (newest[1] / "source.json").is_file() and not (folder / "run.json").exists()
 
 
+def is_run(folder: Path) -> bool:
+    """Return whether a folder has a run, by its log or its recipe and environment, or an imported model."""
+    if (folder / "metrics.jsonl").is_file():
+        return True
+    return ((folder / "recipe.toml").is_file() and (folder / "environment.json").is_file()) or is_imported(folder)
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """Return the folder of the run that contains a checkpoint, or None."""
+    folder = checkpoint.parent.parent
+    return folder if checkpoint.parent.name == "checkpoints" and is_run(folder) else None
+
+
 def document_of(checkpoint: Path, name: str) -> dict[str, Any]:
     """Return a JSON document of a checkpoint, empty if it is missing or damaged, since others may be intact."""
     try:

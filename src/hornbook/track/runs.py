@@ -24,7 +24,7 @@ from hornbook.storage.json_files import read_bytes, read_json
 from hornbook.track import environment, metrics, units
 from hornbook.track.evaluations import Evaluation, own_bits_per_byte, read_evaluations, value_of
 from hornbook.track.notes import Notes, read_notes
-from hornbook.track.run_state import State, document_of, is_imported, newest_checkpoint, seconds_left, state_of
+from hornbook.track.run_state import State, document_of, is_imported, is_run, newest_checkpoint, seconds_left, state_of
 from hornbook.track.units import number
 from hornbook.wording import one_line, redacted
 
@@ -173,8 +173,11 @@ def find_runs(root: Path) -> list[Path]:
     Raises:
         UserError: ``root`` is not a folder.
     """
+    if root.is_file():
+        raise UserError(f"{root} is a file; expected a folder with runs")
     if not root.is_dir():
-        raise UserError(f"no folder {root} here: `hornbook train` creates the folder runs; or name another folder")
+        hint = did_you_mean_path(root) or "; `hornbook train` makes the folder runs; or name another"
+        raise UserError(f"no folder {root} here{hint}")
     found = []
     for folder, names, _ in os.walk(root):
         names[:] = sorted(name for name in names if not name.startswith("."))
@@ -182,19 +185,6 @@ def find_runs(root: Path) -> list[Path]:
             found.append(Path(folder))
             names.clear()
     return sorted(found)
-
-
-def is_run(folder: Path) -> bool:
-    """Return whether a folder has a run, by its log or its recipe and environment, or an imported model."""
-    if (folder / "metrics.jsonl").is_file():
-        return True
-    return ((folder / "recipe.toml").is_file() and (folder / "environment.json").is_file()) or is_imported(folder)
-
-
-def run_of(checkpoint: Path) -> Path | None:
-    """Return the folder of the run that contains a checkpoint, or None."""
-    folder = checkpoint.parent.parent
-    return folder if checkpoint.parent.name == "checkpoints" and is_run(folder) else None
 
 
 def read_run(folder: Path, rows: list[Row] | None = None) -> RunFiles:

@@ -18,7 +18,6 @@ from hornbook.ops.native.build import HALVES, INSTRUCTION_SETS
 from hornbook.ops.native.choice import choose
 from hornbook.ops.native.kernels import use, using, weights_unchanged
 from hornbook.ops.native.library import Form, instruction_sets
-from hornbook.ops.native.linear import linear
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
@@ -42,6 +41,11 @@ def on_this_machine(request):
         pytest.skip("the machine lacks the instruction set, or a compiler")
     with emulated_tiles() if isas == EMULATED else nullcontext():
         yield
+
+
+def linear(*given, **options):
+    """Return the result without what an activation maps."""
+    return module.linear(*given, **options)[0]
 
 
 def drawn(*shape, seed=0, dtype=torch.float32, is_strided=False):
@@ -83,7 +87,7 @@ def test_products_are_those_of_float64(isa, name, rows, num_in, num_out, is_stri
     try:
         y = module.product(form, x, module.pack(form, weight, dtype, False, None), weight, bias)
         of_x = module.product(form, g, module.pack(form, weight, dtype, True, None), weight, None, for_gradient=True)
-        module.add_weight_gradient(form, g, x, of_weight, of_bias, accumulate=True)
+        module.linear_weight_gradient(g, x, of_weight, of_bias, form.isa, True)
     finally:
         torch.set_num_threads(1)
     assert y.dtype == of_x.dtype == dtype
@@ -104,7 +108,7 @@ def test_tiles_are_emulated_as_intel_describes_them():
         form = Form(EMULATED)
         assert linear_trial._agrees(form, torch.bfloat16)
         assert form("works") == 1
-        module.add_weight_gradient(form, g, x, found, None, accumulate=False)
+        module.linear_weight_gradient(g, x, found, None, form.isa, False)
     terms = g.float()[:, :, None] * x.float()[:, None, :]  # exact in fp32
     terms = torch.where(terms.abs() < 2.0**-126, 0.0, terms)
     terms[3, :, 5] = 0.0
@@ -143,7 +147,7 @@ def test_threads_and_rows_change_no_bit(isa, name):
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         of_weight, of_bias = torch.empty(90, 70), torch.empty(90)
-        module.add_weight_gradient(form, g, x, of_weight, of_bias, accumulate=False)
+        module.linear_weight_gradient(g, x, of_weight, of_bias, form.isa, False)
         found.append((module.product(form, x, packed, weight, None), of_weight, of_bias))
     torch.set_num_threads(1)
     for others in found[1:]:
@@ -226,9 +230,9 @@ def test_gates_have_the_gradients_of_autograd(name, has_next):
     exact = [leaf.detach().to(dtype).double().requires_grad_() for leaf in leaves]
     gate, value = (exact[0] @ exact[1].flatten(0, 1).t()).chunk(2, 1)
     right = ACTIVATIONS["silu"](gate) * value
-    ours, u = module.linear_activation(leaves[0], up, None, "silu", isa, True)
+    ours, u = module.linear(leaves[0], up, None, isa, "silu", True)
     if has_next:
-        ours, right = linear(ours.detach(), down, None, isa, u, "silu"), right @ exact[2].t()
+        ours, right = linear(ours.detach(), down, None, isa, before=u, activation_before="silu"), right @ exact[2].t()
     upstream = drawn(*ours.shape, seed=9, dtype=dtype)
     tolerance = max(3 * TOLERANCE[dtype], 2e-6)
     assert_near(ours, right, tolerance)
@@ -254,10 +258,7 @@ def test_activations_between_layers_have_the_gradients_of_autograd(name, activat
             ours, right = feed_forward(leaves[0], (up, bias), (down, None), activation), right @ exact[3].t()
         upstream = drawn(*ours.shape, seed=9, dtype=dtype)
         gradients = torch.autograd.grad(ours, leaves, upstream)
-    assert calls.names >= {
-        "linear_activation",
-        "linear_activation_gradient" if layers == 1 else "linear_input_gradient",
-    }
+    assert calls.names >= {"linear", "linear_activation_gradient" if layers == 1 else "linear_input_gradient"}
     assert (layers == 1) == ("linear_activation_gradient" in calls.names), (
         "a second layer's product applies the derivative"
     )
@@ -292,22 +293,23 @@ def test_the_operators_pass_opcheck(name):
     x, weight = drawn(2, 5, 17, dtype=dtype).requires_grad_(), drawn(3, 4, 17).requires_grad_()
     bias, g = drawn(3, 4).requires_grad_(), drawn(2, 5, 12, dtype=dtype)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(linear, (x, weight, bias, isa), test_utils=tests)
-    torch.library.opcheck(linear, (x, weight, None, isa), test_utils=tests)
+    torch.library.opcheck(module.linear, (x, weight, bias, isa), test_utils=tests)
+    torch.library.opcheck(module.linear, (x, weight, None, isa), test_utils=tests)
     torch.library.opcheck(module.linear_input_gradient, (g, weight.detach(), isa), test_utils=tests)
-    torch.library.opcheck(module.linear_weight_gradient, (g, x.detach(), True, isa), test_utils=tests)
     u, up = x.detach().clone().requires_grad_(), drawn(6, 17, seed=1).requires_grad_()
-    torch.library.opcheck(linear, (x.detach(), weight, bias, isa, u, "gelu"), test_utils=tests)
-    torch.library.opcheck(module.linear_activation, (x, up, None, "relu", isa), test_utils=tests)
+    after = {"before": u, "activation_before": "gelu"}
+    torch.library.opcheck(module.linear, (x.detach(), weight, bias, isa), after, test_utils=tests)
+    torch.library.opcheck(module.linear, (x, up, None, isa, "relu"), test_utils=tests)
+    torch.library.opcheck(module.linear, (x.detach(), up, None, isa, "relu"), after, test_utils=tests)
     torch.library.opcheck(module.linear_input_gradient, (g, weight.detach(), isa, u.detach(), "silu"), test_utils=tests)
     torch.library.opcheck(module.linear_activation_gradient, (x.detach(), u.detach(), "gelu", isa), test_utils=tests)
-    torch.library.opcheck(module.linear_activation, (x, up, None, "relu", isa, True), test_utils=tests)
-    u = drawn(2, 5, 34, dtype=dtype).requires_grad_()
-    torch.library.opcheck(linear, (x.detach(), weight, bias, isa, u, "silu"), test_utils=tests)
+    torch.library.opcheck(module.linear, (x, up, None, isa, "relu", True), test_utils=tests)
+    after["before"] = u = drawn(2, 5, 34, dtype=dtype).requires_grad_()
+    torch.library.opcheck(module.linear, (x.detach(), weight, bias, isa), after, test_utils=tests)
     torch.library.opcheck(module.linear_activation_gradient, (x.detach(), u.detach(), "silu", isa), test_utils=tests)
     sums, rest = (drawn(12, 17), drawn(12)), tests[:1] + tests[2:3]  # it changes its arguments and has no gradient
-    torch.library.opcheck(module.linear_add_weight_gradient, (g, x.detach(), *sums, isa), test_utils=rest)
-    torch.library.opcheck(module.linear_add_weight_gradient, (g, x.detach(), sums[0], None, isa), test_utils=rest)
+    torch.library.opcheck(module.linear_weight_gradient, (g, x.detach(), *sums, isa, True), test_utils=rest)
+    torch.library.opcheck(module.linear_weight_gradient, (g, x.detach(), sums[0], None, isa, False), test_utils=rest)
 
 
 def test_later_micro_batches_add_to_the_gradient_in_place(monkeypatch):
@@ -318,9 +320,12 @@ def test_later_micro_batches_add_to_the_gradient_in_place(monkeypatch):
     expected, weight.grad, bias.grad = (weight.grad, bias.grad), None, None
     with weights_unchanged():
         linear(xs[0], weight, bias, isa).sum().backward()
-        monkeypatch.setattr(module, "linear_weight_gradient", None)  # the first alone may make new tensors
+        sums, adds = (weight.grad, bias.grad), module.linear_weight_gradient
+        given = list[tuple[object, ...]]()
+        monkeypatch.setattr(module, "linear_weight_gradient", lambda *words: given.append(words[2:4]) or adds(*words))
         for x in xs[1:]:
             linear(x, weight, bias, isa).sum().backward()
+        assert len(given) == 3 and all(of is own for pair in given for of, own in zip(pair, sums, strict=True))
     for own, plain in zip((weight.grad, bias.grad), expected, strict=True):
         assert_near(own, plain.double(), 1e-6)
 
@@ -378,10 +383,16 @@ def test_a_weight_is_packed_once_while_it_does_not_change(monkeypatch, recompute
 
 def test_the_layers_take_the_native_form_only_where_it_is_chosen(monkeypatch):
     called = []
-    monkeypatch.setattr("hornbook.ops.layers.native_linear", lambda *given: called.append(given) or linear(*given))
+
+    def counted(*given, **options):
+        called.append(given)
+        return module.linear(*given, **options)
+
+    monkeypatch.setattr("hornbook.ops.layers.native_linear", counted)
     x, weight = drawn(4, 6), drawn(5, 6)
     for asked, expected in (("torch", 0), ("native", 1)):
         use(choose(asked, x.device, x.dtype))
+        called.clear()  # trials call it, too
         assert_near(any_linear(x, weight, None), x.double() @ weight.double().t(), 1e-6)
         assert len(called) == expected
     any_linear(x.bfloat16(), weight, None)  # the choice was for fp32

@@ -16,7 +16,7 @@ from hornbook.ops.native.kernels import using
 from hornbook.ops.native.library import instruction_sets
 from hornbook.samples.windows import NOT_SCORED
 
-OPERATORS = {"linear", "linear_activation", "dropout", "attention", "norm", "cross_entropy_"}
+OPERATORS = {"linear", "dropout", "attention", "norm", "cross_entropy_"}
 
 
 def gpt_gradients(dtype, seed=0, memory=None, weights=torch.float32):

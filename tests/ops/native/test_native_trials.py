@@ -37,9 +37,9 @@ def test_trials_pack_weights_once_as_steps_do(monkeypatch, tmp_path):
 
     monkeypatch.setattr("time.thread_time", lambda: clock[0])
     monkeypatch.setattr(linear, "pack", advanced(10.0, linear.pack))
-    of_weight = advanced(1.0, linear.add_weight_gradient)
+    of_weight = advanced(1.0, linear.linear_weight_gradient)
     for module in (linear, linear_trial):
-        monkeypatch.setattr(module, "add_weight_gradient", of_weight)
+        monkeypatch.setattr(module, "linear_weight_gradient", of_weight)
     monkeypatch.setattr(torch.Tensor, "__iadd__", advanced(4.0, add))  # the head's gradient, which PyTorch adds
     shape = Shape(tokens=16, hidden_size=16, feed_forward_size=32, vocab_size=64)
     assert set(choose("auto", CPU, torch.float32, shape=shape).forms) == {"linear_f32"}
@@ -76,19 +76,19 @@ def test_times_are_those_of_one_kind_of_feed_forward(monkeypatch, tmp_path):
     file = tmp_path / "seconds.json"
     monkeypatch.setattr(library, "_facts_file", lambda: file)
     monkeypatch.setattr(choice, "KERNELS", linear_trial.KERNELS)
-    clock, fused = [0.0], linear.linear_activation
+    clock, fused = [0.0], linear.linear
     monkeypatch.setattr("time.thread_time", lambda: clock[0])
 
-    def slow_if_gated(*arguments):
-        clock[0] += 10.0 if arguments[5] else 1.0
-        return fused(*arguments)
+    def slow_if_gated(*arguments, **options):
+        clock[0] += 10.0 if arguments[5:] == (True,) else 0.5
+        return fused(*arguments, **options)
 
     def functional_linear(*arguments):
         clock[0] += 2.0
         return plain(*arguments)
 
     plain = functional.linear
-    monkeypatch.setattr(layers, "linear_activation", slow_if_gated)
+    monkeypatch.setattr(layers, "native_linear", slow_if_gated)
     monkeypatch.setattr(layers.functional, "linear", functional_linear)
     shape = Shape(tokens=16, hidden_size=16, feed_forward_size=32, vocab_size=64, activation="silu")
     name = "linear_f32 tokens=16 hidden_size=16 feed_forward_size=32 vocab_size=64"  # of versions without the kind

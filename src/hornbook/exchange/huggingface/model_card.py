@@ -21,7 +21,8 @@ from hornbook.errors import HornbookError
 from hornbook.exchange.contents import has_start_token, recipe_of, tokenizer_of
 from hornbook.storage.json_files import read_json
 from hornbook.track.evaluations import options_of, text_of
-from hornbook.track.runs import RunFiles, read_run, run_of
+from hornbook.track.run_state import run_of
+from hornbook.track.runs import RunFiles, read_run
 from hornbook.track.units import number
 from hornbook.version import __version__
 from hornbook.wording import counted, one_line

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hornbook.ops.native.library import SUFFIXES, Form
+from hornbook.parallel.ranks import is_cut
 
 BLOCKS = "block_sparse_f32"
 """Name of the kernel of block-sparse products."""
@@ -174,9 +175,15 @@ def sums_of(gradient: Tensor) -> Tensor:
     return gradient.flatten(0, -2).sum(0, dtype=torch.float32)
 
 
-def form_of(operator: str, x: Tensor) -> Form | None:
-    """Return the form of an operator, such as ``linear``, for activations like ``x``; None if PyTorch computes it."""
-    if x.device.type != "cpu" or x.dtype not in SUFFIXES:
+def form_of(operator: str, x: Tensor, *weights: Tensor | None) -> Form | None:
+    """Return the form of an operator, such as ``linear``, for activations like ``x``; None if PyTorch computes it.
+
+    It does for weights in 16 bits, or split over ranks.
+    """
+    if not FORMS or x.device.type != "cpu" or x.dtype not in SUFFIXES:
         return None
     isa = FORMS.get(f"{operator}_{SUFFIXES[x.dtype]}")
+    for weight in weights if isa else ():
+        if weight is not None and (weight.dtype != torch.float32 or is_cut(weight)):
+            return None
     return None if isa is None else Form(isa)

@@ -1,7 +1,7 @@
 """Layer and RMS norm on a CPU, with gain and bias in fp32 and their gradients summed in fp32.
 
-``norm_beside`` is for residual branches, ``x + f(norm(x))``: it returns both ``x`` and the norm, so that the backward
-pass adds the two gradients of ``x`` while it computes one of them.
+``Norm`` is for residual branches, ``x + f(norm(x))``: it returns both ``x`` and the norm, so that the backward pass
+adds the two gradients of ``x`` while it computes one of them.
 
 ``mixed_layer_norm`` does without a native form, in bf16. PyTorch's backward pass sums the gradients of gain and bias
 over tokens in the dtype of the activations. A bf16 sum stops growing once an addend is less than 1/512 of it, so over
@@ -25,7 +25,7 @@ from hornbook.ops.native.library import SUFFIXES, Form, Kernel, rows
 from hornbook.ops.operators import operator, scalar_with_gradient, shapes_of
 
 
-@operator(has_gradient=True)
+@operator()
 def norm(
     x: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, epsilon: float, isa: str, is_rms: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,41 +100,29 @@ def _(
     return x.new_empty(x.shape), of_weight_D, of_bias_D
 
 
-def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight_D, bias_D, _, ctx.isa, ctx.is_rms = inputs
-    ctx.save_for_backward(x, weight_D, bias_D, *output[1:])
-    ctx.mark_non_differentiable(*output[1:])
-
-
-def _of_inputs(ctx: Any, gradient: Tensor, *_: Tensor, residual: Tensor | None = None) -> tuple[Tensor | None, ...]:
-    x, weight_D, bias_D, *statistics = ctx.saved_tensors  # once: recomputation allows no more
-    arguments = (gradient, x, weight_D, bias_D, *statistics, residual, ctx.isa, ctx.is_rms)
-    of_x, of_weight_D, of_bias_D = norm_backward(*arguments)
-    return of_x, None if weight_D is None else of_weight_D, None if bias_D is None else of_bias_D, None, None, None
-
-
-torch.library.register_autograd("hornbook::norm", _of_inputs, setup_context=_setup_context)
-
-
-def norm_beside(
-    x: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, epsilon: float, isa: str, is_rms: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Return ``x`` and its norm; arguments as for ``norm``."""
-    beside, normed = _Beside.apply(x, weight_D, bias_D, epsilon, isa, is_rms)  # type: ignore[no-untyped-call]
-    return beside, normed
-
-
-class _Beside(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-        output = norm(x, *others)
-        _setup_context(ctx, (x, *others), output)
-        return x.view_as(x), output[0]
+class Norm(torch.autograd.Function):
+    """Native norms beside what they map."""
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def forward(
+        ctx: Any, x: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, *options: Any
+    ) -> tuple[Tensor, ...]:
+        """Return ``x`` and its norm; arguments as for ``norm``."""
+        normed, *statistics = norm(x, weight_D, bias_D, *options)
+        ctx.save_for_backward(x, weight_D, bias_D, *statistics)
+        ctx.options = options[1:]
+        ctx.set_materialize_grads(False)
+        return x.view_as(x), normed
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the arguments, given those of ``x`` and its norm."""
         residual, gradient = gradients
-        return _of_inputs(ctx, gradient, residual=residual)
+        x, weight_D, bias_D, *statistics = ctx.saved_tensors  # once: recomputation allows no more
+        if gradient is None:  # of a norm that nothing uses
+            return residual, *[None] * 5
+        of_x, of_weight_D, of_bias_D = norm_backward(gradient, x, weight_D, bias_D, *statistics, residual, *ctx.options)
+        return of_x, None if weight_D is None else of_weight_D, None if bias_D is None else of_bias_D, None, None, None
 
 
 def mixed_layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> Tensor:

@@ -5,14 +5,12 @@
     weight fp32 --pack--> panels in the dtype of x, kept for all micro-batches of a step
     x, panels  ---------> y, or f(y) and y                    product
     g, panels of Wᵀ ----> gradient of x, or that times f'(x)  product
-    g, x  --------------> dW, db in fp32, stored or added     add_weight_gradient
+    g, x  --------------> dW, db in fp32, stored or added     linear_weight_gradient
 
-    h, u = linear_activation(x, W₁, b₁, f)     u = x W₁ᵀ + b₁, h = f(u), in one pass
-    y = linear(h, W₂, b₂, u, f)                h W₂ᵀ + b₂; its backward pass gives u the gradient (g W₂) f'(u)
+    h, u = linear(x, W₁, b₁, f)                u = x W₁ᵀ + b₁, h = f(u), in one pass
+    y, _ = linear(h, W₂, b₂, before=u, f)      h W₂ᵀ + b₂; its backward pass gives u the gradient (g W₂) f'(u)
 
 Of a gated layer, u is twice as wide as h: gates, and what their activations multiply, h = f(gate) · up.
-
-A layer that no activation follows is ``linear(x, W, b)``.
 """
 
 from collections.abc import MutableMapping
@@ -122,70 +120,55 @@ def product(
     return y_MN
 
 
-def add_weight_gradient(
-    form: Form, gradient: Tensor, x: Tensor, of_weight: Tensor, of_bias: Tensor | None, *, accumulate: bool
-) -> None:
-    """Write, or with ``accumulate`` add, the gradients of weight and bias to contiguous fp32 tensors."""
-    g_MN, x_MK = rows(gradient), rows(x)
-    form(
-        f"linear_weight_gradient_{SUFFIXES[x.dtype]}", g_MN, g_MN.stride(0), x_MK, x_MK.stride(0), len(x_MK),
-        g_MN.shape[1], x_MK.shape[1], of_weight, of_bias, int(accumulate), torch.get_num_threads(),
-    )  # fmt: skip
-
-
 @operator(has_gradient=True)
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, isa: str, before: Tensor | None = None, activation: str = "none"
-) -> Tensor:
-    """Return ``x Wᵀ + b`` ``[..., num_out]`` in the dtype of ``x`` ``[..., num_in]``.
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    isa: str,
+    activation: str = "none",
+    is_gated: bool = False,
+    before: Tensor | None = None,
+    activation_before: str = "none",
+) -> tuple[Tensor, Tensor]:
+    """Return ``f(u)`` and ``u = x Wᵀ + b`` ``[..., num_out]`` in the dtype of ``x`` ``[..., num_in]``.
+
+    Both are differentiable; without an activation f, the second is empty.
 
     Args:
         x: fp32 or bf16.
         weight: ``[num_out, num_in]`` fp32, or a stack whose leading dimensions count as ``num_out``.
         bias: ``num_out`` values in fp32, of any shape, or None.
         isa: instruction set of the form for this operator and its gradients.
-        before: if given, ``x`` is ``activation(before)``, gated if that is twice as wide; ``before`` gets the gradient
+        activation: f, of ``ACTIVATIONS``.
+        is_gated: whether the halves of ``u`` are gate and up, and the first result is ``f(gate) · up``.
+        before: if given, ``x`` is ``activation_before`` of it, gated if it is twice as wide; it gets the gradient
             instead of ``x``.
-        activation: of ``ACTIVATIONS``.
+        activation_before: of ``ACTIVATIONS``.
     """
-    form = Form(isa)
-    y_MN = product(form, x, panels_of(form, weight, x.dtype, for_gradient=False), weight, bias)
-    return y_MN.view(*x.shape[:-1], y_MN.shape[1])
+    form, shape = Form(isa), x.shape[:-1]
+    u_MN = x.new_empty(0 if activation == "none" else shape.numel(), weight.shape[:-1].numel())
+    panels = panels_of(form, weight, x.dtype, for_gradient=False, is_gated=is_gated)
+    at = u_MN if len(u_MN) else None
+    y_MN = product(form, x, panels, weight, bias, activation=activation, before=at, is_gated=is_gated)
+    return y_MN.view(*shape, y_MN.shape[1]), u_MN if at is None else u_MN.view(*shape, u_MN.shape[1])
 
 
 @shapes_of("linear")
-def _(x: Tensor, weight: Tensor, *others: Any) -> Tensor:
-    return x.new_empty(*x.shape[:-1], weight.shape[:-1].numel())
-
-
-@operator(has_gradient=True)
-def linear_activation(
-    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, isa: str, is_gated: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Return ``f(u)`` and ``u = x Wᵀ + b``, both differentiable; arguments as for ``linear``.
-
-    With ``is_gated``, the halves of ``u`` are gate and up, and the first result is ``f(gate) · up``.
-    """
-    form = Form(isa)
-    u_MN = x.new_empty(x.shape[:-1].numel(), weight.shape[:-1].numel())
-    panels = panels_of(form, weight, x.dtype, for_gradient=False, is_gated=is_gated)
-    h_MN = product(form, x, panels, weight, bias, activation=activation, before=u_MN, is_gated=is_gated)
-    return h_MN.view(*x.shape[:-1], h_MN.shape[1]), u_MN.view(*x.shape[:-1], u_MN.shape[1])
-
-
-@shapes_of("linear_activation")
 def _(
-    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, isa: str, is_gated: bool = False
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, weight: Tensor, bias: Tensor | None, isa: str, activation: str = "none", is_gated: bool = False,
+    *others: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     width = weight.shape[:-1].numel()
-    return x.new_empty(*x.shape[:-1], width // 2 if is_gated else width), x.new_empty(*x.shape[:-1], width)
+    u = x.new_empty(*([0] if activation == "none" else x.shape[:-1]), width)
+    return x.new_empty(*x.shape[:-1], width // 2 if is_gated else width), u
 
 
 @operator()
 def linear_input_gradient(
     gradient: Tensor, weight: Tensor, isa: str, before: Tensor | None = None, activation: str = "none"
 ) -> Tensor:
-    """Return the gradient of ``x`` ``[..., num_in]``, or of ``before``, given that of ``y`` ``[..., num_out]``."""
+    """Return the gradient of ``x`` ``[..., num_in]``, or of ``before``, given that of ``u`` ``[..., num_out]``."""
     form = Form(isa)
     panels = panels_of(form, weight, gradient.dtype, for_gradient=True)
     at = None if before is None else rows(before)
@@ -217,100 +200,66 @@ def _(gradient: Tensor, u: Tensor, *others: Any) -> Tensor:
     return u.new_empty(u.shape)
 
 
-@operator()
-def linear_weight_gradient(gradient: Tensor, x: Tensor, with_bias: bool, isa: str) -> tuple[Tensor, Tensor]:
-    """Return the gradients ``[num_out, num_in]`` and ``[num_out]``, fp32, the latter empty without ``with_bias``."""
-    of_weight = gradient.new_empty(gradient.shape[-1], x.shape[-1], dtype=torch.float32)
-    of_bias = gradient.new_empty(gradient.shape[-1] if with_bias else 0, dtype=torch.float32)
-    add_weight_gradient(Form(isa), gradient, x, of_weight, of_bias if with_bias else None, accumulate=False)
-    return of_weight, of_bias
+@operator(changes=(2, 3))
+def linear_weight_gradient(
+    gradient: Tensor, x: Tensor, of_weight: Tensor, of_bias: Tensor | None, isa: str, adds: bool
+) -> None:
+    """Write or, with ``adds``, add the gradients of weight and bias to contiguous fp32 tensors of their shapes."""
+    g_MN, x_MK = rows(gradient), rows(x)
+    Form(isa)(
+        f"linear_weight_gradient_{SUFFIXES[x.dtype]}", g_MN, g_MN.stride(0), x_MK, x_MK.stride(0), len(x_MK),
+        g_MN.shape[1], x_MK.shape[1], of_weight, of_bias, int(adds), torch.get_num_threads(),
+    )  # fmt: skip
 
 
 @shapes_of("linear_weight_gradient")
-def _(gradient: Tensor, x: Tensor, with_bias: bool, isa: str) -> tuple[Tensor, Tensor]:
-    of_weight = gradient.new_empty(gradient.shape[-1], x.shape[-1], dtype=torch.float32)
-    return of_weight, gradient.new_empty(gradient.shape[-1] if with_bias else 0, dtype=torch.float32)
-
-
-@operator(changes=(2, 3))
-def linear_add_weight_gradient(
-    gradient: Tensor, x: Tensor, of_weight: Tensor, of_bias: Tensor | None, isa: str
-) -> None:
-    """Add the gradients to contiguous fp32 tensors of the shapes of weight and bias."""
-    add_weight_gradient(Form(isa), gradient, x, of_weight, of_bias, accumulate=True)
-
-
-@shapes_of("linear_add_weight_gradient")
-def _(gradient: Tensor, x: Tensor, of_weight: Tensor, of_bias: Tensor | None, isa: str) -> None:
+def _(gradient: Tensor, x: Tensor, of_weight: Tensor, of_bias: Tensor | None, isa: str, adds: bool) -> None:
     return None
 
 
-def _save(ctx: Any, x: Tensor, *others: Tensor | None) -> None:
+def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
     """Save tensors for the backward pass, but parameters as attributes, and whether it may add to their ``.grad``.
 
     Recomputation (`torch.utils.checkpoint`) replaces saved tensors by others, which have no packed form and no
     ``.grad``.
     """
+    x, weight, bias, ctx.isa, ctx.activation, _, before, ctx.activation_before = inputs
     ctx.adds_gradients = kernels.unchanged.adds_gradients
+    others = (weight, bias, before, None if ctx.activation == "none" else output[1])
     ctx.parameters = [other if isinstance(other, torch.nn.Parameter) else None for other in others]
     ctx.save_for_backward(x, *(None if isinstance(other, torch.nn.Parameter) else other for other in others))
-
-
-def _saved(ctx: Any) -> list[Any]:
-    x, *others = ctx.saved_tensors
-    return [x, *(saved if kept is None else kept for kept, saved in zip(ctx.parameters, others, strict=True))]
-
-
-def _setup_linear(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight, bias, ctx.isa, before, ctx.activation = inputs
-    _save(ctx, x, weight, bias, before)
-
-
-def _of_linear(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight, bias, before = _saved(ctx)
-    of_input = None
-    if ctx.needs_input_grad[0 if before is None else 4]:
-        of_input = linear_input_gradient(gradient, weight, ctx.isa, before, ctx.activation)
-    of_x, of_before = (of_input, None) if before is None else (None, of_input)
-    return of_x, *_of_parameters(ctx, gradient, x, weight, bias), None, of_before, None
-
-
-torch.library.register_autograd("hornbook::linear", _of_linear, setup_context=_setup_linear)
-
-
-def _setup_linear_activation(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight, bias, ctx.activation, ctx.isa, _ = inputs
-    _save(ctx, x, weight, bias, output[1])
     ctx.set_materialize_grads(False)
 
 
-def _of_linear_activation(ctx: Any, of_h: Tensor | None, of_u: Tensor | None) -> tuple[Tensor | None, ...]:
-    x, weight, bias, u = _saved(ctx)
-    if of_h is not None:
-        through = linear_activation_gradient(of_h, u, ctx.activation, ctx.isa)
+def _backward(ctx: Any, of_y: Tensor | None, of_u: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Return the gradients of the tensors; add those of weight and bias to ``.grad`` instead where it is allowed."""
+    x, *others = ctx.saved_tensors
+    pairs = zip(ctx.parameters, others, strict=True)
+    weight, bias, before, u = (saved if kept is None else kept for kept, saved in pairs)
+    if u is None:
+        of_u = of_y
+    elif of_y is not None:
+        through = linear_activation_gradient(of_y, u, ctx.activation, ctx.isa)
         of_u = through if of_u is None else of_u + through
     if of_u is None:
-        return (None,) * 6
-    of_x = linear_input_gradient(of_u, weight, ctx.isa) if ctx.needs_input_grad[0] else None
-    return of_x, *_of_parameters(ctx, of_u, x, weight, bias), None, None, None
+        return (None,) * 8
+    of_input = of_weight = of_bias = None
+    if ctx.needs_input_grad[0 if before is None else 6]:
+        of_input = linear_input_gradient(of_u, weight, ctx.isa, before, ctx.activation_before)
+    if any(ctx.needs_input_grad[1:3]):
+        adds = ctx.adds_gradients and has_plain_gradient(weight) and (bias is None or has_plain_gradient(bias))
+        if adds:
+            sums = weight.grad, None if bias is None else bias.grad
+        else:
+            of_weight = torch.empty(weight.shape, dtype=torch.float32)
+            of_bias = None if bias is None else torch.empty(bias.shape, dtype=torch.float32)
+            sums = of_weight, of_bias
+        linear_weight_gradient(of_u, x, *sums, ctx.isa, adds)
+    of_x, of_before = (of_input, None) if before is None else (None, of_input)
+    return of_x, of_weight, of_bias, None, None, None, of_before, None
 
 
-torch.library.register_autograd(
-    "hornbook::linear_activation", _of_linear_activation, setup_context=_setup_linear_activation
-)
-
-
-def _of_parameters(
-    ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of weight and bias, or add them to ``.grad`` and return None."""
-    if not any(ctx.needs_input_grad[1:3]):
-        return None, None
-    if ctx.adds_gradients and has_plain_gradient(weight) and (bias is None or has_plain_gradient(bias)):
-        linear_add_weight_gradient(gradient, x, weight.grad, None if bias is None else bias.grad, ctx.isa)
-        return None, None
-    of_weight, of_bias = linear_weight_gradient(gradient, x, bias is not None, ctx.isa)
-    return of_weight.view(weight.shape), None if bias is None else of_bias.view(bias.shape)
+torch.library.register_autograd("hornbook::linear", _backward, setup_context=_setup_context)
 
 
 PLAIN: tuple[type, ...] = (Tensor,)

@@ -20,7 +20,7 @@ from hornbook.ops.layers import feed_forward
 from hornbook.ops.native.build import HALVES, TILES
 from hornbook.ops.native.kernels import Kernels, using
 from hornbook.ops.native.library import MOST_PRODUCTS, SUFFIXES, Form, Kernel
-from hornbook.ops.native.linear import add_weight_gradient, pack, panels_of, product
+from hornbook.ops.native.linear import linear_weight_gradient, pack, panels_of, product
 from hornbook.ops.operators import scalar_with_gradient
 
 
@@ -50,7 +50,7 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
         is_gated=True,
     )
     of_weight, of_bias = torch.ones(75, 131), torch.ones(75)
-    add_weight_gradient(form, g, x, of_weight, of_bias, accumulate=True)
+    linear_weight_gradient(g, x, of_weight, of_bias, form.isa, True)
     exact_x, exact_g, exact_weight = x.double(), g.double(), weight.to(dtype).double()
     exact_y = exact_x @ exact_weight.t() + bias
     gate, up = exact_y[:, :74].chunk(2, 1)
@@ -119,7 +119,7 @@ def _trial(
     forward, backward = (panels_of(form, table, dtype, for_gradient=back) for back in (False, True))
     logits = product(form, last, forward, table)
     product(form, logits, backward, table, for_gradient=True)
-    add_weight_gradient(form, logits, last, table.grad, None, accumulate=True)
+    linear_weight_gradient(logits, last, table.grad, None, form.isa, True)
 
 
 _SIZES: Final = (
