@@ -27,7 +27,7 @@ HEAD_SIZE: Final = 64
 MOST_WIDTH: Final = 48
 LEAST_STEPS: Final = 50
 """Fewer teach nothing: the rates only rise and fall."""
-_WIDTH, _WINDOWS, _RATE, _TABLE_RATE, _HEAD_RATE = 4, 16, 0.028, 0.045, 0.006
+_WIDTH, _WINDOWS, _RATE, _TABLE_RATE, _HEAD_RATE = 4, 16, 0.022, 0.045, 0.014
 _LEAST_LAYERS = 4
 _BATCH_TOKENS, _BATCH_EXPONENT, _LEAST_BATCH = 2**20, 0.6, 2048
 _MOST_SCALE = math.sqrt(2)  # that of the longest measured run; a larger batch does not raise rates further
