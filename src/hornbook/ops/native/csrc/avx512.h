@@ -53,7 +53,9 @@ inline void store(bf16* p, Vec a) { _mm256_storeu_si256((__m256i*)p, narrow(a.v)
 #ifndef __SANITIZE_ADDRESS__
 // The first n lanes; the others are zero, and memory behind them is neither read nor written.
 inline Vec load(const float* p, i64 n) { return {_mm512_maskz_loadu_ps(first_lanes(n), p)}; }
-inline Vec load(const bf16* p, i64 n) { return {widen(_mm256_maskz_loadu_epi16(first_lanes(n), p))}; }
+inline Vec load(const bf16* p, i64 n) {
+  return n >= 16 ? load(p) : Vec{widen(_mm256_maskz_loadu_epi16(first_lanes(n), p))};
+}
 inline void store(float* p, Vec a, i64 n) { _mm512_mask_storeu_ps(p, first_lanes(n), a.v); }
 inline void store(bf16* p, Vec a, i64 n) { _mm256_mask_storeu_epi16(p, first_lanes(n), narrow(a.v)); }
 #endif
@@ -129,6 +131,11 @@ inline void sums_of(const Vec* v, int count, float* out) {
 
 // The first n values of two rows of bf16 as pairs, zeros after them; `second` may be null, which means zeros.
 HB_INLINE Vec load_pairs(const bf16* first, const bf16* second, i64 n) {
+  if (n >= 16 && second) {
+    const __m512i lower = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)first));
+    const __m512i upper = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)second));
+    return {_mm512_castsi512_ps(_mm512_or_si512(lower, _mm512_slli_epi32(upper, 16)))};
+  }
   const __mmask16 mask = first_lanes(n);
   __m512i pairs = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, first));
   if (second) {

@@ -58,27 +58,30 @@ i64 gated_row(i64 column, i64 columns) {
   return first / 2 + (at < half ? at : columns / 2 + at - half);
 }
 
-// Packs columns of a weight as floats, rounded to T: whole vectors of columns, filled up with zeros.
-template <class T>
-void pack_floats(const float* weight, i64 stride, bool for_gradient, bool is_gated, Range own, i64 columns, i64 depth,
-                 float* packed) {
-  using P = FloatProduct;
+// Packs columns of a weight, rounded to T, by squares of a vector of steps and of columns.
+template <class P, class T>
+void pack_columns(const float* weight, i64 stride, bool for_gradient, bool is_gated, Range own, i64 columns, i64 depth,
+                  typename P::Element* packed) {
+  const i64 steps = num_steps<P>(depth);
   for (i64 first = own.begin; first < own.end; first += P::width) {
-    const i64 end = smaller(first + P::width, own.end), padded = round_up(end - first, Vec::lanes);
-    for (i64 k = 0; k < depth; k += Vec::lanes)
+    const i64 end = smaller(first + P::width, own.end), padded = round_up(end - first, P::column_multiple);
+    for (i64 k = 0; k < steps * P::depth; k += Vec::lanes)
       for (i64 column = first; column < end; column += Vec::lanes) {
-        const i64 steps = smaller(Vec::lanes, depth - k), there = smaller(Vec::lanes, end - column);
+        const i64 values = larger(0, smaller(Vec::lanes, depth - k)), there = smaller(Vec::lanes, end - column);
         Vec square[Vec::lanes];
         for (i64 i = 0; i < Vec::lanes; i++)
-          if (i >= (for_gradient ? steps : there))
+          if (i >= (for_gradient ? values : there))
             square[i] = set1(0.0f);
           else if (for_gradient)
             square[i] = load(weight + (k + i) * stride + column, there);
           else
-            square[i] = load(weight + (is_gated ? gated_row<P>(column + i, columns) : column + i) * stride + k, steps);
+            square[i] = load(weight + (is_gated ? gated_row<P>(column + i, columns) : column + i) * stride + k, values);
         if (!for_gradient) transpose(square);
-        for (i64 i = 0; i < steps; i++)
-          store(packed + first * depth + (k + i) * padded + column - first, rounded<T>(square[i]));
+        T rows[Vec::lanes][Vec::lanes];
+        for (i64 i = 0; i < Vec::lanes; i++) store(rows[i], square[i]);
+        for (i64 i = 0; i < Vec::lanes && k + i < steps * P::depth; i += P::depth)
+          P::pack_step(rows[i], Vec::lanes, P::depth, Vec::lanes,
+                       packed + first * steps * P::depth + (k + i) * padded + (column - first) * P::depth);
       }
   }
 }
@@ -104,16 +107,8 @@ void pack_weight(const float* weight, i64 stride, i64 num_out, i64 num_in, bool 
         factors[first / P::width] = is_gated ? P::pack_panel(rows, depth, false, 0, width, depth, panel)
                                              : P::pack_panel(weight, stride, for_gradient, first, width, depth, panel);
       }
-      return;
-    }
-    if constexpr (std::is_same_v<P, FloatProduct>) {
-      pack_floats<T>(weight, stride, for_gradient, is_gated, own, columns, depth, packed);
     } else {
-      const i64 step_of_k = for_gradient ? stride : 1, step_of_column = for_gradient ? 1 : stride;
-      pack_panels<P>(own.begin, own.end, depth, packed, [=](i64 k, i64 column) {
-        const i64 at = is_gated ? gated_row<P>(column, columns) : column;
-        return to_bf16(weight[k * step_of_k + at * step_of_column]);
-      });
+      pack_columns<P, T>(weight, stride, for_gradient, is_gated, own, columns, depth, packed);
     }
   });
 }
@@ -255,13 +250,21 @@ void add_weight_gradient(const T* g, i64 g_stride, const T* x, i64 x_stride, i64
       pack_rows<P>(g + token * g_stride + output, g_stride, count, rows, gradient_width<P>, left,
                    bias_gradient ? bias_gradient + output : nullptr);
       const Left<P> operand = left_operand<P>(left, round_up(rows, P::column_multiple), steps);
+      // Of the part of g that is packed next, each product fetches some tokens.
+      const bool is_last = output + rows == outputs.end;
+      const i64 next = is_last ? outputs.begin : output + rows, next_token = is_last ? token + count : token;
+      const i64 next_rows = smaller(gradient_width<P>, outputs.end - next);
+      const i64 products = (num_inputs + P::width - 1) / P::width * ((rows + P::rows - 1) / P::rows);
+      int number = 0;
       for (i64 column = 0; column < num_inputs; column += P::width) {
         const i64 width = smaller(P::width, num_inputs - column);
-        for (i64 row = 0; row < rows; row += P::rows) {
+        for (i64 row = 0; row < rows; row += P::rows, number++) {
           const i64 height = smaller(P::rows, rows - row);
           float* to = weight_gradient + (output + row) * stride + inputs.begin + column;
+          const Range part = share(smaller(token_chunk, tokens - next_token), 1, number, int(products));
           Ahead ahead;
           ahead.add(to, stride, height, width);
+          ahead.add(g + (next_token + part.begin) * g_stride + next, g_stride, part.end - part.begin, next_rows);
           multiply<P>(operand.values + row * operand.row_stride, height, operand.row_stride, operand.step_stride,
                       right + column * steps * P::depth, width, steps, block, ahead);
           add_block(block, P::width, to, stride, height, width, is_first);

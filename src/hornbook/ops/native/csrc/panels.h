@@ -41,8 +41,6 @@ struct FloatProduct {
   static void pack_step(const T* row, i64, i64, i64 n, float* out) {
     store(out, load(row, n));
   }
-  static float convert(float value) { return value; }
-  static float convert(bf16 value) { return to_float(value); }
   template <class T>
   static void convert_row(const T* from, i64 n, float* to) {
     i64 k = 0;
@@ -60,8 +58,6 @@ struct PairPacking {
   static void pack_step(const bf16* row, i64 stride, i64 rows, i64 n, bf16* out) {
     store(reinterpret_cast<float*>(out), load_pairs(row, rows > 1 ? row + stride : nullptr, n));
   }
-  static bf16 convert(float value) { return to_bf16(value); }
-  static bf16 convert(bf16 value) { return value; }
   static void convert_row(const bf16* from, i64 n, bf16* to) { std::copy(from, from + n, to); }
 };
 
@@ -234,34 +230,16 @@ i64 packed_size(i64 columns, i64 depth) {
   return round_up(columns, P::column_multiple) * num_steps<P>(depth) * P::depth;
 }
 
-// Packs columns [begin, end) of a matrix given by element(k, column); `begin` is a multiple of P::width. The elements
-// are those that the product takes, or floats or bf16.
-template <class P, class Get>
-void pack_panels(i64 begin, i64 end, i64 depth, typename P::Element* packed, Get element) {
-  const i64 steps = num_steps<P>(depth);
-  for (i64 first = begin; first < end; first += P::width) {
-    const i64 columns = smaller(P::width, end - first), padded = round_up(columns, P::column_multiple);
-    typename P::Element* panel = packed + first * steps * P::depth;
-    for (i64 step = 0; step < steps; step++)
-      for (i64 column = 0; column < padded; column++)
-        for (i64 d = 0; d < P::depth; d++) {
-          const i64 k = step * P::depth + d;
-          const bool is_there = k < depth && column < columns;
-          *panel++ = is_there ? P::convert(element(k, first + column)) : typename P::Element(0);
-        }
-  }
-}
-
 // Packs rows x columns of `source` with the rows as the contraction, in panels of `width` columns; adds the columns'
 // sums to `sums` unless it is null.
 template <class P, class T>
 void pack_rows(const T* source, i64 stride, i64 rows, i64 columns, i64 width, typename P::Element* packed,
                float* sums) {
-  const i64 steps = num_steps<P>(rows);
+  constexpr i64 abreast = 3;  // vectors that are summed at once, so that one addition need not wait for another
+  const i64 steps = num_steps<P>(rows), there = (rows + P::depth - 1) / P::depth;
   for (i64 first = 0; first < columns; first += width) {
     const i64 real = smaller(width, columns - first), padded = round_up(real, P::column_multiple);
     typename P::Element* to = packed + first * steps * P::depth;
-    const i64 there = (rows + P::depth - 1) / P::depth;
     for (i64 step = 0; step < there; step++) {
       const T* row = source + first + step * P::depth * stride;
       const i64 real_rows = smaller(P::depth, rows - step * P::depth);
@@ -269,12 +247,19 @@ void pack_rows(const T* source, i64 stride, i64 rows, i64 columns, i64 width, ty
         P::pack_step(row + column, stride, real_rows, smaller(Vec::lanes, real - column), to);
     }
     std::fill(to, to + (steps - there) * padded * P::depth, typename P::Element(0));
-    for (i64 column = 0; sums && column < real; column += Vec::lanes) {
-      const i64 n = smaller(Vec::lanes, real - column);
-      Vec total = set1(0.0f);
-      for (i64 row = 0; row < rows; row++) total = total + load(source + row * stride + first + column, n);
-      float* sum = sums + first + column;
-      store(sum, load(sum, n) + total, n);
+    for (i64 column = 0; sums && column < real; column += abreast * Vec::lanes) {
+      Vec totals[abreast] = {set1(0.0f), set1(0.0f), set1(0.0f)};
+      for (i64 row = 0; row < rows; row++)
+#pragma GCC unroll 3
+        for (i64 v = 0; v < abreast; v++) {
+          const i64 at = column + v * Vec::lanes;
+          totals[v] = totals[v] + load(source + row * stride + first + at, larger(0, smaller(Vec::lanes, real - at)));
+        }
+      for (i64 v = 0; v < abreast; v++) {
+        const i64 at = column + v * Vec::lanes, n = larger(0, smaller(Vec::lanes, real - at));
+        float* sum = sums + first + at;
+        store(sum, load(sum, n) + totals[v], n);
+      }
     }
   }
 }
