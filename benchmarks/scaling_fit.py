@@ -30,6 +30,7 @@ from hornbook.plan.dial import (
     FITTED,
     LAW,
     PILOTS,
+    SIZE_EXPONENT,
     SIZE_UNIT,
     TOKENS_UNIT,
     Corpus,
@@ -41,7 +42,7 @@ from hornbook.plan.dial import (
 )
 
 _DELTA = 1e-2
-_STARTS = {"beta": (0.18, 0.3), "growth": (0.04, 0.01), "repeats": (2.0, 6.0)}
+_STARTS = {"beta": (0.25, 0.45), "size": (0.05, 0.3), "repeats": (2.0, 6.0)}
 _RESAMPLES = 24
 _VOCABULARY = 8192
 _LEAST_TOKENS = 2**18  # of a run that the law is fitted to
@@ -116,15 +117,16 @@ def _columns(runs: Sequence[Run], corpora: Sequence[str]) -> dict[str, torch.Ten
 
 def _log_loss(point: torch.Tensor, columns: dict[str, torch.Tensor]) -> torch.Tensor:
     """Return the logarithms of the losses; ``point`` has those of the parameters."""
-    data, beta, growth, repeats = point[: len(FITTED)]
+    data, beta, size, repeats = point[: len(FITTED)]
     floors, scales = point[len(FITTED) :].chunk(2)
     again = (columns["tokens"] / columns["unique"] - 1).clamp(min=0) / repeats.exp()
     worth = torch.minimum(columns["tokens"], columns["unique"]) - columns["unique"] * repeats.exp() * torch.expm1(
         -again
     )
     scale = scales - scales.mean()
-    exponent = beta.exp() + growth.exp() * (columns["weights"] - math.log(SIZE_UNIT))
-    law = data - exponent * (worth.log() - math.log(TOKENS_UNIT))
+    of_tokens = data - beta.exp() * (worth.log() - math.log(TOKENS_UNIT))
+    of_size = size - SIZE_EXPONENT * (columns["weights"] - math.log(SIZE_UNIT))
+    law = torch.logaddexp(of_tokens, of_size)
     return scale[columns["corpus"]] + torch.logaddexp(floors[columns["corpus"]], law)
 
 
