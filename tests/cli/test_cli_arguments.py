@@ -53,7 +53,6 @@ def test_numbers_that_are_wrong(kind, text, message):
     "words",
     [
         ["train", "demo", "--threads", "9999999"],
-        ["train", "demo", "--processes", "9999999"],
         ["sweep", "demo", "--lr", "1,2", "--threads", "9999999"],
         ["demo", "--threads", "9999999"],
         ["corpus", "build", "text", "--tokenizer", "a", "--output", "b", "--threads", "9999999"],
@@ -65,9 +64,15 @@ def test_numbers_that_are_wrong(kind, text, message):
 def test_more_threads_than_can_take_turns(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
-    assert re.search(
-        r'argument --(threads|workers|processes): "9999999": must be .* at most \d+ \(see', capsys.readouterr().err
-    )
+    assert re.search(r'argument --(threads|workers): "9999999": must be .* at most \d+ \(see', capsys.readouterr().err)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_more_ranks_than_a_machine_could_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    fitting = ["--training.global-batch-size=9999999", "--training.micro-batch-size=1"]
+    assert main(["train", "demo", "--data.synthetic", "--model.vocab-size=300", *fitting, "--processes=9999999"]) == 2
+    assert f"--processes is 9,999,999: start at most {16 * usable_cores()} here" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -263,7 +263,7 @@ def prepared_device(arguments: argparse.Namespace) -> "torch.device":
 
 def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare ``--processes`` and ``--max-restarts``."""
-    parser.add_argument("--processes", type=thread_count, help="start N ranks on this machine, as torchrun would")
+    parser.add_argument("--processes", type=positive_integer, help="start N ranks on this machine, as torchrun would")
     parser.add_argument(
         "--max-restarts",
         type=natural_number,
@@ -275,8 +275,8 @@ def start_processes(arguments: argparse.Namespace, recipe: "Recipe") -> None:
     """Run the command on ``--processes`` ranks and exit with their exit code; return if the option is not given.
 
     Raises:
-        UserError: ``--max-restarts`` without ``--processes``, either of them under ``torchrun``, or the recipe cannot
-            run on this number of ranks.
+        UserError: ``--max-restarts`` without ``--processes``, either of them under ``torchrun``, more ranks than this
+            machine could run, or the recipe cannot run on this number of ranks.
         SystemExit: the ranks have ended and printed their messages.
     """
     if arguments.processes is None:
@@ -285,6 +285,10 @@ def start_processes(arguments: argparse.Namespace, recipe: "Recipe") -> None:
         return
     if launched.is_rank():
         raise UserError("--processes starts the ranks itself: remove it, or start hornbook without torchrun")
+    most = MOST_THREADS_PER_CORE * usable_cores()  # a plan or a benchmark for other machines may have more
+    if arguments.processes > most:
+        given = f"{arguments.processes:,}"
+        raise UserError(f"--processes is {given}: start at most {most} here, {MOST_THREADS_PER_CORE} for each core")
     from hornbook.config.build import refuse_misfit
 
     refuse_misfit(recipe, arguments.processes)
