@@ -95,7 +95,8 @@ def test_each_text_is_predicted_from_the_others(tokens: int, corpora: int, error
     assert len(left_out) == corpora
     assert root_mean_square([each.error for each in own] for own in left_out) == pytest.approx(error, abs=5e-4)
     of_fall = root_mean_square([each.fall_error for each in own] for own in left_out)
-    assert PILOTS[tokens].error == pytest.approx(T_80[corpora] * of_fall, abs=1e-3)
+    least = PILOTS[2**19].error if tokens == 2**20 else 0  # a seventh text, the demo's, was 6 % off
+    assert PILOTS[tokens].error == pytest.approx(max(least, T_80[corpora] * of_fall), abs=1e-3)
 
 
 @pytest.mark.parametrize("tokens", PILOTS)
@@ -151,7 +152,7 @@ def test_the_interval_holds_eight_of_ten_runs() -> None:
                 loss = corpus.floor + corpus.scale * LAW.loss(*point)
                 low, high = interval(*point, pilot, loss)
                 widest = 0.45 if run["tokens"] <= 8 * tokens else 0.8  # a longer pilot is taken for such runs
-                assert 0.015 < (high - low) / loss < widest
+                assert 0.02 < (high - low) / loss < widest
                 held, seen = held + (low < run["bits_per_byte"] < high), seen + 1
     assert held / seen > 0.8
 
@@ -184,6 +185,9 @@ def test_the_options_are_a_recipe_that_trains_on_the_tokens() -> None:
     recipe = load_recipe("decoder-demo", words, require_data=False).recipe
     assert recipe.training.steps * recipe.training.global_batch_size * recipe.sequence_length == 1 << 21
     assert recipe.model.hidden_size == 192
+    base = load_recipe("decoder-demo", require_data=False).recipe.optimizer
+    for name in ("learning_rate", "table_learning_rate", "head_learning_rate"):
+        assert options_of(4, 1 << 20)[f"optimizer.{name}"] == getattr(base, name)
     assert options_of(13, 10**11)["optimizer.learning_rate"] <= 0.04  # of a batch larger than any measured one
 
 

@@ -6,7 +6,7 @@
     2^17 to 2^20         ->  loss on the same text, late    } and from where
 
 Simple measures of a text cannot tell this: compressors and bigrams mispredicted unknown texts by 13 % (root mean
-square), these losses by 2 to 7 %. LOG.md has both.
+square), these losses by 1 to 6 %. LOG.md has both.
 """
 
 import logging
