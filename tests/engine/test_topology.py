@@ -10,7 +10,7 @@ from tiny import random_batch, split, tiny_config
 from torch import Tensor
 
 from hornbook.config import AdamWConfig, LambConfig, MuonConfig, PrecisionConfig, Recipe, SparsityConfig, TrainingConfig
-from hornbook.config.optimizers import ConstantConfig
+from hornbook.config.optimizers import ConstantConfig, MomentsConfig
 from hornbook.engine.build_training import build_training
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig, StepResult, train_step
@@ -18,6 +18,7 @@ from hornbook.model import build_model
 from hornbook.model.initialize import generator
 from hornbook.model.sparse_layers import BlockSparseLinear, dense_weights, sparse_layers
 from hornbook.objective import CausalLM
+from hornbook.optim.muon import orthogonalize
 from hornbook.parallel.world import World
 from hornbook.samples.batches import Batch
 from hornbook.samples.windows import NOT_SCORED
@@ -174,7 +175,10 @@ class MaskedDense:
         norm = torch.cat([gradient.flatten() for gradient in gradients.values()]).norm()
         limit = self.recipe.optimizer.clip_norm
         for name, value in self.parameters.items():
-            self.adam(name, value.detach(), gradients[name] * min(1.0, limit / norm), number)
+            is_muons = isinstance(self.recipe.optimizer, MuonConfig) and name in self.masks
+            (self.muon if is_muons else self.adam)(
+                name, value.detach(), gradients[name] * min(1.0, limit / norm), number
+            )
         if self.config.update != "static" and number % self.config.update_interval == 0 and number < 0.75 * 50:
             for name in self.masks:
                 self.rewire(name, scores[name], number)
@@ -194,6 +198,17 @@ class MaskedDense:
         square.copy_(config.beta2 * square + (1 - config.beta2) * gradient**2)
         move = (mean / (1 - config.beta1**age)) / ((square / (1 - config.beta2**age)).sqrt() + config.epsilon)
         value -= rate * move * mask
+
+    def muon(self, name: str, value: Tensor, gradient: Tensor, number: int) -> None:
+        config, momentum, mask = self.recipe.optimizer, self.moments[name][0], self.spread(self.masks[name], value)
+        rate = config.learning_rate * self.scales[name]
+        value *= 1 - rate * config.weight_decay
+        momentum.copy_(config.momentum * momentum + (1 - config.momentum) * gradient)
+        direction = (1 - config.momentum) * gradient + config.momentum * momentum
+        move = orthogonalize([direction], config.polynomials)[0] * mask
+        rows, columns = value.shape[-2:]
+        mean = move.square().sum((-2, -1), keepdim=True) / mask.sum((-2, -1), keepdim=True)
+        value -= rate * math.sqrt(max(1, rows / columns)) * move / (mean * max(rows, columns)).sqrt()
 
     def rewire(self, name: str, scores: np.ndarray, number: int) -> None:
         value, mask = self.parameters[name].detach(), self.masks[name]
@@ -216,18 +231,32 @@ class MaskedDense:
             tensor *= kept
 
 
-@pytest.mark.parametrize(
-    ("update", "beta2"),
-    [
-        ("rigl", 0.95),
-        pytest.param("random", 0.999, marks=pytest.mark.slow),
-        pytest.param("static", 0.95, marks=pytest.mark.slow),
-        pytest.param("rigl", 0.999, marks=pytest.mark.slow),
-    ],
+_BY_ADAMW = AdamWConfig(learning_rate=5e-3, beta2=0.95, epsilon=1e-4)  # rounding errors grow with rate over epsilon
+_BY_MUON = MuonConfig(
+    learning_rate=5e-3,
+    vector_learning_rate=5e-3,
+    table_learning_rate=5e-3,
+    products="fp32",
+    beta1=0.9,
+    beta2=0.95,
+    epsilon=1e-4,
 )
-def test_blocks_learn_what_masked_dense_matrices_learn(update: str, beta2: float) -> None:
+
+
+@pytest.mark.parametrize(
+    ("update", "optimizer"),
+    [
+        ("rigl", _BY_ADAMW),
+        ("rigl", _BY_MUON),
+        pytest.param("random", replace(_BY_ADAMW, beta2=0.999), marks=pytest.mark.slow),
+        pytest.param("static", _BY_ADAMW, marks=pytest.mark.slow),
+        pytest.param("rigl", replace(_BY_ADAMW, beta2=0.999), marks=pytest.mark.slow),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{value.name}-{value.beta2}",
+)
+def test_blocks_learn_what_masked_dense_matrices_learn(update: str, optimizer: MomentsConfig) -> None:
     recipe = recipe_of(
-        AdamWConfig(learning_rate=5e-3, beta2=beta2, epsilon=1e-4),  # rounding errors grow with rate over epsilon
+        optimizer,
         num_steps=50,
         update=update,
         update_interval=10,
@@ -248,20 +277,14 @@ def test_blocks_learn_what_masked_dense_matrices_learn(update: str, beta2: float
         assert (layer.grown_at > 0).any() == (update != "static")
 
 
-def test_muon_updates_blocks_by_adamw_and_their_state_is_counted() -> None:
-    rates = dict.fromkeys(("learning_rate", "vector_learning_rate", "table_learning_rate"), 5e-3)
-    found = []
-    for optimizer in (MuonConfig(**rates, beta1=0.9, epsilon=1e-8), AdamWConfig(learning_rate=5e-3)):
-        recipe = recipe_of(optimizer, update="rigl", update_interval=2)
-        state, config = begin(recipe)
-        for _ in range(6):
-            step(state, config)
-        found.append(tensors(state))
-        assert recipe.bytes_of_states() == sum(
-            4 * shard.values.numel() for shard in state.home.tensors()["optimizer"].values()
-        )
-    assert found[0].keys() == found[1].keys()
-    assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
+def test_the_state_of_muons_blocks_is_counted() -> None:
+    recipe = recipe_of(MuonConfig(row_moments=True))
+    state, config = begin(recipe)
+    step(state, config)
+    states = state.home.tensors()["optimizer"]
+    assert recipe.bytes_of_states() == sum(4 * shard.values.numel() for shard in states.values())
+    kinds = {name.rpartition(".")[2] for name in states if ".values." in name}
+    assert kinds == {"momentum"}
 
 
 def test_lamb_and_accumulation_take_blocks() -> None:

@@ -60,6 +60,8 @@ MODELS = {
     "model.smear=true model.residual_scales=true",
     "shifted keys": "smollm-135m model.num_kv_heads=2 model.feed_forward_size=48 model.shifted_keys=true "
     "model.query_key_norm=head",
+    "sparse": "gpt2-small sparsity.linears=blocks.* sparsity.density=0.3 sparsity.block_size=4 sparsity.update=rigl "
+    "sparsity.update_interval=2",
     "gpt odd": "gpt2-small data.sequence_length=15",
     "groupbert": "groupbert-base-phase1 data.layout=padded",
     "gpt by 1": "gpt2-small training.micro_batch_size=1",

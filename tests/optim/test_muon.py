@@ -1,6 +1,7 @@
 """Muon against PyTorch's optimizer and, for what PyTorch lacks, the formulas in float64."""
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hornbook.config import MuonConfig, load_recipe
 from hornbook.config.description import description_of
 from hornbook.config.optimizers import role_of
 from hornbook.errors import UserError
+from hornbook.ops.block_pattern import Pattern
 from hornbook.optim.muon import muon, orthogonalize
 from hornbook.optim.slots import Slot, num_parts_of
 from hornbook.optim.updates import Update, with_heads
@@ -60,7 +62,7 @@ def matrices_of(slot: Slot, tensor: Tensor) -> list[Tensor]:
 def test_kinds_follow_place_and_shape() -> None:
     found = {name: MuonConfig().kind_of(name, role_of(name, shape)) for name, shape in SHAPES.items()}
     assert found == {name: KINDS.get(name, "hidden") for name in SHAPES}
-    assert MuonConfig().kind_of("blocks.1.attention.out.values", "matrix") == "vector"
+    assert MuonConfig().kind_of("blocks.1.attention.out.values", "matrix") == "hidden"
     assert MuonConfig().kind_of("blocks.1.convolution.filter_weight", "matrix") == "vector"
 
 
@@ -126,6 +128,41 @@ def test_row_moments_and_cautious_decay_follow_their_formulas() -> None:
         weight = weight - 0.1 * 0.5 * weight * (weight * even > 0) - 0.1 * 2**0.5 * even
         muon(slots, config, learning_rate=0.1, count=count)
     torch.testing.assert_close(slots[0].parameter.double(), weight, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("head_size", [None, 4])
+@pytest.mark.parametrize("scale", ["spectral", "rms"])
+def test_blocks_take_their_part_of_the_orthogonal_matrix_at_its_root_mean_square(
+    scale: Literal["spectral", "rms"], head_size: int | None
+) -> None:
+    """Three stacked matrices of 8 x 12, with five blocks of 4 of six; float64."""
+    config = MuonConfig(learning_rate=0.1, weight_decay=0.5, scale=scale, products="fp32")
+    rows = torch.tensor([0, 0, 0, 1, 1, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5])
+    columns = torch.tensor([0, 1, 2, 0, 2, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1])
+    pattern = Pattern.of(rows, columns, 6, 3)
+    name, shape = "blocks.0.attention.qkv.values", (3, 5, 4, 4)
+    weight = drawn(*shape, seed=1)
+    state = {key: torch.zeros(size) for key, size in config.states(name, shape).items()}
+    assert {key: tuple(tensor.shape) for key, tensor in state.items()} == {"momentum": shape}
+    slot = Slot(name=name, parameter=weight, gradient=drawn(*shape, seed=2), state=state, num_parts=3)
+    slot = replace(slot, pattern=pattern, head_size=head_size, rate_scale=2.0)
+    expected = weight.double()
+    dense = torch.zeros(3, 8, 12, dtype=torch.float64)
+    for number, (row, column) in enumerate(zip(rows.tolist(), columns.tolist(), strict=True)):
+        part, top = divmod(4 * row, 8)
+        dense[part, top : top + 4, 4 * column : 4 * column + 4] = slot.gradient.flatten(0, 1)[number].double()
+    (whole,) = orthogonalize([0.05 * (1 + 0.95) * dense.view(-1, head_size or 8, 12)], "polar_express")
+    whole = whole.view(3, 8, 12)
+    for part in range(3):
+        kept = torch.stack([
+            whole[part, 4 * row - 8 * part : 4 * row - 8 * part + 4, 4 * column : 4 * column + 4]
+            for row, column in zip(rows.tolist()[5 * part :][:5], columns.tolist()[5 * part :][:5], strict=True)
+        ])  # fmt: skip
+        kept = kept / kept.square().mean().sqrt() / 12**0.5
+        factor = 1.0 if scale == "spectral" else 0.2 * 12**0.5
+        expected[part] = expected[part] * (1 - 2 * 0.1 * 0.5) - 2 * 0.1 * factor * kept
+    muon([slot], config, learning_rate=0.1, count=1)
+    torch.testing.assert_close(slot.parameter.double(), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("scale", ["spectral", "rms"])

@@ -23,6 +23,7 @@ TWO = {
         ("bert unpadded", "adamw", "sequence 2"),
         ("gpt", "muon", "shard 2"),
         ("value embeddings", "muon", "shard 2, phased"),
+        ("sparse", "muon", "data 2"),
         ("shifted keys", "adamw", "sequence 2"),
     ],
     "chain": ["data 2", "tensor 2", "shard 2, phased"],

@@ -223,7 +223,7 @@ class MomentumConfig(SGDConfig):
 @choice_of("optimizer")
 @dataclass(frozen=True, kw_only=True)
 class MuonConfig(MomentsConfig):
-    """Muon (Jordan et al. 2024) for the dense matrices of blocks; AdamW for tables, the head, and all others.
+    """Muon (Jordan et al. 2024) for the matrices of blocks, dense or block-sparse; AdamW for all other parameters.
 
     ``learning_rate`` is that of Muon. AdamW's rates follow the same schedule; its betas and epsilon are those of
     nanochat.
@@ -249,11 +249,14 @@ class MuonConfig(MomentsConfig):
     )
     per_head: bool = option(False, help="orthogonalize each head of query, key and value as its own matrix")
     row_moments: bool = option(
-        False, help="divide each row of an update by its root mean square over time (NorMuon, Li et al. 2025)"
+        False,
+        help=(
+            "divide each row of an update of a dense matrix by its root mean square over time (NorMuon, Li et al. 2025)"
+        ),
     )
     row_beta: float = option(0.95, help="decay rate of the rows' mean squares", minimum=0, below=1)
     cautious_decay: bool = option(False, help="decay only weights that the update moves towards zero")
-    vector_learning_rate: float = option(3e-3, help="peak learning rate of vectors and block-sparse weights", above=0)
+    vector_learning_rate: float = option(3e-3, help="peak learning rate of vectors", above=0)
     table_learning_rate: float = option(3e-3, help="peak learning rate of the embeddings' tables", above=0)
     head_learning_rate: float = option(3e-3, help="peak learning rate of the head's matrices", above=0)
     beta1: float = 0.8
@@ -281,13 +284,14 @@ class MuonConfig(MomentsConfig):
         if role != "matrix":
             return "vector"
         if place == "blocks" and not name.endswith("value_embedding.table"):
-            return "vector" if name.endswith(("filter_weight", ".values", ".gate")) else "hidden"
+            return "vector" if name.endswith(("filter_weight", ".gate")) else "hidden"
         return "head" if place == "head" else "table"
 
     def states(self, name: str, shape: Shape) -> Mapping[str, Shape]:
         if self.kind_of(name, role_of(name, shape)) != "hidden":
             return super().states(name, shape)
-        return {"momentum": shape} | ({"row_square": (*shape[:-1], 1)} if self.row_moments else {})
+        has_rows = self.row_moments and not name.endswith(".values")
+        return {"momentum": shape} | ({"row_square": (*shape[:-1], 1)} if has_rows else {})
 
 
 @dataclass(frozen=True, kw_only=True)

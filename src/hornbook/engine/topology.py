@@ -160,7 +160,7 @@ def _score_facts(scores: Tensor, found: list[Rewiring]) -> Row:
 
 
 def with_blocks(update: Update, model: nn.Module, config: SparsityConfig) -> Update:
-    """Return ``update`` with blocks' learning rate scaled by their density, and their ages for bias correction."""
+    """Return ``update`` with the positions of blocks, their ages, and the learning rate scaled by their density."""
     layers = {f"{name}.values": layer for name, layer in sparse_layers(model).items()}
     grown: dict[str, tuple[int, bool]] = {}
 
@@ -175,6 +175,6 @@ def with_blocks(update: Update, model: nn.Module, config: SparsityConfig) -> Upd
         layer = layers[slot.name]
         scale = slot.rate_scale * config.rate_scale(layer.density)
         grown_at = layer.grown_at if has_grown(slot.name, layer.grown_at) else None
-        return replace(slot, grown_at=grown_at, rate_scale=scale)
+        return replace(slot, grown_at=grown_at, pattern=layer.pattern, rate_scale=scale)
 
     return replace(update, apply=lambda slots, rate, count: update.apply([*map(of_block, slots)], rate, count))

@@ -1,4 +1,4 @@
-"""Muon: momentum, orthogonalized, for the dense matrices of blocks; AdamW for all other parameters.
+"""Muon: momentum, orthogonalized, for the matrices of blocks; AdamW for all other parameters.
 
 ::
 
@@ -16,12 +16,14 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Final, Literal
 
 import torch
 from torch import Tensor
 
 from hornbook.config.optimizers import MuonConfig, MuonKind
+from hornbook.ops.block_pattern import from_dense, to_dense
 from hornbook.ops.native.kernels import form_of
 from hornbook.ops.native.optimizers import Coefficients, apply_by_pytorch, apply_polynomials
 from hornbook.optim.adam import adamw
@@ -63,8 +65,8 @@ def muon(slots: Sequence[Slot], config: MuonConfig, *, learning_rate: float, cou
     """Update ``slots`` in place.
 
     Args:
-        slots: fp32 tensors; dense matrices of blocks have the state ``momentum`` and, with ``row_moments``,
-            ``row_square``; others have AdamW's.
+        slots: fp32 tensors; matrices of blocks have the state ``momentum`` and, with ``row_moments``, ``row_square``
+            if they are dense; others have AdamW's.
         config: rates, momentum and options.
         learning_rate: of Muon in this update; AdamW's are in proportion.
         count: the number of this update, from 1.
@@ -72,16 +74,17 @@ def muon(slots: Sequence[Slot], config: MuonConfig, *, learning_rate: float, cou
     by_kind: dict[MuonKind, list[Slot]] = {"hidden": [], "table": [], "head": [], "vector": []}
     for slot in slots:
         by_kind[config.kind_of(slot.name, slot.role)].append(slot)
-    hidden = by_kind["hidden"]
-    for slot, move in zip(hidden, _moves(hidden, config) if hidden else (), strict=True):
+    hidden = sorted(by_kind["hidden"], key=lambda slot: slot.pattern is not None)
+    groups = (list(group) for _, group in groupby(hidden, lambda slot: slot.pattern is not None))
+    moves = [move for group in groups for move in _moves(group, config)]
+    for slot, move in zip(hidden, moves, strict=True):
         weight, rate = slot.parameter, learning_rate * slot.rate_scale
         share = rate * config.weight_decay if slot.decay else 0.0
         if share and config.cautious_decay:  # only where it has the sign of the move
             weight.sub_(weight * (weight * move > 0), alpha=share)
         elif share:
             weight.mul_(1.0 - share)
-        shape = weight.shape if slot.parts is None else slot.parts.shape_of(slot.name)
-        rows, columns = slot.head_size or shape[-2], shape[-1]
+        rows, columns = slot.matrix_size
         factor = 0.2 * math.sqrt(max(rows, columns)) if config.scale == "rms" else math.sqrt(max(1.0, rows / columns))
         weight.sub_(move, alpha=rate * factor)
     progress = learning_rate / config.learning_rate
@@ -102,7 +105,7 @@ def muon(slots: Sequence[Slot], config: MuonConfig, *, learning_rate: float, cou
 def _moves(slots: Sequence[Slot], config: MuonConfig) -> list[Tensor]:
     """Update the slots' states in place, and return the orthogonal matrices, fp32, of the parameters' shapes.
 
-    Of several ranks, each orthogonalizes some of the matrices for all.
+    Of several ranks, each orthogonalizes some of the matrices for all. The slots are all dense or all block-sparse.
     """
     dtype = compute_dtype(config.products, slots[0].parameter.device)
     directions = []
@@ -111,35 +114,51 @@ def _moves(slots: Sequence[Slot], config: MuonConfig) -> list[Tensor]:
             slot.gradient.mul_(slot.clip)
         momentum = slot.state["momentum"].lerp_(slot.gradient, 1.0 - config.momentum)
         directions.append((slot.gradient.lerp(momentum, config.momentum) if config.nesterov else momentum).to(dtype))
-    row_squares = [slot.state["row_square"] for slot in slots] if config.row_moments else []
-    heads = [slot.head_size for slot in slots]
+    has_rows = config.row_moments and slots[0].pattern is None
+    row_squares = [slot.state["row_square"] for slot in slots] if has_rows else []
     if (parts := slots[0].parts) is None:
-        return _orthogonal(directions, row_squares, heads, config)
+        return _orthogonal(slots, directions, row_squares, config)
     boxes = [parts.boxes[slot.name] for slot in slots]
     matrices = Assembly(parts.ranks, boxes)
     columns = Assembly(parts.ranks, [[box.first_column() for box in ranks] for ranks in boxes], matrices.owners)
     own_squares = columns.assemble(row_squares) if row_squares else []
-    own_heads = [size for size, owner in zip(heads, matrices.owners, strict=True) if owner == parts.ranks.rank]
-    own = _orthogonal(matrices.assemble(directions), own_squares, own_heads, config)
+    own_slots = [slot for slot, owner in zip(slots, matrices.owners, strict=True) if owner == parts.ranks.rank]
+    own = _orthogonal(own_slots, matrices.assemble(directions), own_squares, config)
     if row_squares:
         torch._foreach_copy_(row_squares, columns.hand_back(own_squares, row_squares[0]))
     return matrices.hand_back(own, slots[0].parameter)
 
 
 def _orthogonal(
-    directions: Sequence[Tensor], row_squares: Sequence[Tensor], heads: Sequence[int | None], config: MuonConfig
+    slots: Sequence[Slot], directions: Sequence[Tensor], row_squares: Sequence[Tensor], config: MuonConfig
 ) -> list[Tensor]:
-    """Return the orthogonal matrices of directions, of each head separately where ``heads`` has its number of rows."""
-    shapes: list[Sequence[int]] = [
-        direction.shape if size is None else (*direction.shape[:-2], -1, size, direction.shape[-1])
-        for direction, size in zip(directions, heads, strict=True)
+    """Return the orthogonal matrices of the directions of whole parameters, each head's separately if slots have heads.
+
+    Those of blocks are the blocks of the orthogonal matrix of their matrix.
+    """
+    wholes = [
+        direction if slot.pattern is None else to_dense(direction.flatten(0, -3), slot.pattern)
+        for slot, direction in zip(slots, directions, strict=True)
     ]
-    matrices = [direction.view(shape) for direction, shape in zip(directions, shapes, strict=True)]
+    matrices = [whole.reshape(-1, *slot.matrix_size) for slot, whole in zip(slots, wholes, strict=True)]
     moves = [move.float() for move in orthogonalize(matrices, config.polynomials)]
     if row_squares:
-        squares = [square.view(*shape[:-1], 1) for square, shape in zip(row_squares, shapes, strict=True)]
+        squares = [square.view(*move.shape[:-1], 1) for square, move in zip(row_squares, moves, strict=True)]
         moves = [_even_rows(move, square, config.row_beta) for move, square in zip(moves, squares, strict=True)]
+    moves = [move if slot.pattern is None else _blocks_of(move, slot) for slot, move in zip(slots, moves, strict=True)]
     return [move.view(direction.shape) for move, direction in zip(moves, directions, strict=True)]
+
+
+def _blocks_of(move: Tensor, slot: Slot) -> Tensor:
+    """Return the blocks ``[parts, n · b · b]`` of a layer's orthogonal matrices ``[parts · heads, rows, columns]``.
+
+    The other blocks are lost, so these are scaled to the root mean square of a whole orthogonal matrix.
+    """
+    assert slot.pattern is not None
+    size, columns = slot.parameter.shape[-1], move.shape[-1]
+    blocks = from_dense(move.reshape(-1, columns), slot.pattern, size).view(slot.parameter.shape[:-3].numel(), -1)
+    norm = math.sqrt(blocks.shape[1] / max(slot.matrix_size))
+    return blocks * (norm / torch.linalg.vector_norm(blocks, dim=1, keepdim=True).clamp(min=_SMALLEST_NORM))
 
 
 def _even_rows(move: Tensor, row_square: Tensor, beta: float) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hornbook.config.optimizers import ClipScope, Role
+from hornbook.ops.block_pattern import Pattern
 from hornbook.ops.native.kernels import Copy
 from hornbook.parallel.device import copied_to
 from hornbook.parallel.ranks import Ranks
@@ -57,6 +58,8 @@ class Slot:
     """Factor by which the update multiplies the gradient; 1 if ``Update.clips`` is false."""
     grown_at: Tensor | None = None
     """Integers ``[..., n]`` for blocks ``[..., n, b, b]``: the update after which each grew, 0 for initial ones."""
+    pattern: Pattern | None = None
+    """Positions of blocks ``[..., n, b, b]`` in the matrix that they are of, whose parts are stacked vertically."""
     holders: Holders | None = None
     """Holders of its parts; None if the parameter is not split. Either all slots of a model have holders or none."""
     copy: Copy | None = None
@@ -68,6 +71,16 @@ class Slot:
     def decay(self) -> bool:
         """Whether weight decay applies."""
         return self.role == "matrix" and not self.is_exempt
+
+    @property
+    def matrix_size(self) -> tuple[int, int]:
+        """Rows and columns of each matrix of a parameter that has two dimensions or more: of a head, a part, or all."""
+        if self.pattern is not None:
+            size, num_parts = self.parameter.shape[-1], self.parameter.shape[:-3].numel()
+            rows, columns = self.pattern.num_rows * size // num_parts, self.pattern.num_columns * size
+        else:
+            rows, columns = (self.parameter.shape if self.parts is None else self.parts.shape_of(self.name))[-2:]
+        return self.head_size or rows, columns
 
     def cut(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return views of the parts of ``tensor``, which has the parameter's shape."""

@@ -262,9 +262,10 @@ def with_heads(update: Update, model: Description | None) -> Update:
     """
     if model is None:
         raise UserError("optimizer.per_head needs a model with a description: remove it")
-    sizes = {f"{layer.name}.weight": part.head_size for part in model.block.attentions for layer in part.inputs}
+    sizes = {layer.name: part.head_size for part in model.block.attentions for layer in part.inputs}
 
     def of_heads(slot: Slot) -> Slot:
-        return replace(slot, head_size=sizes.get(slot.name.split(".", 2)[-1]))
+        name, _, kind = slot.name.split(".", 2)[-1].rpartition(".")
+        return replace(slot, head_size=sizes.get(name) if kind in ("weight", "values") else None)
 
     return replace(update, apply=lambda slots, rate, count: update.apply([*map(of_heads, slots)], rate, count))
