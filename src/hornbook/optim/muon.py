@@ -158,7 +158,8 @@ def _blocks_of(move: Tensor, slot: Slot) -> Tensor:
     size, columns = slot.parameter.shape[-1], move.shape[-1]
     blocks = from_dense(move.reshape(-1, columns), slot.pattern, size).view(slot.parameter.shape[:-3].numel(), -1)
     norm = math.sqrt(blocks.shape[1] / max(slot.matrix_size))
-    return blocks * (norm / torch.linalg.vector_norm(blocks, dim=1, keepdim=True).clamp(min=_SMALLEST_NORM))
+    scaled: Tensor = blocks * (norm / torch.linalg.vector_norm(blocks, dim=1, keepdim=True).clamp(min=_SMALLEST_NORM))
+    return scaled
 
 
 def _even_rows(move: Tensor, row_square: Tensor, beta: float) -> Tensor:
