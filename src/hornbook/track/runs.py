@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any, Literal
 
 from hornbook.config.build import recipe_from_dict
+from hornbook.config.recipe_files import IDENTITY
 from hornbook.config.suggest import did_you_mean_path
 from hornbook.errors import DataError, HornbookError, RecipeError, UserError
 from hornbook.storage.json_files import read_bytes, read_json
@@ -167,17 +168,22 @@ class Comparison:
         return found
 
 
+def require_folder(root: Path) -> None:
+    """Raise UserError if ``root`` is not a folder, which may have runs."""
+    if root.is_file():
+        raise UserError(f"{root} is a file; expected a folder with runs")
+    if not root.is_dir():
+        hint = did_you_mean_path(root) or "; `hornbook train` makes the folder runs; or name another"
+        raise UserError(f"no folder {root} here{hint}")
+
+
 def find_runs(root: Path) -> list[Path]:
     """Return all run folders at or below ``root``, sorted; runs, hidden folders and links are not searched.
 
     Raises:
         UserError: ``root`` is not a folder.
     """
-    if root.is_file():
-        raise UserError(f"{root} is a file; expected a folder with runs")
-    if not root.is_dir():
-        hint = did_you_mean_path(root) or "; `hornbook train` makes the folder runs; or name another"
-        raise UserError(f"no folder {root} here{hint}")
+    require_folder(root)
     found = []
     for folder, names, _ in os.walk(root):
         names[:] = sorted(name for name in names if not name.startswith("."))
@@ -218,7 +224,7 @@ def read_run(folder: Path, rows: list[Row] | None = None) -> RunFiles:
         recipe=_parse_recipe(recipe_text, recipe) or _imported_recipe(folder),
         sessions=added.get("environment.json", []),
         tasks=added.get("evaluation.json", []),
-        validation_fingerprint=_validation_fingerprint(folder / "run.json"),
+        validation_fingerprint=_validation_fingerprint(folder / IDENTITY),
         notes=read_notes(folder),
         damaged=tuple(damaged),
     )
