@@ -294,9 +294,9 @@ def _find(arguments: argparse.Namespace) -> Path:
     path = Path(arguments.source)
     if not path.is_dir() and not is_folder(path):
         if path.exists() or not is_model_name(arguments.source):
+            what = "a file" if path.is_file() else f"no such folder or prefix{did_you_mean_path(path)}"
             raise UserError(
-                f"{path}: no such folder or prefix{did_you_mean_path(path)}; expected a Hugging Face folder, "
-                "owner/name on the hub, or a TensorFlow checkpoint"
+                f"{path}: {what}; expected a Hugging Face folder, owner/name on the hub, or a TensorFlow checkpoint"
             )
         return fetch(arguments.source, revision=arguments.revision, allow_pickle=arguments.allow_pickle)
     if arguments.revision is not None:

@@ -24,6 +24,7 @@ would make again, and a reader notice that the folder of a split is missing.
 """
 
 import hashlib
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -239,7 +240,10 @@ def locate_store(path: Path, split: str) -> Path:
         return path
     if splits := splits_of(path):
         if split not in splits:
-            raise DataError(f"{path}: the corpus has no {split} split; build it with, for example, `validation=0.02`")
+            raise DataError(
+                f"{path}: the corpus has no {split} split; build another one with `hornbook corpus build --validation "
+                f"0.02`, or name the folder of a split, such as {path / splits[0]}"
+            )
         if not (path / split / MANIFEST).exists():
             raise DataError(
                 f"{path / split / MANIFEST} is missing, but the corpus was built with a {split} split; restore it, or "
@@ -258,7 +262,13 @@ def locate_store(path: Path, split: str) -> Path:
 
 
 def _refuse_other_files(path: Path) -> None:
-    """Raise DataError with the remedy if a path that is no store has tokens of another program, or text."""
+    """Raise DataError with the remedy if a path that is no store has tokens of another program, or text, or is a name
+    on the Hugging Face hub, as inputs of builds are."""
+    if not path.exists() and (hub := re.search(r"(?:^|/)(hf:[^/].*)", str(path))):
+        raise DataError(
+            f"{hub[1]} has texts on the Hugging Face hub; to make a token store of them: `hornbook corpus build "
+            f"{shlex.quote(hub[1])} --tokenizer TOKENIZER --output corpora/{shlex.quote(path.stem)}`"
+        )
     for room in plugged("store openers"):
         if advice := room.how_to_convert(path):
             raise DataError(advice)
