@@ -36,6 +36,15 @@ def is_imported(folder: Path) -> bool:
     return newest is not None and (newest[1] / "source.json").is_file() and not (folder / IDENTITY).exists()
 
 
+def imported_recipe(folder: Path) -> dict[str, Any]:
+    """Return model and objective of an imported model, else nothing; the rest of its recipe describes no training."""
+    if not is_imported(folder):
+        return {}
+    newest = newest_checkpoint(folder)
+    recipe = document_of(newest[1], "recipe") if newest else {}
+    return {key: recipe[key] for key in ("model", "objective") if isinstance(recipe.get(key), dict)}
+
+
 def is_run(folder: Path) -> bool:
     """Return whether a folder has a run, by its log or its recipe and environment, or an imported model."""
     if (folder / "metrics.jsonl").is_file():
