@@ -93,7 +93,10 @@ def test_python_gives_the_same_vectors(capsys, run, caplog):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["gpt", "texts.txt", "--pooling", "cls"], "--pooling cls is not for a decoder; expected one of mean, max, last"),
+        (
+            ["gpt", "texts.txt", "--pooling", "cls"],
+            "--pooling cls is not for a decoder; expected one of mean, max, last",
+        ),
         (
             ["bert", "texts.txt", "--pooling", "last"],
             "--pooling last is not for an encoder; expected one of mean, cls, max",

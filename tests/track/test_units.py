@@ -42,7 +42,15 @@ def test_short(value: float, expected: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(3.14159, "3.14"), (0.012345, "0.0123"), (250.0, "250"), (0.0, "0"), (1e-7, "1.00e-07"), (-2.345, "-2.35"), (9.999, "10.0")],
+    [
+        (3.14159, "3.14"),
+        (0.012345, "0.0123"),
+        (250.0, "250"),
+        (0.0, "0"),
+        (1e-7, "1.00e-07"),
+        (-2.345, "-2.35"),
+        (9.999, "10.0"),
+    ],
 )
 def test_significant(value: float, expected: str) -> None:
     assert units.significant(value) == expected

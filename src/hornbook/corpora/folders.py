@@ -262,8 +262,10 @@ def locate_store(path: Path, split: str) -> Path:
 
 
 def _refuse_other_files(path: Path) -> None:
-    """Raise DataError with the remedy if a path that is no store has tokens of another program, or text, or is a name
-    on the Hugging Face hub, as inputs of builds are."""
+    """Raise DataError with the remedy if a path that is no store has tokens of another program, text, or other stores.
+
+    A path that does not exist may be a name on the Hugging Face hub, as inputs of builds are.
+    """
     if not path.exists() and (hub := re.search(r"(?:^|/)(hf:[^/].*)", str(path))):
         raise DataError(
             f"{hub[1]} has texts on the Hugging Face hub; to make a token store of them: `hornbook corpus build "
@@ -272,6 +274,11 @@ def _refuse_other_files(path: Path) -> None:
     for room in plugged("store openers"):
         if advice := room.how_to_convert(path):
             raise DataError(advice)
+    if (path / "checkpoints").is_dir():
+        raise DataError(f"{path}: a run, not a token store; its recipe.toml names its data")
+    if found := [entry for entry in sorted(path.glob("*")) if splits_of(entry)]:
+        names = ", ".join(map(str, found[:4])) + ", ..." * (len(found) > 4)
+        raise DataError(f"{path}: not a token store, but a folder of some: name one of {names}")
     if path.name == "tokenizer.json" or (path / "tokenizer.json").is_file():
         raise DataError(
             f"{path}: a tokenizer, not a token store; to make one: `hornbook corpus build TEXTS --tokenizer "

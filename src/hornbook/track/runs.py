@@ -23,10 +23,10 @@ from hornbook.config.recipe_files import IDENTITY
 from hornbook.config.suggest import did_you_mean_path
 from hornbook.errors import DataError, HornbookError, RecipeError, UserError
 from hornbook.storage.json_files import read_bytes, read_json
-from hornbook.track import environment, metrics, units
+from hornbook.track import environment, metrics, run_state, units
 from hornbook.track.evaluations import Evaluation, own_bits_per_byte, read_evaluations, value_of
 from hornbook.track.notes import Notes, read_notes
-from hornbook.track.run_state import State, document_of, imported_recipe, is_run, newest_checkpoint, seconds_left, state_of
+from hornbook.track.run_state import State, document_of, is_run, newest_checkpoint, seconds_left, state_of
 from hornbook.track.units import number
 from hornbook.wording import one_line, redacted
 
@@ -222,7 +222,7 @@ def read_run(folder: Path, rows: list[Row] | None = None) -> RunFiles:
         folder=folder,
         rows=metrics.read(folder / "metrics.jsonl") if rows is None else rows,
         recipe_text=recipe_text,
-        recipe=_parse_recipe(recipe_text, recipe) or imported_recipe(folder),
+        recipe=_parse_recipe(recipe_text, recipe) or run_state.imported_recipe(folder),
         sessions=added.get("environment.json", []),
         tasks=added.get("evaluation.json", []),
         validation_fingerprint=_validation_fingerprint(folder / IDENTITY),
@@ -293,7 +293,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
 
 
 def compare_read(runs: Sequence[RunFiles]) -> Comparison:
-    """Return the comparison of runs. Where a recipe lacks a section, as an imported model's does, others are compared."""
+    """Return the comparison of runs. A recipe without a section, such as an imported model's, does not differ in it."""
     recipes = [flatten(run.recipe) for run in runs]
     differing = {}
     for key in sorted({key for recipe in recipes for key in recipe}):

@@ -91,8 +91,8 @@ def how_to_convert(path: Path) -> str | None:
     is_records = any(path.glob("*.tfrecord*")) if path.is_dir() else path.is_file() and begins_with_record(path)
     if is_records:
         return (
-            f"{path} has TFRecords; if they have documents, as input_ids, convert them with `{whole}`; BERT's instances "
-            "train encoders only, such as bert-tiny"
+            f"{path} has TFRecords; if they have documents, as input_ids, convert them with `{whole}`; BERT's "
+            "instances train encoders only, such as bert-tiny"
         )
     if not path.is_file():
         return None
