@@ -102,6 +102,11 @@ def find_recipe(reference: str) -> Path:
         return path
     sizes = {name: _size(path) for name, path in bundled.items() if name.startswith(f"{reference}-")}
     family = sorted((name for name in sizes if sizes[name]), key=lambda name: (sizes[name], name))
+    if path.is_dir() and not family:
+        return path
+    if path.is_file():
+        known = f"no such bundled recipe; if the file {reference} is a recipe, name it ./{reference}"
+        raise RecipeError([f"recipe {show(reference)}: {known}"])
     hint = f"; did you mean one of {', '.join(family)}?" if family else did_you_mean(reference, bundled)
     raise RecipeError([f"recipe {show(reference)}: no such bundled recipe{hint or '; `hornbook recipes` lists them'}"])
 
