@@ -165,7 +165,9 @@ def test_embeddings_pool_hidden_states(gpt: hornbook.Model, bert: hornbook.Model
     assert [len(each) for each in gpt.embed([TEXT, OTHER], pooling="none")] == [len(ids), len(other)]
     assert torch.equal(bert.embed(TEXT, pooling="cls"), bert.embed(TEXT, pooling="none")[0])
     assert refuses(
-        UserError, "pooling is 'cls'; expected one of mean, max, last", call=lambda: gpt.embed(TEXT, pooling="cls")
+        UserError,
+        "`pooling='cls'` is not for a decoder; expected one of mean, max, last",
+        call=lambda: gpt.embed(TEXT, pooling="cls"),
     )
     assert refuses(UserError, "expected one of mean, cls, max", call=lambda: bert.embed(TEXT, pooling="last"))
 

@@ -133,6 +133,9 @@ def test_export_for_llama_cpp_and_what_it_refuses(folder, capsys, monkeypatch):
     write_folder(Path("plain"), tiny_contents(activation="gelu_tanh"))
     refused_size = refused(capsys, "export", "plain", "--output", "a.gguf", "--format", "gguf", "--shard-size", "1MB")
     assert "a GGUF file is not split" in refused_size
+    refused_name = refused(capsys, "export", "plain", "--output", "a.gguf")
+    assert "a.gguf has the suffix of a GGUF file" in refused_name and "; use --format gguf, or" in refused_name
+    assert not Path("a.gguf").exists()
     pytest.importorskip("gguf", reason="hornbook[gguf] is not installed")
     code, result, _ = ask(capsys, "export", "plain", "--output", "mine.gguf", "--format", "gguf", "--dtype", "fp16")
     assert code == 0 and result["dtype"] == "fp16" and list(result["files"]) == ["mine.gguf"]

@@ -93,10 +93,13 @@ def test_python_gives_the_same_vectors(capsys, run, caplog):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["gpt", "texts.txt", "--pooling", "cls"], "pooling is 'cls'; expected one of mean, max, last for a decoder"),
+        (
+            ["gpt", "texts.txt", "--pooling", "cls"],
+            "--pooling cls is not for a decoder; expected one of mean, max, last",
+        ),
         (
             ["bert", "texts.txt", "--pooling", "last"],
-            "pooling is 'last'; expected one of mean, cls, max for an encoder",
+            "--pooling last is not for an encoder; expected one of mean, cls, max",
         ),
         (["bert", "empty.txt"], "empty.txt: the file has no examples"),
         (["bert", "texts.jsonl", "--text", "txt"], "'txt' is missing (columns: 'text', 'label')"),

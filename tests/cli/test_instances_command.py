@@ -29,6 +29,7 @@ def test_instances_are_made_and_read_by_convert(store, tmp_path, capsys):
         assert main(["corpus", "inspect", path]) == 0
         printed = capsys.readouterr().out
         assert f"{name}, {counts}" in printed and "padded to 40 tokens, 6 predictions" in printed
+        assert f"{report['full'] / report['instances']:.0%} without padding" in printed
         assert main(["corpus", "inspect", path, "--json"]) == 0
         facts = json.loads(capsys.readouterr().out)
         assert facts["counts"] == {key: report[key] for key in facts["counts"]} and facts["max_predictions"] == 6

@@ -11,6 +11,7 @@ import pytest
 from fake_run import make_run
 
 from hornbook.cli.main import main
+from hornbook.track.serve import BoardServer
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
@@ -69,3 +70,13 @@ def test_mistakes_are_one_line(
     assert main(["runs", "serve", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert expected in line
+
+
+def test_the_folders_are_searched_by_the_board_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path / "runs" / "mine")
+    searched: list[object] = []
+    monkeypatch.setattr(os, "walk", lambda root: searched.append(root) or iter(()))
+    monkeypatch.setattr(BoardServer, "serve_forever", lambda self, **_: searched.append("served"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["runs", "serve"]) == 0
+    assert searched == ["served"]

@@ -58,6 +58,7 @@ def test_generate_takes_it_as_it_is_and_as_it_was_imported(google, capsys):
     ("source", "message"),
     [
         ("google/bert_model", "no such folder or prefix"),
+        ("google/bert_config.json", "google/bert_config.json: a file; expected a Hugging Face folder"),
         ("google/bert_model.ckpt", "google/bert_model.ckpt.data-00001-of-00002 is missing"),
     ],
 )

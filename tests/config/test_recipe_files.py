@@ -76,6 +76,19 @@ def test_paths_that_are_no_files(tmp_path):
     assert refused(tmp_path / "a\0b") == missing
 
 
+def test_what_is_there_but_has_the_name_of_no_bundled_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").write_text("[model]\nnum_layers = 1\n")
+    with pytest.raises(RecipeError, match="no such bundled recipe; if the file mine is a recipe, name it ./mine"):
+        find_recipe("mine")
+    assert read_document(find_recipe("./mine"), "r.toml")[0] == {"model": {"num_layers": 1}}
+    for folder in ("texts", "gpt2"):
+        (tmp_path / folder).mkdir()
+    assert "is a folder, neither a recipe file nor a run; to train on it" in refused(find_recipe("texts"))
+    with pytest.raises(RecipeError, match="did you mean one of gpt2-small, "):
+        find_recipe("gpt2")
+
+
 def test_a_run_is_found_by_its_folder_and_by_its_recipe(tmp_path):
     (tmp_path / "recipe.toml").write_text("")
     assert run_of(find_recipe(f"{tmp_path}/recipe.toml")) is None, "a recipe of that name alone"

@@ -138,7 +138,17 @@ def test_what_is_no_store(tmp_path, built):
         assert one_line(caught.value, str(tmp_path / name), part)
     with pytest.raises(DataError) as caught:
         open_store(built, "test")
-    assert one_line(caught.value, "the corpus has no test split")
+    assert one_line(caught.value, "the corpus has no test split", f"such as {built / 'train'}")
+    with pytest.raises(DataError) as caught:
+        open_store(built.parent)
+    assert one_line(caught.value, f"{built.parent}: not a token store, but a folder of some: name one of {built}")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(DataError) as caught:
+        open_store(tmp_path / "run")
+    assert one_line(caught.value, f"{tmp_path / 'run'}: a run, not a token store; its recipe.toml names")
+    with pytest.raises(DataError) as caught:
+        open_store(tmp_path / "hf:owner/name")
+    assert one_line(caught.value, "hf:owner/name has texts on", "`hornbook corpus build hf:owner/name --tokenizer")
 
 
 @pytest.mark.parametrize("name", [*STORE_FILES, "manifest.json"])

@@ -18,6 +18,7 @@ from hornbook.config import bundled_recipes, load_recipe
 from hornbook.config.build import refuse_misfit
 from hornbook.config.options import TAGS, show
 from hornbook.config.recipe import SECTIONS, specs
+from hornbook.exchange.gguf.architectures import architecture_of
 
 LINK = re.compile(r"""(?:\]\(|(?:src|srcset)=")(?!https?://)(?P<target>[^)#"]+)(#[^)"]*)?[)"]""")
 CODE = re.compile(r"`(?P<code>[^`\n]+)`")
@@ -116,3 +117,19 @@ def test_exit_codes_are_listed() -> None:
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", prose_of(ROOT / "README.md"), re.MULTILINE)}
     raised = {kind.exit_code for kind in vars(errors).values() if isinstance(kind, type)}
     assert listed >= raised | {0}
+
+
+def test_the_plan_that_is_shown_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    commands, shown, *_ = blocks_of(ROOT / "docs" / "plan.md")
+    (command,) = (line for line in commands.body.splitlines() if "gpt2-xl" in line)
+    assert main(shlex.split(command)[1:]) == 0
+    assert capsys.readouterr().out == shown.body
+
+
+@each_page
+def test_what_is_exported_for_llama_cpp_has_a_counterpart_there(page: Path) -> None:
+    """`runs/mine` of the README has a GELU that llama.cpp lacks."""
+    calls = [words for command in commands_of(page, "sh", "shell") for words in words_of(command)]
+    for words in (words for words in calls if "gguf" in words):
+        vocabulary = ["--model.vocab-size", "2048"]
+        architecture_of(load_recipe(Path(words[2]).name, vocabulary, require_data=False).recipe.model)

@@ -60,8 +60,8 @@ def test_no_sequences_have_no_vectors():
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (decoder, {"pooling": "cls"}, "pooling is 'cls'; expected one of mean, max, last for a decoder"),
-        (tiny_encoder, {"pooling": "last"}, "pooling is 'last'; expected one of mean, cls, max for an encoder"),
+        (decoder, {"pooling": "cls"}, "`pooling='cls'` is not for a decoder; expected one of mean, max, last"),
+        (tiny_encoder, {"pooling": "last"}, "`pooling='last'` is not for an encoder; expected one of mean, cls, max"),
         (tiny_encoder, {"sequences": [[4], []]}, "sequence 2 has 0 tokens; expected 1 to 24"),
         (tiny_encoder, {"sequences": [range(25)]}, "sequence 1 has 25 tokens"),
         (tiny_encoder, {"sequences": [[70]]}, "sequence 1 has id 70, but the model's vocabulary is 0 to 69"),

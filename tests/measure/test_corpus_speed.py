@@ -4,6 +4,7 @@ import pytest
 from tiny_text import TEXTS, tiny_tokenizer
 
 from hornbook.__main__ import main
+from hornbook.errors import DataError
 from hornbook.measure.corpus_speed import CorpusJob, build_with_tokenizers, map_with_datasets, measure_corpus
 
 
@@ -41,6 +42,14 @@ def test_plain_text_is_refused_without_advice_for_another_command(job, capsys):
     assert main(["bench", "corpus", str(job.source), "--tokenizer", job.tokenizer, "--rounds", "1"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "line 1: not valid JSON" in line and line.endswith("; only JSONL can be timed")
+
+
+def test_what_is_no_jsonl_is_refused_before_a_build_is_timed(job, monkeypatch):
+    monkeypatch.setattr("hornbook.measure.corpus_speed._in_a_process", lambda *job: pytest.fail("a build was timed"))
+    with job.source.open("a") as file:
+        file.write("\nCall me Ishmael.\n")
+    with pytest.raises(DataError, match=rf"line {len(TEXTS) + 2}: not valid JSON.*; only JSONL can be timed"):
+        measure_corpus({"a": build_with_tokenizers}, job, 1)
 
 
 @pytest.mark.slow

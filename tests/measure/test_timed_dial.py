@@ -1,6 +1,7 @@
 """The dial on a real corpus: choice, reasons, resume, and what it refuses; and `hornbook train auto` end to end."""
 
 import json
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -135,11 +136,31 @@ def test_other_dials_need_no_measurement(corpus: Path, tmp_path: Path) -> None:
 def test_too_little(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="time 8s is too little: a run takes 8 s to start and end"):
         chosen(corpus, tmp_path / "a", time="8s")
-    with pytest.raises(UserError, match="not enough for 50 steps of the smallest model here"):
-        chosen(corpus, tmp_path / "a", tokens="1000")
-    with pytest.raises(UserError, match="too little for the smallest model"):
-        chosen(corpus, tmp_path / "b", params="10")
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("dial", "told"),
+    [
+        ({"tokens": "1000"}, r"not enough for 50 steps of the smallest model here, .*, which take (\S+) tokens: give"),
+        ({"flops": "1e6"}, r"not enough for 50 steps of the smallest model here, .*, which take (\S+) FLOPs: give"),
+        ({"params": "10"}, r"too little for the smallest model, which has (\S+) parameters: give more"),
+    ],
+)
+def test_an_amount_that_is_too_small_is_told_one_that_is_enough(
+    corpus: Path, tmp_path: Path, dial: dict[str, str], told: str
+) -> None:
+    with pytest.raises(UserError, match=told) as caught:
+        chosen(corpus, tmp_path / "a", **dial)
+    enough = re.search(told, str(caught.value))
+    assert enough is not None and not (tmp_path / "a").exists()
+    resolved = chosen(corpus, tmp_path / "a", **dict.fromkeys(dial, enough[1].replace(",", "")))
+    assert resolved.recipe.model.hidden_size == 64
+
+
+def test_memory_that_is_too_little_for_the_smallest_model(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"memory 1MB is too little for the smallest model, which takes [0-9.]+ MiB"):
+        chosen(corpus, tmp_path / "a", memory="1MB")
 
 
 def test_too_little_text(tmp_path: Path) -> None:

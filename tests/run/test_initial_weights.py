@@ -224,7 +224,8 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     ).recipe
     other = type(tiny_tokenizer()).train(["another text altogether"], 300)
     assert isinstance(inspect(init, recipe, tiny_tokenizer()), Origin)
-    with pytest.raises(CheckpointError, match=r"its tokenizer \(\w{12}\) is not that of the training data \(\w{12}\)"):
+    told = r"its tokenizer \(\w{12}\) is not that of the training data \(\w{12}\); build the data with its own: "
+    with pytest.raises(CheckpointError, match=rf"{told}`hornbook corpus build --tokenizer {init.source}`$"):
         inspect(init, recipe, other)
 
 

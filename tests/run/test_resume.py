@@ -218,6 +218,14 @@ def test_checkpoints_without_identity_are_refused(copied: Path) -> None:
         tiny_runs.run_tiny(copied)
 
 
+def test_a_run_is_not_written_into_a_corpus(tmp_path: Path) -> None:
+    build_tiny(tmp_path / "run")
+    before = sorted((tmp_path / "run").rglob("*"))
+    with pytest.raises(UserError, match=r"run is a corpus: choose another `output` for a run"):
+        tiny_runs.run_tiny(tmp_path)
+    assert sorted((tmp_path / "run").rglob("*")) == before
+
+
 def test_a_disk_that_fills_up_leaves_the_run_alive(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with count_operations() as operations:
         tiny_runs.run_tiny(tmp_path / "whole")

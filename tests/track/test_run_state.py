@@ -4,11 +4,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_run import default_rows, make_checkpoint, make_run, train_row
+from fake_run import RECIPE, default_rows, make_checkpoint, make_run, train_row
 
+from hornbook.config.build import recipe_from_dict
 from hornbook.track.environment import record_end
+from hornbook.track.report import write_report
 from hornbook.track.run_state import run_of, seconds_left, state_of
-from hornbook.track.runs import find_runs, read_run, summarize
+from hornbook.track.runs import compare, find_runs, read_run, summarize
 
 HOLDER = """
 import sys, time
@@ -57,13 +59,26 @@ def test_a_diverged_run_says_so(tmp_path: Path) -> None:
 
 def test_an_imported_model_is_listed(tmp_path: Path) -> None:
     folder = tmp_path / "gpt2"
-    recipe = {"model": {"family": "gpt"}, "objective": {"name": "causal_lm"}, "training": {"steps": 1}}
+    recipe = {"model": {"family": "gpt"}, "objective": {"name": "causal_lm"}, "training": {"seed": 1}}
     checkpoint = make_checkpoint(folder, 0, source={"folder": "theirs"}, recipe=recipe)
     assert find_runs(tmp_path) == [folder]
     summary = summarize(folder)
     assert (summary.state, summary.objective, summary.step, summary.total_steps) == ("imported", "causal_lm", 0, None)
     assert run_of(checkpoint) == folder
     assert "training" not in read_run(folder).recipe, "that of a recipe's defaults, which nobody trained by"
+    assert summary.num_parameters == recipe_from_dict(recipe | {"training": {"steps": 1}}).num_parameters()
+    page = write_report(folder).read_text()
+    assert f"{summary.num_parameters:,} parameters without the token table" in page
+
+
+def test_what_an_imported_model_has_not_is_compared_among_the_others(tmp_path: Path) -> None:
+    recipe = {"model": {"family": "gpt", "num_layers": 3}, "objective": {"name": "causal_lm"}}
+    make_checkpoint(tmp_path / "gpt2", 0, source={"folder": "theirs"}, recipe=recipe)
+    texts = [RECIPE, RECIPE.replace("steps = 40", "steps = 50")]
+    runs = [make_run(tmp_path / str(number), recipe=text) for number, text in enumerate(texts)]
+    differences = compare([runs[0], tmp_path / "gpt2"]).differences
+    assert {key.partition(".")[0] for key in differences} == {"name", "model"}
+    assert compare([*runs, tmp_path / "gpt2"]).differences["training.steps"] == (40, 50, None)
 
 
 def test_checkpoints_that_are_copied_elsewhere_are_no_run(tmp_path: Path) -> None:

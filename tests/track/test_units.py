@@ -30,6 +30,10 @@ def test_number_of_a_missing_key_and_of_an_absurd_integer_is_none() -> None:
         (5_312_768, "5.31M"),
         (1.6e9, "1.60B"),
         (2e12, "2T"),
+        (999_885_952, "1.00B"),
+        (999_900, "1.00M"),
+        (999.4, "999"),
+        (-99_990, "-100k"),
     ],
 )
 def test_short(value: float, expected: str) -> None:
@@ -38,7 +42,15 @@ def test_short(value: float, expected: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(3.14159, "3.14"), (0.012345, "0.0123"), (250.0, "250"), (0.0, "0"), (1e-7, "1.00e-07"), (-2.345, "-2.35")],
+    [
+        (3.14159, "3.14"),
+        (0.012345, "0.0123"),
+        (250.0, "250"),
+        (0.0, "0"),
+        (1e-7, "1.00e-07"),
+        (-2.345, "-2.35"),
+        (9.999, "10.0"),
+    ],
 )
 def test_significant(value: float, expected: str) -> None:
     assert units.significant(value) == expected

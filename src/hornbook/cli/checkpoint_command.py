@@ -285,6 +285,7 @@ def _kind(model: "TransformerConfig") -> str:
 def _find(arguments: argparse.Namespace) -> Path:
     """Return the folder or prefix of the model, after downloading it if it is on the hub."""
     from hornbook.checkpoint.load import is_checkpoint
+    from hornbook.config.recipe_files import IDENTITY
     from hornbook.config.suggest import did_you_mean_path
     from hornbook.errors import UserError
     from hornbook.exchange.huggingface import fetch, is_folder
@@ -293,21 +294,22 @@ def _find(arguments: argparse.Namespace) -> Path:
     path = Path(arguments.source)
     if not path.is_dir() and not is_folder(path):
         if path.exists() or not is_model_name(arguments.source):
+            what = "a file" if path.is_file() else f"no such folder or prefix{did_you_mean_path(path)}"
             raise UserError(
-                f"{path}: no such folder or prefix{did_you_mean_path(path)}; expected a Hugging Face folder, "
-                "owner/name on the hub, or a TensorFlow checkpoint"
+                f"{path}: {what}; expected a Hugging Face folder, owner/name on the hub, or a TensorFlow checkpoint"
             )
         return fetch(arguments.source, revision=arguments.revision, allow_pickle=arguments.allow_pickle)
     if arguments.revision is not None:
         raise UserError(f"--revision applies only to hub models, and {path} is a folder; remove it")
-    if is_checkpoint(path) or (path / "run.json").exists():
+    if is_checkpoint(path) or (path / IDENTITY).exists():
         raise UserError(f"{path} is already a hornbook checkpoint; use it directly")
     return path
 
 
 def _refuse_used(output: Path) -> None:
     from hornbook.checkpoint.load import committed
+    from hornbook.config.recipe_files import IDENTITY
     from hornbook.errors import UserError
 
-    if (output / "run.json").exists() or committed(output / "checkpoints") or committed(output):
+    if (output / IDENTITY).exists() or committed(output / "checkpoints") or committed(output):
         raise UserError(f"{output} already contains a run or checkpoints; choose another --output")

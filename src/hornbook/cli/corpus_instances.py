@@ -114,5 +114,5 @@ def _shares(report: "InstanceReport") -> str:
     count = report.instances
     return (
         f"  a mean of {report.tokens / count:.1f} tokens, {report.masked / count:.1f} of them masked; "
-        f"{report.full / count:.0%} full, {report.random_pairs / count:.0%} with a random second text"
+        f"{report.full / count:.0%} without padding, {report.random_pairs / count:.0%} with a random second text"
     )

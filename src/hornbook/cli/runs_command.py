@@ -178,12 +178,12 @@ def serve_command(arguments: argparse.Namespace) -> dict[str, object]:
         UserError: a folder does not exist, or the address is not available.
     """
     from hornbook.track.board import Board
-    from hornbook.track.runs import find_runs
+    from hornbook.track.runs import require_folder
     from hornbook.track.serve import BoardServer
 
     folders = [Path(folder) for folder in arguments.folders]
     for folder in folders:
-        find_runs(folder)
+        require_folder(folder)
     token = "" if arguments.no_token else secrets.token_urlsafe(24)
     with BoardServer(Board(folders), arguments.host, arguments.port, token) as server:
         if not server.is_loopback:

@@ -224,7 +224,9 @@ def _is_done(recipe: "Recipe", folder: Path) -> bool:
     Raises:
         UserError: the folder has a run of another recipe.
     """
-    if not (folder / "run.json").exists():
+    from hornbook.config.recipe_files import IDENTITY
+
+    if not (folder / IDENTITY).exists():
         return False
     from hornbook.run.launch import open_data
     from hornbook.run.run_folder import RunFolder

@@ -33,7 +33,9 @@ LARGEST_FILE = 1 << 20
 """Maximum size of a recipe file in bytes."""
 _DEEP_KEY = re.compile(r"(?:\.[^.\n=,\[\]{}#]+){100}")
 """A dotted key for which the parser would take memory in proportion to the square of its length."""
-_RECIPE, _IDENTITY = "recipe.toml", "run.json"
+IDENTITY = "run.json"
+"""The file with the identity of a run; see `hornbook.run.run_folder`."""
+_RECIPE = "recipe.toml"
 _WEIGHTS = ("checkpoints", "state.json", "config.json")  # in a run, a checkpoint and a Hugging Face folder
 """The files by which `hornbook train` recognizes a run folder."""
 COMMAND_LINE = "command line"
@@ -100,13 +102,18 @@ def find_recipe(reference: str) -> Path:
         return path
     sizes = {name: _size(path) for name, path in bundled.items() if name.startswith(f"{reference}-")}
     family = sorted((name for name in sizes if sizes[name]), key=lambda name: (sizes[name], name))
+    if path.is_dir() and not family:
+        return path
+    if path.is_file():
+        known = f"no such bundled recipe; if the file {reference} is a recipe, name it ./{reference}"
+        raise RecipeError([f"recipe {show(reference)}: {known}"])
     hint = f"; did you mean one of {', '.join(family)}?" if family else did_you_mean(reference, bundled)
     raise RecipeError([f"recipe {show(reference)}: no such bundled recipe{hint or '; `hornbook recipes` lists them'}"])
 
 
 def run_of(recipe: Path) -> Path | None:
     """Return the run folder of a recipe file; None if it is not in one."""
-    return recipe.parent if recipe.name == _RECIPE and (recipe.parent / _IDENTITY).is_file() else None
+    return recipe.parent if recipe.name == _RECIPE and (recipe.parent / IDENTITY).is_file() else None
 
 
 def _size(path: Path) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ would make again, and a reader notice that the folder of a split is missing.
 """
 
 import hashlib
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -239,7 +240,10 @@ def locate_store(path: Path, split: str) -> Path:
         return path
     if splits := splits_of(path):
         if split not in splits:
-            raise DataError(f"{path}: the corpus has no {split} split; build it with, for example, `validation=0.02`")
+            raise DataError(
+                f"{path}: the corpus has no {split} split; build another one with `hornbook corpus build --validation "
+                f"0.02`, or name the folder of a split, such as {path / splits[0]}"
+            )
         if not (path / split / MANIFEST).exists():
             raise DataError(
                 f"{path / split / MANIFEST} is missing, but the corpus was built with a {split} split; restore it, or "
@@ -258,10 +262,23 @@ def locate_store(path: Path, split: str) -> Path:
 
 
 def _refuse_other_files(path: Path) -> None:
-    """Raise DataError with the remedy if a path that is no store has tokens of another program, or text."""
+    """Raise DataError with the remedy if a path that is no store has tokens of another program, text, or other stores.
+
+    A path that does not exist may be a name on the Hugging Face hub, as inputs of builds are.
+    """
+    if not path.exists() and (hub := re.search(r"(?:^|/)(hf:[^/].*)", str(path))):
+        raise DataError(
+            f"{hub[1]} has texts on the Hugging Face hub; to make a token store of them: `hornbook corpus build "
+            f"{shlex.quote(hub[1])} --tokenizer TOKENIZER --output corpora/{shlex.quote(path.stem)}`"
+        )
     for room in plugged("store openers"):
         if advice := room.how_to_convert(path):
             raise DataError(advice)
+    if (path / "checkpoints").is_dir():
+        raise DataError(f"{path}: a run, not a token store; its recipe.toml names its data")
+    if found := [entry for entry in sorted(path.glob("*")) if splits_of(entry)]:
+        names = ", ".join(map(str, found[:4])) + ", ..." * (len(found) > 4)
+        raise DataError(f"{path}: not a token store, but a folder of some: name one of {names}")
     if path.name == "tokenizer.json" or (path / "tokenizer.json").is_file():
         raise DataError(
             f"{path}: a tokenizer, not a token store; to make one: `hornbook corpus build TEXTS --tokenizer "

@@ -50,7 +50,8 @@ def export(
         warn: called for differences between the model and the export.
 
     Raises:
-        UserError: ``path`` already exists, or an option is not one of the above or has no effect on the format.
+        UserError: ``path`` already exists or has the suffix of another format, or an option is not one of the above or
+            has no effect on the format.
         CheckpointError: the format cannot represent the model.
         StorageError: the disk is full, read-only or failing.
     """
@@ -58,6 +59,11 @@ def export(
         if value not in known:
             raise UserError(f"{name} is {value!r:.80}; expected {' or '.join(known)}")
     if format == "transformers":
+        if path.suffix == ".gguf":
+            raise UserError(
+                f"{path} has the suffix of a GGUF file, but `format='transformers'` writes a folder; use "
+                "`format='gguf'`, or choose another name"
+            )
         size = SHARD_SIZE if shard_size is None else shard_size
         return write_folder(path, contents, dtype=dtype, source=source, license=license, shard_size=size, warn=warn)
     if shard_size is not None:

@@ -20,6 +20,7 @@ from hornbook.checkpoint.manifest import MANIFEST
 from hornbook.checkpoint.tensors import Contents
 from hornbook.config import Recipe, UnknownPart
 from hornbook.config.options import show
+from hornbook.config.recipe_files import IDENTITY
 from hornbook.errors import CheckpointError
 from hornbook.exchange.contents import (
     UNTRAINED,
@@ -85,7 +86,7 @@ def read_source(
     """
     require_source(source)
     path = Path(source)
-    if not any((path / name).exists() for name in (MANIFEST, "run.json")):
+    if not any((path / name).exists() for name in (MANIFEST, IDENTITY)):
         from hornbook.exchange import huggingface  # 18 modules, which hornbook's own checkpoints do not need
 
         if not path.exists() and is_model_name(source):

@@ -103,7 +103,7 @@ def refuse_pooling(model: LanguageModel, pooling: Pooling) -> None:
     kind, absent = ("a decoder", "cls") if model.is_causal else ("an encoder", "last")
     known = [name for name in get_args(Pooling) if name != absent]
     if pooling not in known:
-        raise UserError(f"pooling is {pooling!r}; expected one of {', '.join(known)} for {kind}")
+        raise UserError(f"`pooling={pooling!r}` is not for {kind}; expected one of {', '.join(known)}")
 
 
 def hidden_states(head: OutputHead, x_BTD: Tensor, batch: Batch) -> Tensor:

@@ -20,7 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hornbook.errors import DataError, UserError
+from hornbook.errors import UserError
+from hornbook.storage import open_text_source
+from hornbook.text.readers.jsonl import Remedies, read_objects
+from hornbook.text.reading import ReadOptions
 
 _TEXTS_PER_CALL: Final = 1000
 
@@ -67,8 +70,13 @@ def measure_corpus(contenders: dict[str, Contender], job: CorpusJob, rounds: int
     """Time the contenders, alternating, ``rounds`` times; return the fastest round of each, since load only adds time.
 
     Raises:
+        DataError: a line of the source is not a JSON object; nothing is timed then.
         HornbookError: a contender failed.
     """
+    advice = Remedies(not_json="only JSONL can be timed")
+    with open_text_source(job.source) as stream:
+        for _ in read_objects(stream, str(job.source), ReadOptions().max_line_bytes, skip_blank=True, remedies=advice):
+            pass
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, contender in contenders.items():
@@ -142,13 +150,7 @@ def _build(job: CorpusJob, folder: Path, encoder: str) -> tuple[float, int]:
         reading=ReadOptions(format="jsonl", field=job.field, keep_crlf=True),  # like the peer
     )
     started = time.perf_counter()
-    try:
-        report = build_corpus([job.source], tokenizer, folder / "corpus", options)
-    except DataError as error:
-        what, _, remedy = str(error).rpartition("; ")
-        if "`format=" in remedy:  # of `corpus build`
-            raise DataError(f"{what}; only JSONL can be timed") from None
-        raise
+    report = build_corpus([job.source], tokenizer, folder / "corpus", options)
     seconds = time.perf_counter() - started
     counts = report.splits["train"]
     return seconds, counts.tokens - counts.documents * (tokenizer.end_of_text_id is not None)

@@ -52,6 +52,7 @@ from hornbook.run.run_folder import RunFolder
 from hornbook.samples.sources import Sources, complete, open_sources
 from hornbook.storage.files import replace_file
 from hornbook.storage.json_files import dump_json
+from hornbook.storage.system import format_bytes
 
 NAME: Final = "auto"
 """Of the recipe, and of its run."""
@@ -103,7 +104,7 @@ def auto_recipe(
     vocabulary = complete(base, sources).model.vocab_size
     assert vocabulary is not None, "complete sources have a vocabulary"
     found = _turn(dial, unique, vocabulary, recipe_of, device, num_ranks)
-    _refuse_few_steps(found, options_for(found.best), dial, length)
+    _refuse_few_steps(found, options_for(found.best), dial, length, vocabulary)
     cost = found.best.tokens * num_flops(found.best.width, vocabulary) / num_flops(1, vocabulary)
     most = PILOT_SHARE * cost / (num_ranks if device.type == "cuda" else 1)  # one GPU trains the pilot
     pilot = _pilot(unique, most, recipe_of, sources, device)
@@ -149,14 +150,19 @@ def _pilot(
     return train_pilot(lambda tokens: recipe_of(_at(1, tokens, unique)), sources, tokens, device)
 
 
-def _refuse_few_steps(found: Dialed, options: Mapping[str, Any], dial: Dial, length: int) -> None:
-    """Raise UserError if the run would have too few steps, and say how long enough of them take."""
+def _refuse_few_steps(found: Dialed, options: Mapping[str, Any], dial: Dial, length: int, vocabulary: int) -> None:
+    """Raise UserError if the run would have too few steps, and say how much enough of them take."""
     if options["training.steps"] >= LEAST_STEPS:
         return
     fewest = f"{LEAST_STEPS} steps of the smallest model here, the fewest that teach it anything"
-    if found.best.width in found.token_seconds:
-        needed = LEAST_STEPS * options["training.global_batch_size"] * length * found.token_seconds[found.best.width]
-        fewest += f", which take {needed * OTHER + time.time() - dial.begun + START_AND_END:.0f} s in all"
+    tokens, width = LEAST_STEPS * options["training.global_batch_size"] * length, found.best.width
+    if width in found.token_seconds:
+        seconds = tokens * found.token_seconds[width] * OTHER + time.time() - dial.begun + START_AND_END
+        fewest += f", which take {seconds:.0f} s in all"
+    elif dial.name == "flops":
+        fewest += f", which take {1.005 * tokens * num_flops(width, vocabulary):.3g} FLOPs"  # rounded up
+    else:
+        fewest += f", which take {tokens:,} tokens"
     raise UserError(f"{dial} is not enough for {fewest}: give more")
 
 
@@ -285,7 +291,8 @@ def _turn(
 
     largest = bisect_right(widths, limit, key=size)
     if not largest:
-        raise UserError(f"{dial} is too little for the smallest model: give more")
+        needs = f"has {size(1):,.0f} parameters" if dial.name == "params" else f"takes {format_bytes(size(1))}"
+        raise UserError(f"{dial} is too little for the smallest model, which {needs}: give more")
     return Dialed(best=_at(largest, best_tokens(largest, vocabulary), unique), others=[], token_seconds={})
 
 

@@ -14,6 +14,7 @@ a rejected start leaves nothing behind, and every rank verifies by the digest th
 """
 
 import logging
+import shlex
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -98,11 +99,12 @@ def inspect(asked: InitFrom, recipe: Recipe, tokenizer: Tokenizer | None) -> Ori
         )
     path, contents = _read(asked.source, asked.keep_optimizer, _logger.warning)
     apart, there = _other_model(contents, recipe), tokenizer_of(contents, path)
+    mends = ["change the recipe's [model] or `init_from`"] if apart else []
     if there is not None and tokenizer is not None and there.digest != tokenizer.digest:
         apart.append(f"its tokenizer ({there.digest[:12]}) is not that of the training data ({tokenizer.digest[:12]})")
+        mends.append(f"build the data with its own: `hornbook corpus build --tokenizer {shlex.quote(asked.source)}`")
     if problems := _other_moments(contents, recipe) + apart:
-        mend = "; change the recipe's [model] or `init_from`" if apart else ""
-        raise CheckpointError(f"{path} cannot start this run: {'; '.join(problems)}{mend}")
+        raise CheckpointError(f"{path} cannot start this run: {'; '.join([*problems, *mends])}")
     weights = digest(contents.tensors["model"])
     return Origin(source=asked.source, path=str(path.absolute()), keep_optimizer=asked.keep_optimizer, digest=weights)
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hornbook.config import LabelledConfig, Recipe
+from hornbook.config.recipe_files import IDENTITY
 from hornbook.config.suggest import did_you_mean_path
 from hornbook.corpora.store import TokenStore
 from hornbook.engine.build_training import build_samples, num_steps
@@ -217,10 +218,10 @@ def _marked(sequence: TokenSequence, tokenizer: Tokenizer) -> str:
 
 def _read_identity(run: Path) -> tuple[Recipe, str | None]:
     """Return the recipe of a run and the fingerprint of its training data."""
-    path = run / "run.json"
+    path = run / IDENTITY
     if not path.is_file():
         raise UserError(
-            f"no run in {run}{did_you_mean_path(run)}; expected a folder with a run.json, as `hornbook train` leaves"
+            f"no run in {run}{did_you_mean_path(run)}; expected a folder with a {IDENTITY}, as `hornbook train` leaves"
         )
     identity = read_identity(path)
     refuse_unknown_parts(identity["recipe"], str(run), ("model", "objective"))  # they determine the samples

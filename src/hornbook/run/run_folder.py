@@ -16,6 +16,8 @@ from typing import Any, Final, get_type_hints
 
 from hornbook import checkpoint
 from hornbook.config import Recipe, changed_keys, recipe_to_dict, recipe_to_toml
+from hornbook.config.recipe_files import IDENTITY
+from hornbook.corpora.folders import BUILD
 from hornbook.errors import DataError, HornbookError, StorageError, UserError
 from hornbook.exchange.contents import refuse_unknown_parts, stored_recipe
 from hornbook.run.initial_weights import InitFrom, Origin
@@ -68,7 +70,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path, self.checkpoints = path, path / "checkpoints"
         self.metrics, self.samples = path / "metrics.jsonl", path / "samples.jsonl"
-        self.environment, self.identity = path / "environment.json", path / "run.json"
+        self.environment, self.identity = path / "environment.json", path / IDENTITY
         self.choice = path / "choice.json"
 
     @property
@@ -216,10 +218,12 @@ class RunFolder:
         replace_file(self.path / "recipe.toml", recipe_to_toml(recipe).encode())
 
     def refuse_other_run(self, recipe: Recipe, fingerprints: dict[str, str | None]) -> None:
-        """Raise UserError for a folder with another run that has made a step; see `enter`."""
+        """Raise UserError for a folder with another run that has made a step, see `enter`, or with a corpus."""
         if (old := self.last_recipe) is None:
             if self.has_begun:
-                raise UserError(f"{self.path} contains a run without its run.json: choose another `output`")
+                raise UserError(f"{self.path} contains a run without its {IDENTITY}: choose another `output`")
+            if any((self.path / name).exists() for name in (BUILD, "documents.npy")):
+                raise UserError(f"{self.path} is a corpus: choose another `output` for a run")
             return
         changes = differences(old, read_identity(self.identity)["data"], recipe, fingerprints)
         if changes:

@@ -16,14 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hornbook.config.build import recipe_from_dict
 from hornbook.storage.files import replace_file
 from hornbook.track import metrics, units
 from hornbook.track.evaluations import options_of, own_bits_per_byte, text_of, value_of
 from hornbook.track.figures import TERMS, curves_of
 from hornbook.track.page import Html, Parts, card, document, facts, join, notes_of, section, table, tag
 from hornbook.track.run_tables import pattern_table, stage_table
-from hornbook.track.runs import Row, RunFiles, RunSummary, last, read_run, summary_of
+from hornbook.track.runs import Row, RunFiles, RunSummary, last, parsed, read_run, summary_of
 from hornbook.track.units import number
 from hornbook.version import __version__
 from hornbook.wording import counted
@@ -91,7 +90,7 @@ def _shape(run: RunFiles, num_parameters: int | None) -> Html:
     """Return the number of parameters and the shape of the model; nothing if the number is unknown."""
     if num_parameters is None:
         return Html()
-    model = recipe_from_dict(run.recipe).model
+    model = parsed(run).model
     table = "" if model.vocab_size else " without the token table"
     said = [f"{units.count(num_parameters)} parameters{table}", counted(model.num_layers, "layer")]
     said += [f"hidden size {units.count(model.hidden_size)}", counted(model.num_heads, "head")]

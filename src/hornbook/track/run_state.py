@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from hornbook.checkpoint.load import committed
 from hornbook.checkpoint.manifest import MANIFEST, parse_step
+from hornbook.config.recipe_files import IDENTITY
 from hornbook.errors import HornbookError
 from hornbook.storage.json_files import read_json
 from hornbook.storage.system import is_locked
@@ -32,7 +33,16 @@ def newest_checkpoint(folder: Path) -> tuple[int, Path] | None:
 def is_imported(folder: Path) -> bool:
     """Return whether the folder has only a model imported by ``hornbook checkpoint import``."""
     newest = newest_checkpoint(folder)
-    return newest is not None and (newest[1] / "source.json").is_file() and not (folder / "run.json").exists()
+    return newest is not None and (newest[1] / "source.json").is_file() and not (folder / IDENTITY).exists()
+
+
+def imported_recipe(folder: Path) -> dict[str, Any]:
+    """Return model and objective of an imported model, else nothing; the rest of its recipe describes no training."""
+    if not is_imported(folder):
+        return {}
+    newest = newest_checkpoint(folder)
+    recipe = document_of(newest[1], "recipe") if newest else {}
+    return {key: recipe[key] for key in ("model", "objective") if isinstance(recipe.get(key), dict)}
 
 
 def is_run(folder: Path) -> bool:

@@ -17,14 +17,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from hornbook.config import Recipe
 from hornbook.config.build import recipe_from_dict
+from hornbook.config.recipe_files import IDENTITY
 from hornbook.config.suggest import did_you_mean_path
 from hornbook.errors import DataError, HornbookError, RecipeError, UserError
 from hornbook.storage.json_files import read_bytes, read_json
-from hornbook.track import environment, metrics, units
+from hornbook.track import environment, metrics, run_state, units
 from hornbook.track.evaluations import Evaluation, own_bits_per_byte, read_evaluations, value_of
 from hornbook.track.notes import Notes, read_notes
-from hornbook.track.run_state import State, document_of, is_imported, is_run, newest_checkpoint, seconds_left, state_of
+from hornbook.track.run_state import State, document_of, is_run, newest_checkpoint, seconds_left, state_of
 from hornbook.track.units import number
 from hornbook.wording import one_line, redacted
 
@@ -167,17 +169,22 @@ class Comparison:
         return found
 
 
+def require_folder(root: Path) -> None:
+    """Raise UserError if ``root`` is not a folder, which may have runs."""
+    if root.is_file():
+        raise UserError(f"{root} is a file; expected a folder with runs")
+    if not root.is_dir():
+        hint = did_you_mean_path(root) or "; `hornbook train` makes the folder runs; or name another"
+        raise UserError(f"no folder {root} here{hint}")
+
+
 def find_runs(root: Path) -> list[Path]:
     """Return all run folders at or below ``root``, sorted; runs, hidden folders and links are not searched.
 
     Raises:
         UserError: ``root`` is not a folder.
     """
-    if root.is_file():
-        raise UserError(f"{root} is a file; expected a folder with runs")
-    if not root.is_dir():
-        hint = did_you_mean_path(root) or "; `hornbook train` makes the folder runs; or name another"
-        raise UserError(f"no folder {root} here{hint}")
+    require_folder(root)
     found = []
     for folder, names, _ in os.walk(root):
         names[:] = sorted(name for name in names if not name.startswith("."))
@@ -215,10 +222,10 @@ def read_run(folder: Path, rows: list[Row] | None = None) -> RunFiles:
         folder=folder,
         rows=metrics.read(folder / "metrics.jsonl") if rows is None else rows,
         recipe_text=recipe_text,
-        recipe=_parse_recipe(recipe_text, recipe) or _imported_recipe(folder),
+        recipe=_parse_recipe(recipe_text, recipe) or run_state.imported_recipe(folder),
         sessions=added.get("environment.json", []),
         tasks=added.get("evaluation.json", []),
-        validation_fingerprint=_validation_fingerprint(folder / "run.json"),
+        validation_fingerprint=_validation_fingerprint(folder / IDENTITY),
         notes=read_notes(folder),
         damaged=tuple(damaged),
     )
@@ -275,17 +282,26 @@ def summary_of(run: RunFiles) -> RunSummary:
     )
 
 
+def parsed(run: RunFiles) -> Recipe:
+    """Return the recipe; that of an imported model, which has no length, gets one step. Raises RecipeError."""
+    return recipe_from_dict({"training": {"steps": 1}} | run.recipe)
+
+
 def compare(folders: Sequence[Path]) -> Comparison:
     """Return the comparison of run folders; see ``read_run`` for errors."""
     return compare_read([read_run(folder) for folder in folders])
 
 
 def compare_read(runs: Sequence[RunFiles]) -> Comparison:
-    """Return the comparison of runs."""
+    """Return the comparison of runs. A recipe without a section, such as an imported model's, does not differ in it."""
     recipes = [flatten(run.recipe) for run in runs]
-    keys = sorted({key for recipe in recipes for key in recipe})
-    values = {key: tuple(recipe.get(key) for recipe in recipes) for key in keys}
-    differing = {key: found for key, found in values.items() if any(value != found[0] for value in found[1:])}
+    differing = {}
+    for key in sorted({key for recipe in recipes for key in recipe}):
+        values = tuple(recipe.get(key) for recipe in recipes)
+        section, dot, _ = key.partition(".")
+        having = [value for value, run in zip(values, runs, strict=True) if not dot or section in run.recipe]
+        if any(value != having[0] for value in having[1:]):
+            differing[key] = values
     return Comparison(runs=tuple(map(summary_of, runs)), differences=differing, files=tuple(runs))
 
 
@@ -329,15 +345,6 @@ def _parse_recipe(text: str, path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: {error}; expected the TOML that `hornbook train` wrote; restore it") from error
 
 
-def _imported_recipe(folder: Path) -> dict[str, Any]:
-    """Return the model section of an imported checkpoint; the rest of its recipe describes no actual training."""
-    if not is_imported(folder):
-        return {}
-    newest = newest_checkpoint(folder)
-    recipe = document_of(newest[1], "recipe") if newest else {}
-    return {key: recipe[key] for key in ("model", "objective") if isinstance(recipe.get(key), dict)}
-
-
 def _validation_fingerprint(path: Path) -> str | None:
     """Return the fingerprint of the run's validation data from ``run.json``; None if missing or malformed."""
     try:
@@ -366,7 +373,7 @@ def _bits_per_byte(
 
 def _num_parameters(run: RunFiles) -> int | None:
     try:
-        return recipe_from_dict(run.recipe).num_parameters() or None
+        return parsed(run).num_parameters() or None
     except RecipeError:
         return None
 

@@ -36,8 +36,9 @@ def short(value: float | None) -> str:
     """Format with three significant digits and a suffix: 24.1k, 5.31M, 1.60B, 2.00T."""
     if value is None:
         return MISSING
+    rounded = float(f"{value:.2e}")  # 999.9 million are 1.00B
     for scale, suffix in _SUFFIXES:
-        if abs(value) >= scale:
+        if abs(rounded) >= scale:
             return f"{significant(value / scale)}{suffix}"
     return significant(value)
 
@@ -48,7 +49,8 @@ def significant(value: float, digits: int = 3) -> str:
         return f"{value:.0f}"
     if not 1e-3 <= abs(value) < 1e15:
         return f"{value:.{digits - 1}e}"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    rounded = float(f"{value:.{digits - 1}e}")  # 9.999 has the decimals of 10.0
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
     return f"{value:.{decimals}f}"
 
 

@@ -5,9 +5,11 @@ import pytest
 from tiny_formats import lists
 from tiny_text import one_line
 
+from hornbook.corpora.store import open_store
 from hornbook.errors import DataError
 from hornbook.interop.convert.token_documents import split_at_end_of_text
 from hornbook.interop.convert.token_files import how_to_convert, read_llmc, read_nanogpt
+from hornbook.interop.formats.tfrecord import write_records
 
 TOKENS = [50_256, 5, 6, 50_256, 65_535, 7]
 
@@ -85,3 +87,16 @@ def test_what_a_file_may_be(tmp_path):
     assert "is a token file of llm.c" in messages[0] and "--from" not in messages[0]
     assert "b.bin has no b.idx beside it" in messages[1] and "--from nanogpt" in messages[1]
     assert "is an array" in messages[2] and messages[3:] == [None, None]
+
+
+def test_records_and_pickles_are_no_text(tmp_path):
+    (tmp_path / "folder").mkdir()
+    write_records(tmp_path / "folder" / "data_0.tfrecord", [b"record"])
+    (tmp_path / "records").write_bytes((tmp_path / "folder" / "data_0.tfrecord").read_bytes())
+    (tmp_path / "x.pkl").write_bytes(b"")
+    for name, what in (("folder", "has TFRecords"), ("records", "has TFRecords"), ("x.pkl", "is a pickle")):
+        advice = how_to_convert(tmp_path / name)
+        assert f"{tmp_path / name} {what}; if it" in advice.replace("they have", "it has")
+        assert f"`hornbook corpus convert {tmp_path / name} FOLDER --to store --tokenizer TOKENIZER" in advice
+        with pytest.raises(DataError, match=what):
+            open_store(tmp_path / name)

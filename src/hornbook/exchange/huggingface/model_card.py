@@ -16,6 +16,7 @@ from hornbook.checkpoint.tensors import Contents
 from hornbook.config import EncoderConfig, LabelledConfig, Recipe, recipe_to_toml
 from hornbook.config.options import describe, split_entry
 from hornbook.config.recipe import SECTIONS
+from hornbook.config.recipe_files import IDENTITY
 from hornbook.corpora.folders import MANIFEST, Manifest
 from hornbook.errors import HornbookError
 from hornbook.exchange.contents import has_start_token, recipe_of, tokenizer_of
@@ -166,7 +167,7 @@ def _initial_weights(card: Card) -> str | None:
     """Return the name of the weights that the run started from; None for random ones."""
     folder = run_of(card.source) if card.source else None
     try:
-        identity = read_json(folder / "run.json", "run identity") if folder else None
+        identity = read_json(folder / IDENTITY, "run identity") if folder else None
     except HornbookError:
         return None
     origin = identity.get("init_from") if isinstance(identity, dict) else None

@@ -27,7 +27,14 @@ from hornbook.formats.foreign import name_foreign
 from hornbook.formats.npy import map_items, npy_header, read_header
 from hornbook.interop.convert.token_documents import TOKEN, Documents, TokenDocument, as_tokens
 from hornbook.interop.formats.protobuf import encode_example, integers
-from hornbook.interop.formats.tfrecord import MAX_RECORD_BYTES, buffered, find_tfrecords, read_examples, write_records
+from hornbook.interop.formats.tfrecord import (
+    MAX_RECORD_BYTES,
+    begins_with_record,
+    buffered,
+    find_tfrecords,
+    read_examples,
+    write_records,
+)
 from hornbook.storage import replace_file
 from hornbook.storage.system import open_regular, storage_errors
 
@@ -81,12 +88,20 @@ def how_to_convert(path: Path) -> str | None:
         f"hornbook corpus convert {path} FOLDER --to store --tokenizer TOKENIZER --end-of-text stored "
         "--split-at-end-of-text --from nanogpt"
     )
+    is_records = any(path.glob("*.tfrecord*")) if path.is_dir() else path.is_file() and begins_with_record(path)
+    if is_records:
+        return (
+            f"{path} has TFRecords; if they have documents, as input_ids, convert them with `{whole}`; BERT's "
+            "instances train encoders only, such as bert-tiny"
+        )
     if not path.is_file():
         return None
     if is_llmc(path):
         return f"{path} is a token file of llm.c; convert it with `{split}`"
     if path.suffix == ".npy":
         return f"{path} is an array; if it has tokens, convert it with `{whole}`"
+    if path.suffix in (".pkl", ".pickle"):
+        return f"{path} is a pickle; if it has lists of token ids, convert it with `{whole}`"
     if path.suffix == ".bin":
         return (
             f"{path} has no {path.stem}.idx beside it; if it has raw uint16 tokens, as written by nanoGPT, convert it "
