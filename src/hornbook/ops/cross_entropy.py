@@ -30,7 +30,7 @@ from hornbook.ops.chunk_losses import Chunk, Columns, add_by_parts, is_fused, lo
 from hornbook.ops.mixed_linear import is_mixed, write_product
 from hornbook.ops.native.kernels import copy_of, form_of
 from hornbook.ops.native.linear import linear_weight_gradient, panels_of, product
-from hornbook.ops.tensor_parallel import enter
+from hornbook.ops.tensor_parallel import enter, gather_columns
 from hornbook.parallel.ranks import cut_of, is_cut, local
 
 
@@ -241,7 +241,8 @@ def vocabulary_logits(
         logits = functional.linear(x, weight_VD[:vocab_size].to(x.dtype), bias).float()
     else:
         own = functional.linear(x, local(weight_VD).to(x.dtype))
-        logits = cut_of(weight_VD).concatenated(own)[..., :vocab_size]
+        dtype = torch.float32 if bias_V is None else x.dtype  # in which the bias is added
+        logits = gather_columns(own, cut_of(weight_VD), dtype)[..., :vocab_size]
         logits = (logits if bias_V is None else logits + bias_V.to(x.dtype)).float()
     return logits if cap is None else cap * torch.tanh(logits / cap)
 

@@ -171,6 +171,13 @@ def cut_rows(indices: Tensor, table_VD: Tensor) -> Tensor:
     return leave(found.masked_fill(absent.unsqueeze(-1), 0.0), cut)
 
 
+def gather_columns(x: Tensor, cut: Cut, dtype: torch.dtype) -> Tensor:
+    """Return the ranks' tensors ``[..., n]`` side by side and in a dtype, ``[..., ranks · n]``, without a gradient."""
+    size = dist.get_world_size(cut.group)
+    parts = _gathered(x.contiguous(), cut.group, size).unflatten(0, (size, len(x))).movedim(0, -2)
+    return parts.to(dtype, memory_format=torch.contiguous_format).flatten(-2)  # one copy, also without a conversion
+
+
 # The collectives of compiled code: of those of `torch.distributed`, which change a tensor in place, PyTorch 2.13 made
 # wrong gradients, and it fuses only these with products.
 _TRACED = torch.ops._c10d_functional
