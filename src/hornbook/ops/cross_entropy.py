@@ -55,7 +55,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         z_weight: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
         total, weighted, num_correct, squares = (x_ND.new_zeros((), dtype=torch.float32) for _ in range(4))
-        is_copied = chunks == 1 and x_ND.is_cuda and is_mixed(x_ND, weight_VD)  # once a step
+        is_copied = chunks == 1 and head.table is not None and x_ND.is_cuda and is_mixed(x_ND, weight_VD)  # once a step
         empty = torch.empty_like if is_copied and len(x_ND) else torch.zeros_like  # the first product writes it
         weight_gradient = empty(weight_VD, dtype=torch.float32)
         x_gradient = torch.empty_like(x_ND)
@@ -65,7 +65,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if form is not None:  # packed once for all chunks of tokens
             panels = [panels_of(form, weight_VD, x_ND.dtype, for_gradient=back) for back in (False, True)]
         elif chunks == 1:
-            weight = copy_of(weight_VD, x_ND.dtype) if is_copied else weight_VD.to(x_ND.dtype)
+            weight = copy_of(head.table, x_ND.dtype) if is_copied else weight_VD.to(x_ND.dtype)
         losses = partial(losses_of, with_count=with_count, with_gradient=True, z_weight=z_weight)
         for rows in _chunks_of(x_ND, head, chunks, z_weight):
             x, targets, weights = x_ND[rows], targets_N[rows], None if weights_N is None else weights_N[rows]
@@ -250,12 +250,12 @@ def vocabulary_logits(
 def _columns_of(weight_VD: Tensor, bias_V: Tensor | None, vocab_size: int, cap: float | None = None) -> Columns:
     """Return this rank's columns of a table ``[V, D]``."""
     if not is_cut(weight_VD):
-        return Columns(weight_VD, bias_V, vocab_size, cap=cap)
+        return Columns(weight_VD, bias_V, vocab_size, cap=cap, table=weight_VD)
     cut, weight = cut_of(weight_VD), local(weight_VD)
     first = cut.rank * len(weight)
     num_real = min(max(vocab_size - first, 0), len(weight))
     bias = None if bias_V is None else enter(bias_V, cut)[first : first + num_real]
-    return Columns(weight, bias, num_real, first, cut, cap)
+    return Columns(weight, bias, num_real, first, cut, cap, weight_VD)
 
 
 def _chunks(

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.parallel.ranks import Cut, cut_of, local
+from hornbook.parallel.ranks import Cut, cut_of, is_cut, local
 
 
 def enter(x: Tensor, cut: Cut) -> Tensor:
@@ -111,6 +111,53 @@ class _Current:
 
 current = _Current()
 """What layers see of the split of tokens: not a context variable, which PyTorch's compiler cannot read."""
+
+
+class Exchange(NamedTuple):
+    """What ranks send before or behind a product with a split weight, in an operator with its own backward pass.
+
+    ::
+
+        x --given--> product --summed--> y
+        dx <--summed_gradient-- product <--given_gradient-- dy
+
+    Sums without sequence parallelism change what they are given.
+    """
+
+    cut: Cut | None = None
+    """None: the weight is whole, and nothing is sent."""
+    is_first: bool = True
+    """Whether the weight is whole or split by outputs, not by inputs."""
+    slices: Slices | None = None
+
+    def given(self, x: Tensor) -> Tensor:
+        """Return the input of the product."""
+        return x if self.slices is None or not self.is_first else self.slices.gather(x)
+
+    def summed(self, y: Tensor) -> Tensor:
+        """Return the result of the layer, given that of the product, without a bias if it is a summand."""
+        return y if self.is_first else self._sum(y)
+
+    def given_gradient(self, gradient: Tensor) -> Tensor:
+        """Return the gradient of the product's result."""
+        return gradient if self.slices is None or self.is_first else self.slices.gather(gradient)
+
+    def summed_gradient(self, of_x: Tensor) -> Tensor:
+        """Return the gradient of the layer's input, given that of the product's."""
+        return self._sum(of_x) if self.is_first else of_x
+
+    def _sum(self, x: Tensor) -> Tensor:
+        if self.slices is not None:
+            return self.slices.sum_own(x)
+        return x if self.cut is None else self.cut.sum(x)
+
+
+def exchange_of(weight: Tensor) -> Exchange:
+    """Return what the ranks of a layer's ``weight`` send now."""
+    if not is_cut(weight):
+        return Exchange()
+    cut = cut_of(weight)
+    return Exchange(cut, cut.dimension < weight.dim() - 1, current.slices)
 
 
 def cut_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

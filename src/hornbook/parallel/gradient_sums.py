@@ -6,8 +6,8 @@
     sums                [ head, block 3 ]   [ blocks 2 1 ]      [ ... ]  [ token table ]
                   a bucket is sent when its last gradient is ready
 
-A bucket is one operation on a list of gradients, which it changes in place: NCCL sums them in one kernel, and no gradient
-is copied. gloo copies a bucket to one tensor and back.
+A bucket is one operation on a list of gradients, which it changes in place: NCCL sums them in one kernel, and no
+gradient is copied. gloo copies a bucket to one tensor and back.
 
 All ranks send the same buckets in the same order: a rank that skipped a module sends zeros for it after the backward
 pass. The token table is last, since its two gradients are added first.

@@ -173,6 +173,22 @@ def local(tensor: Tensor) -> Tensor:
     return part
 
 
+def own_part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of ``tensor`` without a gradient; it shares its memory and its version."""
+    with torch.no_grad():  # otherwise, a DTensor returns a view with a version of its own
+        return local(tensor).detach()
+
+
+def like(tensor: Tensor, part: Tensor) -> Tensor:
+    """Return ``part``, this rank's of a tensor that is split as ``tensor`` is, as such a tensor."""
+    if not is_cut(tensor):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    cut: Any = tensor
+    return DTensor.from_local(part, cut.device_mesh, cut.placements, run_check=False)
+
+
 def cut_of(weight: Tensor) -> Cut:
     """Return the split of a weight, a DTensor of the tensor-parallel axis only, while its layer computes."""
     cut: Any = weight
