@@ -27,7 +27,7 @@ def connect() -> None:
     Ranks._sum_on_host = lambda self, values, dtype: list(values)
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     done = torch._C._distributed_c10d.FakeWork
-    _OPERATORS.impl("allreduce_coalesced_", lambda tensors, *others: done(), "Meta")  # PyTorch 2.13 has none
+    _OPERATORS.impl("allreduce_coalesced_", lambda tensors, *others: done().boxed(), "Meta")  # PyTorch 2.13 has none
 
 
 def begin(name, options, num_ranks=2, steps=1):

@@ -64,7 +64,8 @@ def check_pair(mesh, group, num_tokens, *, slices):
                     (of_x,) = torch.autograd.grad(y, given, rows(upstream))
                 found.append((y.detach(), given.grad if mixed else of_x))
         assert torch.equal(found[0][0], found[1][0])
-        torch.testing.assert_close(found[0][1], found[1][1], rtol=0.02, atol=0.05)  # rounded after each of two summands
+        of_x, expected = (gradient.double() for _, gradient in found)  # the first, rounded after each of two summands
+        assert (of_x - expected).norm() < 0.02 * expected.norm()
         h, gate = torch.einsum("btd,pod->pbto", x.double(), exact[0]) + exact[1][:, None, None]
         (((h * gate) @ exact[2].t() + exact[3]) * upstream.double()).sum().backward()
     begin, half = mesh.get_local_rank() * INNER // 2, INNER // 2

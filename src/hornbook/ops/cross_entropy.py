@@ -55,8 +55,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         z_weight: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
         total, weighted, num_correct, squares = (x_ND.new_zeros((), dtype=torch.float32) for _ in range(4))
-        is_copied = chunks == 1 and head.table is not None and x_ND.is_cuda and is_mixed(x_ND, weight_VD)  # once a step
-        empty = torch.empty_like if is_copied and len(x_ND) else torch.zeros_like  # the first product writes it
+        copied = head.table if chunks == 1 and x_ND.is_cuda and is_mixed(x_ND, weight_VD) else None  # once a step
+        empty = (
+            torch.empty_like if copied is not None and len(x_ND) else torch.zeros_like
+        )  # the first product writes it
         weight_gradient = empty(weight_VD, dtype=torch.float32)
         x_gradient = torch.empty_like(x_ND)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
@@ -65,7 +67,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if form is not None:  # packed once for all chunks of tokens
             panels = [panels_of(form, weight_VD, x_ND.dtype, for_gradient=back) for back in (False, True)]
         elif chunks == 1:
-            weight = copy_of(head.table, x_ND.dtype) if is_copied else weight_VD.to(x_ND.dtype)
+            weight = weight_VD.to(x_ND.dtype) if copied is None else copy_of(copied, x_ND.dtype)
         losses = partial(losses_of, with_count=with_count, with_gradient=True, z_weight=z_weight)
         for rows in _chunks_of(x_ND, head, chunks, z_weight):
             x, targets, weights = x_ND[rows], targets_N[rows], None if weights_N is None else weights_N[rows]
@@ -86,7 +88,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 chunk.gradient.mul_(weights.unsqueeze(1))
             if form is None:
                 torch.mm(chunk.gradient, weight, out=x_gradient[rows])
-                if is_copied:  # in fp32
+                if copied is not None:  # in fp32
                     write_product(weight_gradient, chunk.gradient.t(), x, adds=rows.start > 0)
                 else:
                     weight_gradient += chunk.gradient.t() @ x
