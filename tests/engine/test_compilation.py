@@ -28,17 +28,17 @@ CUT = sequence_groups._cut
 
 
 @pytest.fixture
-def count_graphs(monkeypatch):
-    """Return a function that trains three steps of a recipe and returns how many graphs its blocks were compiled to."""
+def train(monkeypatch):
+    """Return a function that trains three steps of a recipe, and returns their results."""
     from torch._dynamo import reset
     from torch._dynamo.utils import counters
 
     monkeypatch.setattr(attention, "is_blocked", lambda *given, **options: False)
     monkeypatch.setattr(layers, "affine_dtype", lambda dtype, device: dtype)
     monkeypatch.setattr(sequence_groups, "_cut", lambda order, lengths, is_coarse: CUT(order, lengths, is_coarse=True))
-    monkeypatch.setattr(parallelize.torch, "compile", partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(parallelize, "gathered_dtype", lambda model, device: model.compute_dtype)
 
-    def count(name, options):
+    def steps(name, options):
         reset()
         counters.clear()
         recipe = load_recipe(name, [f"--{key}={value}" for key, value in {**SMALL, **options}.items()]).recipe
@@ -48,12 +48,48 @@ def count_graphs(monkeypatch):
         untouched = torch._dynamo.config.patch(), torch.compiler.config.patch()  # settings are restored
         with untouched[0], untouched[1], build_loader(recipe, samples, World(), prefetch=0) as loader:
             state, config = build_training(recipe, 20, World())
-            for _ in range(3):
-                assert train_step(state, next(loader), config).loss > 0.0
+            results = [train_step(state, next(loader), config) for _ in range(3)]
         assert not counters["graph_break"]
+        return results
+
+    return steps
+
+
+@pytest.fixture
+def count_graphs(monkeypatch, train):
+    """Return a function that trains three steps of a recipe and returns how many graphs its blocks were compiled to."""
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setattr(parallelize.torch, "compile", partial(torch.compile, backend="aot_eager"))
+
+    def count(name, options):
+        assert all(result.loss > 0.0 for result in train(name, options))
         return counters["stats"]["unique_graphs"]
 
     return count
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_graphs_take_weights_in_16_bits_and_give_the_same_bits(monkeypatch, train):
+    """In four layers of a block, a graph would cast the weights in each micro-batch, and their gradients back."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func
+
+    def count(module, inputs):
+        casts.append(sum(node.target is torch.ops.aten._to_copy.default for node in module.graph.nodes))
+        return make_boxed_func(module.forward)
+
+    backend = aot_autograd(fw_compiler=count, bw_compiler=count)
+    monkeypatch.setattr(parallelize.torch, "compile", partial(torch.compile, backend=backend))
+    found = {}
+    for dtype in (None, torch.bfloat16):
+        casts = []
+        monkeypatch.setattr(parallelize, "gathered_dtype", lambda model, device, dtype=dtype: dtype)
+        results = train("gpt2-small", {"model.num_layers": 2, "training.micro_batch_size": 1})
+        found[dtype] = casts, [(result.loss, result.gradient_norm) for result in results]
+    (wide, expected), (narrow, results) = found.values()
+    assert results == expected
+    assert [before - after for before, after in zip(wide, narrow, strict=True)] == [4, 4]
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler, about itself

@@ -14,22 +14,14 @@ load_device()
 import torch  # noqa: E402
 import torch._inductor.config  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from fake_ranks import begin, connect, device  # noqa: E402
 from graph_passes import counting  # noqa: E402
-from torch import nn  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
-from hornbook.config import load_recipe  # noqa: E402
 from hornbook.engine import build_training as building  # noqa: E402
 from hornbook.engine.step import train_step  # noqa: E402
-from hornbook.measure import kernel_trace  # noqa: E402
-from hornbook.model import LanguageModel  # noqa: E402
-from hornbook.parallel.ranks import Ranks, is_cut  # noqa: E402
-from hornbook.parallel.world import World, axes_of  # noqa: E402
-from hornbook.samples.sources import complete, open_sources  # noqa: E402
+from hornbook.measure.kernel_trace import Trace  # noqa: E402
 
-DEVICE = torch.device("cuda", 0)
 SMALL = {
     "data.synthetic": True, "data.sequence_length": 32, "model.vocab_size": 300, "model.hidden_size": 64,
     "model.num_heads": 4, "model.num_layers": 3, "model.max_positions": 32, "training.global_batch_size": 4,
@@ -63,44 +55,14 @@ def pretend() -> None:
     for name, function in changes.items():
         setattr(torch.cuda, name, function)
     torch._inductor.config.joint_graph_constant_folding = False  # which computes constants on the GPU
-    new_group = dist.new_group
-    dist.new_group = lambda ranks=None, timeout=None, backend=None: new_group(ranks, backend="fake")
     dist.is_nccl_available = lambda: True
-    Ranks._sum_on_host = lambda self, values, dtype: list(values)
-    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    connect()
 
 
-def allocate(model, device, parts=None):
-    """Do what `LanguageModel.allocate` does: see `hornbook.measure.kernel_trace`, here with split weights."""
-    new = {}
-    for module in model.modules():
-        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            if id(parameter) not in new:
-                if is_cut(parameter):
-                    made = torch.empty_like(parameter.detach(), device=device)
-                else:
-                    made = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-                new[id(parameter)] = nn.Parameter(made)
-            setattr(module, name, new[id(parameter)])
-        for name, buffer in list(module.named_buffers(recurse=False)):
-            module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
-    model.tie()
-
-
-def step(name, options, graphs):
-    recipe = load_recipe(name, [f"--{key}={value}" for key, value in {**SMALL, **options}.items()]).recipe
-    sources = open_sources(recipe)
-    recipe = complete(recipe, sources)
-    samples = building.build_samples(recipe, sources, on_cpu=False)
-    with building.build_loader(recipe, samples, World(), prefetch=0) as loader:
-        batches = next(loader)
-    everyone = Ranks(0, 2, dist.group.WORLD, dist.group.WORLD, None)
-    world = World(everyone, axes_of(recipe.parallel, everyone, DEVICE, object()), device=DEVICE)
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with kernel_trace._device(fake, kernel_trace.Trace()):
-        LanguageModel.allocate = allocate  # restored by the device
-        with fake:
-            train(recipe, world, batches)
+def step(name, options):
+    recipe, world, (batches,) = begin(name, {**SMALL, **options})
+    with device(Trace()):
+        train(recipe, world, batches)
 
 
 def train(recipe, world, batches):
@@ -116,7 +78,7 @@ def main() -> None:
         torch._dynamo.reset()
         counters.clear()
         graphs.clear()
-        step(name, options, graphs)
+        step(name, options)
         sys.stderr.write(f"{name} {graphs}\n")
         found.append({"graphs": graphs[:], "breaks": dict(counters["graph_break"])})
     sys.stdout.write(json.dumps(found))

@@ -27,7 +27,7 @@ from hornbook.ops.native.kernels import Copies, Copy
 from hornbook.optim.slots import Holders, Slot, norms_of, num_parts_of
 from hornbook.optim.updates import Update
 from hornbook.parallel.gradient_sums import GradientSums
-from hornbook.parallel.ranks import box_of, cut_axes, local
+from hornbook.parallel.ranks import box_of, cut_axes, local, own_part
 from hornbook.parallel.whole_tensors import Box, Parts
 from hornbook.parallel.world import World
 
@@ -210,16 +210,13 @@ class InMemory:
     @contextmanager
     def slots(self, part: str, count: int) -> Iterator[list[Slot]]:
         """See ``Home``; the slots are the stored tensors."""
-        copies = {copy.weight.untyped_storage()._cdata: copy for copy in self.copies.values()}
-        yield [
-            held.slot(
-                local(held.parameter.detach()),
-                gradient,
-                self.moments[held.name],
-                copies.get(held.parameter.untyped_storage()._cdata) if copies else None,  # a tied head's, too
-            )
-            for held, gradient in self._gradients(part)
-        ]
+        copies = {own_part(copy.weight).untyped_storage()._cdata: copy for copy in self.copies.values()}
+        slots = []
+        for own, gradient in self._gradients(part):
+            weight = own_part(own.parameter)
+            copy = copies.get(weight.untyped_storage()._cdata) if copies else None  # a tied head's, too
+            slots.append(own.slot(weight, gradient, self.moments[own.name], copy))
+        yield slots
         self.copies = {key: copy for key, copy in self.copies.items() if copy.version is not None}
 
     def divide_gradients(self, divisor: float) -> None:

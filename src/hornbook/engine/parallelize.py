@@ -32,8 +32,9 @@ from hornbook.errors import UserError
 from hornbook.model import LanguageModel
 from hornbook.model.attention import SelfAttention
 from hornbook.model.group_block import GatedConvolution
-from hornbook.model.layers import Dropout
+from hornbook.model.layers import Dropout, Linear
 from hornbook.ops.block_sparse import prepare_compilation
+from hornbook.ops.mixed_linear import narrowed
 from hornbook.ops.spans import selected
 from hornbook.ops.tensor_parallel import Slices, current
 from hornbook.optim.slots import num_parts_of
@@ -77,7 +78,7 @@ def parallelize(
         slice_tokens(model, world.sequence, is_fused=fuses_exchanges)
     model.head.vocabulary_chunks = memory.vocabulary_chunks
     if compiled:
-        _compile_blocks(model)
+        _compile_blocks(model, None if world.is_sharded else gathered_dtype(model, world.device))
     if fuses_exchanges:
         _fuse_exchanges(world.sequence)
     if memory.recompute is not None:
@@ -145,18 +146,43 @@ def compiles_blocks(recipe: Recipe, device: torch.device) -> bool:
     return device.type == "cuda" and is_known and is_kept and is_whole and selected(device)
 
 
-def _compile_blocks(model: LanguageModel) -> None:
+def _compile_blocks(model: LanguageModel, narrow: torch.dtype | None) -> None:
     """Compile the forward pass of each block; names, parameters and later hooks are unaffected.
 
     PyTorch caches compiled code on disk, so only the first run waits for the compiler. Blocks differ in their numbers,
     those of their dropouts, which are inputs of the graph, so that all blocks share it. So are the numbers of an
     encoder's rows and tokens, which differ from batch to batch.
+
+    Args:
+        model: on the meta device.
+        narrow: the dtype in which linear layers find their weights; None for that in which they are kept.
     """
     prepare_compilation()
     torch._dynamo.config.allow_unspec_int_on_nn_module = True
     torch.compiler.config.dynamic_sources = r".*\.(site|index)"
     for block in model.blocks:
-        block.forward = torch.compile(block.forward, dynamic=None if model.is_causal else True)
+        compiled = torch.compile(block.forward, dynamic=None if model.is_causal else True)
+        block.forward = compiled if narrow is None else _with_copies(block, compiled, narrow)
+
+
+def _with_copies(block: nn.Module, forward: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
+    """Return ``forward`` of a block whose linear layers find copies of their weights in ``dtype``, made once a step.
+
+    A graph in which they are cast does so in every micro-batch, and casts their gradients back.
+    """
+
+    def call(*given: Any, **named: Any) -> Any:
+        layers = [(module, module.weight) for module in block.modules() if isinstance(module, Linear)]
+        try:
+            for layer, weight in layers:
+                if weight.dtype == torch.float32:
+                    layer._parameters["weight"] = narrowed(weight, dtype)  # type: ignore[assignment]
+            return forward(*given, **named)
+        finally:
+            for layer, weight in layers:
+                layer._parameters["weight"] = weight
+
+    return call
 
 
 def _fuse_exchanges(ranks: Ranks) -> None:

@@ -29,6 +29,8 @@ class Columns(NamedTuple):
     cut: Cut | None = None
     cap: float | None = None
     """Soft limit of the logits, ``cap · tanh(logit / cap)`` (Gemma 2, 2024, section 2)."""
+    table: Tensor | None = None
+    """The whole table, or the split one of which ``weight`` is this rank's part; None for parts of the columns."""
 
     def parts(self, chunks: int) -> "list[Columns]":
         """Return the columns in at most ``chunks`` parts, whose sizes are multiples of 64 except for the last."""

@@ -30,7 +30,7 @@ from hornbook.ops.chunk_losses import Chunk, Columns, add_by_parts, is_fused, lo
 from hornbook.ops.mixed_linear import is_mixed, write_product
 from hornbook.ops.native.kernels import copy_of, form_of
 from hornbook.ops.native.linear import linear_weight_gradient, panels_of, product
-from hornbook.ops.tensor_parallel import enter
+from hornbook.ops.tensor_parallel import enter, gather_columns
 from hornbook.parallel.ranks import cut_of, is_cut, local
 
 
@@ -55,8 +55,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         z_weight: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
         total, weighted, num_correct, squares = (x_ND.new_zeros((), dtype=torch.float32) for _ in range(4))
-        is_copied = chunks == 1 and x_ND.is_cuda and is_mixed(x_ND, weight_VD)  # once a step
-        empty = torch.empty_like if is_copied and len(x_ND) else torch.zeros_like  # the first product writes it
+        copied = head.table if chunks == 1 and x_ND.is_cuda and is_mixed(x_ND, weight_VD) else None  # once a step
+        empty = (
+            torch.empty_like if copied is not None and len(x_ND) else torch.zeros_like
+        )  # the first product writes it
         weight_gradient = empty(weight_VD, dtype=torch.float32)
         x_gradient = torch.empty_like(x_ND)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
@@ -65,7 +67,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if form is not None:  # packed once for all chunks of tokens
             panels = [panels_of(form, weight_VD, x_ND.dtype, for_gradient=back) for back in (False, True)]
         elif chunks == 1:
-            weight = copy_of(weight_VD, x_ND.dtype) if is_copied else weight_VD.to(x_ND.dtype)
+            weight = weight_VD.to(x_ND.dtype) if copied is None else copy_of(copied, x_ND.dtype)
         losses = partial(losses_of, with_count=with_count, with_gradient=True, z_weight=z_weight)
         for rows in _chunks_of(x_ND, head, chunks, z_weight):
             x, targets, weights = x_ND[rows], targets_N[rows], None if weights_N is None else weights_N[rows]
@@ -86,7 +88,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 chunk.gradient.mul_(weights.unsqueeze(1))
             if form is None:
                 torch.mm(chunk.gradient, weight, out=x_gradient[rows])
-                if is_copied:  # in fp32
+                if copied is not None:  # in fp32
                     write_product(weight_gradient, chunk.gradient.t(), x, adds=rows.start > 0)
                 else:
                     weight_gradient += chunk.gradient.t() @ x
@@ -241,7 +243,8 @@ def vocabulary_logits(
         logits = functional.linear(x, weight_VD[:vocab_size].to(x.dtype), bias).float()
     else:
         own = functional.linear(x, local(weight_VD).to(x.dtype))
-        logits = cut_of(weight_VD).concatenated(own)[..., :vocab_size]
+        dtype = torch.float32 if bias_V is None else x.dtype  # in which the bias is added
+        logits = gather_columns(own, cut_of(weight_VD), dtype)[..., :vocab_size]
         logits = (logits if bias_V is None else logits + bias_V.to(x.dtype)).float()
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
@@ -249,12 +252,12 @@ def vocabulary_logits(
 def _columns_of(weight_VD: Tensor, bias_V: Tensor | None, vocab_size: int, cap: float | None = None) -> Columns:
     """Return this rank's columns of a table ``[V, D]``."""
     if not is_cut(weight_VD):
-        return Columns(weight_VD, bias_V, vocab_size, cap=cap)
+        return Columns(weight_VD, bias_V, vocab_size, cap=cap, table=weight_VD)
     cut, weight = cut_of(weight_VD), local(weight_VD)
     first = cut.rank * len(weight)
     num_real = min(max(vocab_size - first, 0), len(weight))
     bias = None if bias_V is None else enter(bias_V, cut)[first : first + num_real]
-    return Columns(weight, bias, num_real, first, cut, cap)
+    return Columns(weight, bias, num_real, first, cut, cap, weight_VD)
 
 
 def _chunks(

@@ -15,7 +15,7 @@ from hornbook.ops.native import dropout as native_dropout
 from hornbook.ops.native import layer_norm as native_norm
 from hornbook.ops.native.kernels import form_of
 from hornbook.ops.native.linear import linear as native_linear
-from hornbook.ops.tensor_parallel import cut_linear
+from hornbook.ops.tensor_parallel import current, cut_linear
 from hornbook.ops.triton.norm_operators import MOST_COLUMNS
 from hornbook.ops.triton.norm_operators import norm_beside as triton_norm
 from hornbook.ops.triton.operators import chosen, triton_dropout
@@ -49,10 +49,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if (form := form_of("linear", x, weight)) is not None:
         y: Tensor = native_linear(x, weight, bias, form.isa)[0]
         return y
-    if is_cut(weight):
-        return cut_linear(x, weight, bias)
     if x.is_cuda and is_mixed(x, weight):
         return mixed_linear(x, weight, bias)
+    if is_cut(weight):
+        return cut_linear(x, weight, bias)
     if weight.dim() > 2:
         weight, bias = weight.flatten(0, 1), None if bias is None else bias.flatten()
     return functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
@@ -60,14 +60,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def stacked_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
     """Return the outputs of each of a stack of layers; see ``linear``."""
-    if x.is_cuda and not is_cut(weight) and is_mixed(x, weight):
+    if x.is_cuda and is_mixed(x, weight):
         return mixed_stack(x, weight, bias)
     return torch.chunk(linear(x, weight, bias), len(weight), -1)
 
 
 def activated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     """Return ``f(x Wᵀ + b)`` with f from ``ACTIVATIONS``; other arguments as for ``linear``."""
-    if x.is_cuda and not is_cut(weight) and is_mixed(x, weight):
+    if x.is_cuda and is_mixed(x, weight):
         return mixed_linear(x, weight, bias, (activation, ACTIVATIONS[activation]))
     if (form := form_of("linear", x, weight)) is None:
         return ACTIVATIONS[activation](linear(x, weight, bias))
@@ -118,9 +118,12 @@ def feed_forward(x: Tensor, up: Parameters, down: Parameters, activation: str, *
         activation: the name of f.
         is_gated: whether the first layer computes gate and up, and the second maps ``f(gate) · up``, see ``gated``.
     """
+    if x.is_cuda and current.slices is not None and x.shape[0] > 1 and not torch.compiler.is_compiling():
+        with current.having(current.slices.in_any_order(x)):  # each token is mapped separately
+            flat = feed_forward(x.flatten(0, 1).unsqueeze(0), up, down, activation, is_gated=is_gated)
+        return flat.view(x.shape)
     if (form := form_of("linear", x, up[0], down[0])) is None:
-        is_plain = x.is_cuda and not is_gated and not is_cut(up[0]) and not is_cut(down[0])
-        if is_plain and is_mixed(x, up[0], down[0]):
+        if x.is_cuda and not is_gated and is_mixed(x, up[0], down[0]):
             return mixed_feed_forward(x, up, down, (activation, ACTIVATIONS[activation]))
         h = gated(linear(x, *up), activation) if is_gated else activated_linear(x, *up, activation)
         return linear(h, *down)

@@ -9,7 +9,8 @@
     dW += duᵀ x                           the product writes the fp32 gradient, or adds to it
 
 With PyTorch's operators alone, a layer casts its weights in every micro-batch, and rounds each micro-batch's gradient
-to 16 bits before it is cast and added.
+to 16 bits before it is cast and added. Of split weights, all of this is the rank's part, and ranks sum y or dx where it
+is (`hornbook.ops.tensor_parallel.Exchange`).
 """
 
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from torch.nn import functional
 from hornbook.ops.native import kernels
 from hornbook.ops.native.library import rows
 from hornbook.ops.native.linear import has_plain_gradient
+from hornbook.ops.tensor_parallel import exchange_of
 from hornbook.ops.triton.linear_operators import (
     can_activate,
     triton_activated_gradient,
@@ -29,6 +31,7 @@ from hornbook.ops.triton.linear_operators import (
     triton_activation_gradient,
 )
 from hornbook.ops.triton.operators import chosen
+from hornbook.parallel.ranks import like, local, own_part
 
 Activation = tuple[str, Callable[[Tensor], Tensor]]
 """Name and function."""
@@ -79,12 +82,21 @@ def mixed_feed_forward(x: Tensor, up: Parameters, down: Parameters, activation: 
         down: ``W₂`` and ``b₂``, fp32.
         activation: f.
     """
-    name, sizes = activation[0], up[0].shape
-    if not (can_activate(*sizes) and down[0].shape == sizes[::-1]):
+    name, (sizes, back) = activation[0], (local(weight.detach()).shape for weight in (up[0], down[0]))
+    if not (can_activate(*sizes) and back == sizes[::-1]):
         return mixed_linear(mixed_linear(x, *up, activation), *down)
     h, u = _MixedUp.apply(x, *up, name)  # type: ignore[no-untyped-call]
     y: Tensor = _MixedLinear.apply(h, *down, None, 1, u, name)  # type: ignore[no-untyped-call]
     return y
+
+
+def narrowed(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the copy of ``weight`` in 16 bits, of which the gradient is added to that of ``weight``.
+
+    For compiled code, which would cast it, and its gradient back, in every micro-batch.
+    """
+    copy: Tensor = _Narrowed.apply(weight, dtype)  # type: ignore[no-untyped-call]
+    return copy
 
 
 def write_product(total: Tensor, a: Tensor, b: Tensor, *, adds: bool) -> None:
@@ -100,24 +112,42 @@ def write_product(total: Tensor, a: Tensor, b: Tensor, *, adds: bool) -> None:
 def _keep(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Keep the copy of the weight as an attribute: recomputation and offloading replace saved tensors."""
     ctx.copy = rows(kernels.copy_of(weight, x.dtype))
-    ctx.weight, ctx.bias_shape = weight, None if bias is None else bias.shape
+    ctx.weight, ctx.bias, ctx.exchange = weight, bias, exchange_of(weight)
     ctx.adds = kernels.unchanged.adds_gradients
 
 
-def _of_parameters(ctx: Any, gradients: tuple[Tensor, ...], x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of weight and bias, or add the weight's and return None for it."""
-    of_weight: Tensor | None = None
-    of_bias: Tensor | None = None
-    if ctx.bias_shape is not None:
-        sums = [kernels.sums_of(gradient) for gradient in gradients]
-        of_bias = (sums[0] if len(sums) == 1 else torch.cat(sums)).view(ctx.bias_shape)
-    if ctx.needs_input_grad[1]:
-        is_first = not (ctx.adds and has_plain_gradient(ctx.weight))
-        total = torch.empty_like(ctx.weight) if is_first else ctx.weight.grad
-        for part, gradient in zip(total.view(ctx.copy.shape).chunk(len(gradients)), gradients, strict=True):
-            write_product(part, rows(gradient).t(), rows(x), adds=not is_first)
-        of_weight = total if is_first else None
-    return of_weight, of_bias
+def _of_bias(ctx: Any, gradients: tuple[Tensor, ...]) -> Tensor | None:
+    """Return the gradient of the bias, given those of the layer's results: it is added behind a sum over ranks."""
+    if ctx.bias is None:
+        return None
+    sums = [kernels.sums_of(gradient) for gradient in gradients]
+    return like(ctx.bias, (sums[0] if len(sums) == 1 else torch.cat(sums)).view(own_part(ctx.bias).shape))
+
+
+def _of_weight(ctx: Any, gradients: tuple[Tensor, ...], x: Tensor) -> Tensor | None:
+    """Return the gradient of the weight, or add it and return None; ``x`` and ``gradients`` are of the product."""
+    if not ctx.needs_input_grad[1]:
+        return None
+    is_first = not (ctx.adds and has_plain_gradient(ctx.weight))
+    total: Tensor = torch.empty_like(ctx.weight) if is_first else ctx.weight.grad
+    for part, gradient in zip(local(total).view(ctx.copy.shape).chunk(len(gradients)), gradients, strict=True):
+        write_product(part, rows(gradient).t(), rows(x), adds=not is_first)
+    return total if is_first else None
+
+
+class _Narrowed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.weight, ctx.adds = weight, kernels.unchanged.adds_gradients
+        return like(weight, kernels.copy_of(weight, dtype).detach())
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
+        if not (ctx.adds and has_plain_gradient(ctx.weight)):
+            return gradient.to(ctx.weight.dtype), None
+        local(ctx.weight.grad).add_(local(gradient))
+        return None, None
 
 
 class _MixedLinear(torch.autograd.Function):
@@ -136,7 +166,11 @@ class _MixedLinear(torch.autograd.Function):
     ) -> Tensor | tuple[Tensor, ...]:
         _keep(ctx, x, weight, bias)
         ctx.activation, ctx.name = activation, name
-        u = functional.linear(x, ctx.copy, None if bias is None else kernels.copy_of(bias, x.dtype).flatten())
+        offset = None if bias is None else kernels.copy_of(bias, x.dtype).flatten()
+        is_first, given = ctx.exchange.is_first, ctx.exchange.given(x)
+        u = ctx.exchange.summed(functional.linear(given, ctx.copy, offset if is_first else None))
+        if offset is not None and not is_first:
+            u += offset
         ctx.save_for_backward(x, *(each for each in (before, None if activation is None else u) if each is not None))
         if activation is not None:
             return activation[1](u)
@@ -150,7 +184,9 @@ class _MixedLinear(torch.autograd.Function):
         of_before: Tensor | None = None
         if ctx.activation is not None:
             gradients = (kernels.note_sums(*triton_activation_gradient(*gradients, *before, ctx.activation[0])),)
-        of_parameters = _of_parameters(ctx, gradients, x)
+        of_bias = _of_bias(ctx, gradients)
+        gradients = tuple(map(ctx.exchange.given_gradient, gradients))
+        of_weight = _of_weight(ctx, gradients, ctx.exchange.given(x))
         if ctx.name:
             of_before = kernels.note_sums(*triton_activated_gradient(*gradients, ctx.copy, *before, ctx.name))
         elif ctx.needs_input_grad[0]:
@@ -158,8 +194,8 @@ class _MixedLinear(torch.autograd.Function):
             of_rows = first[0] @ first[1]
             for gradient, copy in others:
                 of_rows.addmm_(gradient, copy)
-            of_x = of_rows.view(x.shape)
-        return of_x, *of_parameters, None, None, of_before, None
+            of_x = ctx.exchange.summed_gradient(of_rows.view(*gradients[0].shape[:-1], of_rows.shape[1]))
+        return of_x, of_weight, of_bias, None, None, of_before, None
 
 
 class _MixedUp(torch.autograd.Function):
@@ -169,7 +205,8 @@ class _MixedUp(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, name: str) -> tuple[Tensor, Tensor]:
         _keep(ctx, x, weight, bias)
         ctx.save_for_backward(x)
-        u, h = triton_activated_linear(x, ctx.copy, None if bias is None else bias.flatten(), name)
+        offset = None if bias is None else own_part(bias).flatten()
+        u, h = triton_activated_linear(ctx.exchange.given(x), ctx.copy, offset, name)
         ctx.mark_non_differentiable(h)
         ctx.set_materialize_grads(False)
         return h, u
@@ -178,6 +215,9 @@ class _MixedUp(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, _: None, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
-        of_parameters = _of_parameters(ctx, (gradient,), x)
-        of_x = (rows(gradient) @ ctx.copy).view(x.shape) if ctx.needs_input_grad[0] else None
-        return of_x, *of_parameters, None
+        of_bias, of_weight = _of_bias(ctx, (gradient,)), _of_weight(ctx, (gradient,), ctx.exchange.given(x))
+        of_x: Tensor | None = None
+        if ctx.needs_input_grad[0]:
+            of_rows = rows(gradient) @ ctx.copy
+            of_x = ctx.exchange.summed_gradient(of_rows.view(*gradient.shape[:-1], of_rows.shape[1]))
+        return of_x, of_weight, of_bias, None

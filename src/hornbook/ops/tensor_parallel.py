@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.parallel.ranks import Cut, cut_of, local
+from hornbook.parallel.ranks import Cut, cut_of, is_cut, local
 
 
 def enter(x: Tensor, cut: Cut) -> Tensor:
@@ -72,12 +72,28 @@ class Slices(NamedTuple):
 
     def gather(self, x: Tensor) -> Tensor:
         """Return all tokens, ``[B, T, ...]``, gathered from the ranks' slices, without a gradient."""
-        whole = torch.cat(_gathered(x.contiguous(), self.group, self.size).chunk(self.size), 1)
+        whole = _gathered(x.contiguous(), self.group, self.size)
+        if len(x) == 1 and not torch.compiler.is_compiling():  # in order
+            whole = whole.view(1, -1, *x.shape[2:])
+        else:
+            whole = torch.cat(whole.chunk(self.size), 1)
         return whole.narrow(1, 0, self.num_tokens)
 
     def sum_own(self, x: Tensor) -> Tensor:
         """Return this rank's slice of the sum of ``[B, T, ...]`` over the ranks, without a gradient."""
-        return _scattered(torch.cat(self.padded(x).chunk(self.size, 1)), self.group, self.size)
+        x = self.padded(x)
+        if len(x) == 1 and not torch.compiler.is_compiling():  # in order
+            x = x.contiguous().view(self.size, self.width, *x.shape[2:])
+        else:
+            x = torch.cat(x.chunk(self.size, 1))
+        return _scattered(x, self.group, self.size)
+
+    def in_any_order(self, x: Tensor) -> "Slices":
+        """Return the split of the tokens of slices like ``x`` ``[B, t, ...]`` as ``[1, B t, ...]``.
+
+        Tokens are then gathered and scattered without copies, padding included.
+        """
+        return self._replace(num_tokens=self.size * x.shape[0] * x.shape[1])
 
     def enter(self, x: Tensor) -> Tensor:
         """Return all tokens, gathered from the slices; the backward pass sums the ranks' gradients."""
@@ -111,6 +127,53 @@ class _Current:
 
 current = _Current()
 """What layers see of the split of tokens: not a context variable, which PyTorch's compiler cannot read."""
+
+
+class Exchange(NamedTuple):
+    """What ranks send before or behind a product with a split weight, in an operator with its own backward pass.
+
+    ::
+
+        x --given--> product --summed--> y
+        dx <--summed_gradient-- product <--given_gradient-- dy
+
+    Sums without sequence parallelism change what they are given.
+    """
+
+    cut: Cut | None = None
+    """None: the weight is whole, and nothing is sent."""
+    is_first: bool = True
+    """Whether the weight is whole or split by outputs, not by inputs."""
+    slices: Slices | None = None
+
+    def given(self, x: Tensor) -> Tensor:
+        """Return the input of the product."""
+        return x if self.slices is None or not self.is_first else self.slices.gather(x)
+
+    def summed(self, y: Tensor) -> Tensor:
+        """Return the result of the layer, given that of the product, without a bias if it is a summand."""
+        return y if self.is_first else self._sum(y)
+
+    def given_gradient(self, gradient: Tensor) -> Tensor:
+        """Return the gradient of the product's result."""
+        return gradient if self.slices is None or self.is_first else self.slices.gather(gradient)
+
+    def summed_gradient(self, of_x: Tensor) -> Tensor:
+        """Return the gradient of the layer's input, given that of the product's."""
+        return self._sum(of_x) if self.is_first else of_x
+
+    def _sum(self, x: Tensor) -> Tensor:
+        if self.slices is not None:
+            return self.slices.sum_own(x)
+        return x if self.cut is None else self.cut.sum(x)
+
+
+def exchange_of(weight: Tensor) -> Exchange:
+    """Return what the ranks of a layer's ``weight`` send now."""
+    if not is_cut(weight):
+        return Exchange()
+    cut = cut_of(weight)
+    return Exchange(cut, cut.dimension < weight.dim() - 1, current.slices)
 
 
 def cut_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -169,6 +232,13 @@ def cut_rows(indices: Tensor, table_VD: Tensor) -> Tensor:
     absent = (own < 0) | (own >= len(rows))
     found = functional.embedding(own.masked_fill(absent, 0), rows)
     return leave(found.masked_fill(absent.unsqueeze(-1), 0.0), cut)
+
+
+def gather_columns(x: Tensor, cut: Cut, dtype: torch.dtype) -> Tensor:
+    """Return the ranks' tensors ``[..., n]`` side by side and in a dtype, ``[..., ranks · n]``, without a gradient."""
+    size = dist.get_world_size(cut.group)
+    parts = _gathered(x.contiguous(), cut.group, size).unflatten(0, (size, len(x))).movedim(0, -2)
+    return parts.to(dtype, memory_format=torch.contiguous_format).flatten(-2)  # one copy, also without a conversion
 
 
 # The collectives of compiled code: of those of `torch.distributed`, which change a tensor in place, PyTorch 2.13 made

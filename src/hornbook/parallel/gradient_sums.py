@@ -1,27 +1,32 @@
-"""Bucketed all-reduce of gradients, overlapped with the backward pass.
+"""All-reduce of gradients in buckets, overlapped with the backward pass.
 
 ::
 
     backward     head | block 3 | block 2 | block 1 | block 0 | embedding
     sums                [ head, block 3 ]   [ blocks 2 1 ]      [ ... ]  [ token table ]
-                  a bucket is sent when its last gradient is ready, and copied back when it is summed
+                  a bucket is sent when its last gradient is ready
+
+A bucket is one operation on a list of gradients, which it changes in place: NCCL sums them in one kernel, and no
+gradient is copied. gloo copies a bucket to one tensor and back.
 
 All ranks send the same buckets in the same order: a rank that skipped a module sends zeros for it after the backward
 pass. The token table is last, since its two gradients are added first.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import Node, get_gradient_edge
 
 from hornbook.config.shapes import BUCKET_ELEMENTS
 from hornbook.parallel.ranks import Ranks, local
 
 
 class GradientSums:
-    """The sum of the parameters' gradients over ranks, in place, in their dtype.
+    """The sum of the parameters' gradients over ranks, in place, in their dtype, which is one for all.
 
     Args:
         parameters: ideally in the order in which the backward pass computes their gradients; the last one's gradient
@@ -32,15 +37,16 @@ class GradientSums:
     def __init__(self, parameters: Sequence[nn.Parameter], ranks: Ranks) -> None:
         self._ranks = ranks
         self._buckets = _buckets(parameters)
-        self._bucket_of = {id(parameter): n for n, bucket in enumerate(self._buckets) for parameter in bucket}
+        self._nodes: list[Node] = []
         self._missing: list[int] = []
-        self._sent = 0
-        self._under_way: list[tuple[list[nn.Parameter], Tensor, dist.Work]] = []
-        for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
+        self._under_way: list[dist.Work] = []
+        self._zeros: dict[int, Tensor] = {}
+        """By the identity of a parameter without a gradient: what is sent for it."""
 
     def expect(self) -> None:
         """Send buckets during the next backward pass, the last of a step."""
+        if not self._nodes:
+            self._watch()
         self._missing = [len(bucket) for bucket in self._buckets]
         self._missing[-1] += 1
 
@@ -49,49 +55,45 @@ class GradientSums:
 
         Afterwards, a parameter has a gradient if it had one on any rank.
         """
-        while self._sent < len(self._buckets):
+        while len(self._under_way) < len(self._buckets):
             self._send()
         parameters = [parameter for bucket in self._buckets for parameter in bucket]
         holders = self._ranks.sum_integers([parameter.grad is not None for parameter in parameters])
+        for work in self._under_way:
+            self._ranks.end_sum(work)
         for parameter, count in zip(parameters, holders, strict=True):
             if count and parameter.grad is None:
-                parameter.grad = torch.empty_like(parameter, dtype=parameter.grad_dtype)
-        self._collect(wait=True)
-        self._missing, self._sent = [], 0
+                parameter.grad = self._zeros[id(parameter)]
+        self._missing, self._under_way, self._zeros = [], [], {}
 
-    def _note(self, parameter: Tensor) -> None:
+    def _watch(self) -> None:
+        """Let autograd call ``_note`` when a parameter's gradient is complete.
+
+        Hooks of the nodes are also called where products have added to ``.grad``, which they do not do for parameters
+        with hooks.
+        """
+        for number, bucket in enumerate(self._buckets):
+            for parameter in bucket:
+                self._nodes.append(get_gradient_edge(parameter).node)  # which lives as long as something refers to it
+                self._nodes[-1].register_hook(partial(self._note, number))
+
+    def _note(self, number: int, *gradients: object) -> None:
+        """Count a gradient of a bucket, and send the buckets whose turn it is."""
         if not self._missing:
             return
-        self._missing[self._bucket_of[id(parameter)]] -= 1
-        while self._missing[self._sent] == 0:
+        self._missing[number] -= 1
+        while self._missing[len(self._under_way)] == 0:
             self._send()
-            self._collect(wait=False)
 
     def _send(self) -> None:
-        bucket = self._buckets[self._sent]
-        flat = torch.cat([_flat(parameter) for parameter in bucket])
-        self._under_way.append((bucket, flat, self._ranks.start_sum(flat)))
-        self._sent += 1
-
-    def _collect(self, *, wait: bool) -> None:
-        """Copy finished sums back, with ``wait`` all of them, and free their memory."""
-        while self._under_way and (wait or self._under_way[0][2].is_completed()):
-            bucket, flat, work = self._under_way.pop(0)
-            self._ranks.end_sum(work)
-            sizes = [local(parameter.detach()).numel() for parameter in bucket]
-            for parameter, part in zip(bucket, torch.split(flat, sizes), strict=True):
-                if parameter.grad is not None:
-                    gradient = local(parameter.grad)
-                    gradient.copy_(part.view_as(gradient))
-
-
-def _flat(parameter: nn.Parameter) -> Tensor:
-    """Return this rank's part of the gradient as a vector, zeros if there is no gradient."""
-    return (
-        torch.zeros_like(local(parameter.detach()), dtype=parameter.grad_dtype).flatten()
-        if parameter.grad is None
-        else local(parameter.grad).flatten()
-    )
+        gradients = []
+        for parameter in self._buckets[len(self._under_way)]:
+            gradient = parameter.grad
+            if gradient is None:
+                gradient = torch.zeros_like(parameter.detach(), dtype=parameter.grad_dtype)
+                self._zeros[id(parameter)] = gradient
+            gradients.append(local(gradient))
+        self._under_way.append(self._ranks.start_sums(gradients))
 
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:

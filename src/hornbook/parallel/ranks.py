@@ -105,14 +105,20 @@ class Ranks:
             )
         return result
 
-    def start_sum(self, tensor: Tensor) -> dist.Work:
-        """Start summing ``tensor`` over two or more ranks, in place; do not use it before ``end_sum``."""
+    def start_sums(self, tensors: Sequence[Tensor]) -> dist.Work:
+        """Start summing each of ``tensors``, dense and of one dtype, over two or more ranks, in place.
+
+        Do not use them before ``end_sum``.
+        """
+        assert self.tensors is not None, "two or more ranks"
+        options = dist.AllreduceCoalescedOptions()
+        options.asyncOp = True
         with explained(self._watch):
-            work: dist.Work = dist.all_reduce(tensor, group=self.tensors, async_op=True)
+            work: dist.Work = self.tensors.allreduce_coalesced([*tensors], options)
         return work
 
     def end_sum(self, work: dist.Work) -> None:
-        """Wait for a sum."""
+        """Wait for what ``start_sums`` has started."""
         with explained(self._watch):
             work.wait()
 
@@ -154,12 +160,6 @@ class Cut(NamedTuple):
         dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
         return x
 
-    def concatenated(self, x: Tensor) -> Tensor:
-        """Return the ranks' tensors, of equal shape, concatenated along the last dimension, without a gradient."""
-        parts = [torch.empty_like(x) for _ in range(dist.get_world_size(self.group))]
-        dist.all_gather(parts, x.contiguous(), group=self.group)
-        return torch.cat(parts, -1)
-
 
 def is_cut(tensor: Tensor) -> bool:
     """Return whether a tensor is split over ranks."""
@@ -171,6 +171,22 @@ def local(tensor: Tensor) -> Tensor:
     whole: Any = tensor
     part: Tensor = whole.to_local() if is_cut(tensor) else tensor
     return part
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of ``tensor`` without a gradient; it shares its memory and its version."""
+    with torch.no_grad():  # otherwise, a DTensor returns a view with a version of its own
+        return local(tensor).detach()
+
+
+def like(tensor: Tensor, part: Tensor) -> Tensor:
+    """Return ``part``, this rank's of a tensor that is split as ``tensor`` is, as such a tensor."""
+    if not is_cut(tensor):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    cut: Any = tensor
+    return DTensor.from_local(part, cut.device_mesh, cut.placements, run_check=False)
 
 
 def cut_of(weight: Tensor) -> Cut:

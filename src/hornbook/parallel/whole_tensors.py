@@ -10,6 +10,7 @@ So a computation that needs whole tensors, such as an orthogonalization, is done
 of a part, as replicas have them, are not sent to the rank that assembles. Each direction is one all-to-all exchange.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -29,6 +30,11 @@ class Box(NamedTuple):
     def of(self, whole: Tensor) -> Tensor:
         """Return a view of this part of ``whole``."""
         return whole[tuple(slice(first, first + size) for first, size in zip(self.begin, self.shape, strict=True))]
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements of the part."""
+        return math.prod(self.shape)
 
     def first_column(self) -> "Box":
         """Return the part of a tensor with one column."""
@@ -80,24 +86,27 @@ class Assembly:
         """The rank that assembles each tensor."""
 
     def assemble(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Return the tensors that this rank owns; ``parts`` are its parts of all of them, of one dtype."""
+        """Return the tensors that this rank owns, those of which it holds all as they are.
+
+        ``parts`` are its parts of all tensors, of one dtype.
+        """
         pieces = [
             _Piece(number, box, owner if boxes[owner] == box else boxes.index(box), owner)
             for number, (boxes, owner) in enumerate(zip(self._boxes, self.owners, strict=True))
             for box in dict.fromkeys(boxes)
         ]
-        leaving = [parts[piece.number] for piece in self._leaving(pieces)]
         wholes = {
-            number: parts[0].new_empty(shape)
-            for number, (shape, owner) in enumerate(zip(self._shapes, self.owners, strict=True))
+            number: part if part.shape == shape else part.new_empty(shape)
+            for number, (part, shape, owner) in enumerate(zip(parts, self._shapes, self.owners, strict=True))
             if owner == self._ranks.rank
         }
-        for piece, values in self._exchange(pieces, leaving, parts[0]):
-            piece.box.of(wholes[piece.number]).copy_(values)
+        found = self._exchange(pieces, [parts[piece.number] for piece in self._leaving(pieces)], parts[0])
+        copied = [(piece, values) for piece, values in found if values is not wholes[piece.number]]
+        _copy([piece.box.of(wholes[piece.number]) for piece, _ in copied], [values for _, values in copied])
         return list(wholes.values())
 
     def hand_back(self, wholes: Sequence[Tensor], like: Tensor) -> list[Tensor]:
-        """Return this rank's part of each tensor.
+        """Return this rank's part of each tensor, those of its own tensors as views.
 
         Args:
             wholes: the tensors that this rank owns.
@@ -115,26 +124,42 @@ class Assembly:
         return [found[number] for number in range(len(self._boxes))]
 
     def _leaving(self, pieces: Sequence[_Piece]) -> list[_Piece]:
-        """Return the pieces that this rank sends, in the order of their targets."""
+        """Return the pieces that this rank has, in the order of their targets."""
         return sorted((piece for piece in pieces if piece.source == self._ranks.rank), key=lambda piece: piece.target)
 
     def _exchange(
         self, pieces: Sequence[_Piece], leaving: Sequence[Tensor], like: Tensor
     ) -> list[tuple[_Piece, Tensor]]:
-        """Send the tensors of ``_leaving(pieces)``; return the pieces that arrive, from this rank, too."""
-        arriving = [piece for piece in pieces if piece.target == self._ranks.rank]
-        arriving.sort(key=lambda piece: piece.source)
-        sizes = [torch.Size(piece.box.shape).numel() for piece in arriving]
+        """Send the tensors of ``_leaving(pieces)``; return the pieces for this rank, its own as they are."""
+        rank, own = self._ranks.rank, list(zip(self._leaving(pieces), leaving, strict=True))
+        stays = [(piece, values) for piece, values in own if piece.target == rank]
+        if all(piece.source == piece.target for piece in pieces):
+            return stays
+        leaves = [(piece, values) for piece, values in own if piece.target != rank]
+        arriving = sorted(
+            (piece for piece in pieces if piece.target == rank != piece.source), key=lambda piece: piece.source
+        )
         sent, received = ([0] * self._ranks.size for _ in range(2))
-        for piece, values in zip(self._leaving(pieces), leaving, strict=True):
+        for piece, values in leaves:
             sent[piece.target] += values.numel()
-        for piece, size in zip(arriving, sizes, strict=True):
-            received[piece.source] += size
-        flat = torch.cat([like.new_empty(0), *(values.reshape(-1) for values in leaving)])
-        if any(piece.source != piece.target for piece in pieces):
-            flat = self._ranks.exchange(flat, sent, received)
-        parts = zip(arriving, torch.split(flat, sizes), strict=True)
-        return [(piece, values.view(piece.box.shape)) for piece, values in parts]
+        for piece in arriving:
+            received[piece.source] += piece.box.num_elements
+        flat = like.new_empty(sum(sent))
+        _copy(_views(flat, [piece.box for piece, _ in leaves]), [values for _, values in leaves])
+        flat = self._ranks.exchange(flat, sent, received)
+        return [*stays, *zip(arriving, _views(flat, [piece.box for piece in arriving]), strict=True)]
+
+
+def _views(flat: Tensor, boxes: Sequence[Box]) -> list[Tensor]:
+    """Return the parts of ``flat`` that hold ``boxes`` one after the other."""
+    parts = torch.split(flat, [box.num_elements for box in boxes])
+    return [part.view(box.shape) for part, box in zip(parts, boxes, strict=True)]
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy tensors to others, on a GPU in one kernel if all are dense."""
+    if targets:
+        torch._foreach_copy_(targets, sources)
 
 
 def _whole_shape(boxes: Sequence[Box]) -> torch.Size:

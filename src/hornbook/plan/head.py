@@ -188,7 +188,7 @@ class Head:
             is_made = is_cut or layers.table_weights is not None
             tape.free(*packed * is_made)  # what is no parameter is packed anew for each micro-batch
             return
-        is_mixed = layers.casts == "step" and not is_cut
+        is_mixed = layers.casts == "step"
         if is_mixed:
             layers.copy("head.table", rows * size)
         elif layers.compute.weights != layers.compute.dtype and layers.casts != "never":

@@ -130,7 +130,7 @@ class Layers:
 
     def is_mixed(self, name: str) -> bool:
         """Return whether a linear layer is that of `hornbook.ops.mixed_linear`."""
-        return self.casts == "step" and name not in self._blocks and not self.is_cut(f"{name}.weight")
+        return self.casts == "step" and name not in self._blocks
 
     def linear(self, name: str, num_rows: float, num_in: int, num_out: int, result: str) -> None:
         """Compute ``result`` ``[rows, out]``."""

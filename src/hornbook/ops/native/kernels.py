@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hornbook.ops.native.library import SUFFIXES, Form
-from hornbook.parallel.ranks import is_cut
+from hornbook.parallel.ranks import is_cut, own_part
 
 BLOCKS = "block_sparse_f32"
 """Name of the kernel of block-sparse products."""
@@ -51,7 +51,7 @@ _in_use = NOT_CHOSEN
 
 @dataclass(eq=False)
 class Copy:
-    """A weight and its copy in 16 bits."""
+    """A weight and its copy in 16 bits, of a split weight this rank's part."""
 
     weight: Tensor
     values: Tensor
@@ -143,15 +143,16 @@ def gradients_returned() -> Iterator[None]:
 def copy_of(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``weight`` in a dtype, without a gradient; a parameter once, if ``weights_unchanged`` keeps copies.
 
-    A copy that the update before wrote is returned if nothing else has changed the weight since.
+    Of a split weight, it is this rank's part. A copy that the update before wrote is returned if nothing else has
+    changed the weight since.
     """
-    copies = unchanged.copies
+    copies, part = unchanged.copies, own_part(weight)
     if copies is None or weight.dtype == dtype or not isinstance(weight, torch.nn.Parameter):
-        return weight.detach().to(dtype)
+        return part.to(dtype)
     key = (id(weight), dtype)
     known = copies.get(key)
-    if known is None or (known.block != unchanged.block and known.version != weight._version):
-        known = copies[key] = Copy(weight, weight.detach().to(dtype))
+    if known is None or (known.block != unchanged.block and known.version != part._version):
+        known = copies[key] = Copy(weight, part.to(dtype))
     known.block, known.version = unchanged.block, None
     return known.values
 

@@ -23,6 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from hornbook.ops.native import kernels
 from hornbook.ops.native.library import SUFFIXES, Form, rows
 from hornbook.ops.operators import operator, shapes_of
+from hornbook.parallel.ranks import local
 
 ACTIVATIONS: Final = ("none", "gelu", "gelu_tanh", "relu", "relu_squared", "silu")
 """In the order of ``Activation`` in csrc/activations.h."""
@@ -263,13 +264,13 @@ torch.library.register_autograd("hornbook::linear", _backward, setup_context=_se
 
 
 PLAIN: tuple[type, ...] = (Tensor,)
-"""Types of gradients that are whole and on one device; traces of a step without values have their own."""
+"""Types of a rank's part of a gradient on one device; traces of a step without values have their own."""
 
 
 def has_plain_gradient(parameter: Tensor) -> bool:
     """Return whether a gradient can be added to ``.grad``: from an executor's second pass on, and without hooks."""
     if not isinstance(parameter, torch.nn.Parameter) or not parameter.requires_grad:
         return False
-    grad = parameter.grad
+    grad = None if parameter.grad is None else local(parameter.grad)
     is_plain = grad is not None and type(grad) in PLAIN and grad.is_contiguous() and grad.dtype == torch.float32
     return is_plain and not parameter._backward_hooks and not parameter._post_accumulate_grad_hooks
