@@ -199,7 +199,9 @@ def tokens_at(x_BT: Tensor, indices_P: Tensor) -> Tensor:
         x_BT: of any dtype.
         indices_P: int64, flat indices of the B·T tokens, on the device of ``x_BT`` or in host memory.
     """
-    return x_BT.flatten(0, 1).index_select(0, _beside(x_BT.device, indices_P))
+    if indices_P.device != x_BT.device:
+        indices_P = copied_to(x_BT.device, indices_P)
+    return x_BT.flatten(0, 1).index_select(0, indices_P)
 
 
 def sequence_indices(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -213,11 +215,9 @@ def sequence_indices(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor
     positions_T = torch.arange(int(lengths_S.max()), device=lengths_S.device)
     outside_ST = positions_T >= lengths_S[:, None]
     flat_ST = (firsts_S[:, None] + positions_T).masked_fill(outside_ST, 0)
-    return _beside(device, flat_ST), _beside(device, outside_ST)
-
-
-def _beside(device: torch.device, indices: Tensor) -> Tensor:
-    return indices if indices.device == device else copied_to(device, indices)
+    if flat_ST.device == device:
+        return flat_ST, outside_ST
+    return copied_to(device, flat_ST), copied_to(device, outside_ST)
 
 
 class Transform(nn.Module):
