@@ -55,8 +55,6 @@ with a cushion of 0.02 and a safety factor of 1.01.
 _MARGINS: Final[dict[Polynomials, float]] = {"polar_express": 1.01, "polar_express_4": 1.01, "newton_schulz": 1.0}
 """Factor of the norm that divides a matrix: Polar Express diverges where rounding lifts a singular value above 1."""
 _SMALLEST_NORM: Final = 1e-7
-_OBLONG: Final = 1.5
-"""Aspect ratio from which polynomials of the Gram matrix take less time."""
 
 
 def muon(slots: Sequence[Slot], config: MuonConfig, *, learning_rate: float, count: int) -> None:
@@ -102,44 +100,38 @@ def muon(slots: Sequence[Slot], config: MuonConfig, *, learning_rate: float, cou
 def _moves(slots: Sequence[Slot], config: MuonConfig) -> list[Tensor]:
     """Update the slots' states in place, and return the orthogonal matrices, fp32, of the parameters' shapes.
 
-    Of several ranks, each orthogonalizes some of the matrices for all.
+    Of several ranks, each orthogonalizes some of the matrices for all; each head separately where slots have its size.
     """
-    dtype = compute_dtype(config.products, slots[0].parameter.device)
+    dtype, parts = compute_dtype(config.products, slots[0].parameter.device), slots[0].parts
     directions = []
     for slot in slots:
         if slot.clip != 1.0:
             slot.gradient.mul_(slot.clip)
         momentum = slot.state["momentum"].lerp_(slot.gradient, 1.0 - config.momentum)
         directions.append((slot.gradient.lerp(momentum, config.momentum) if config.nesterov else momentum).to(dtype))
-    row_squares = [slot.state["row_square"] for slot in slots] if config.row_moments else []
+    stored_squares = squares = [slot.state["row_square"] for slot in slots] if config.row_moments else []
     heads = [slot.head_size for slot in slots]
-    if (parts := slots[0].parts) is None:
-        return _orthogonal(directions, row_squares, heads, config)
-    boxes = [parts.boxes[slot.name] for slot in slots]
-    matrices = Assembly(parts.ranks, boxes)
-    columns = Assembly(parts.ranks, [[box.first_column() for box in ranks] for ranks in boxes], matrices.owners)
-    own_squares = columns.assemble(row_squares) if row_squares else []
-    own_heads = [size for size, owner in zip(heads, matrices.owners, strict=True) if owner == parts.ranks.rank]
-    own = _orthogonal(matrices.assemble(directions), own_squares, own_heads, config)
-    if row_squares:
-        torch._foreach_copy_(row_squares, columns.hand_back(own_squares, row_squares[0]))
-    return matrices.hand_back(own, slots[0].parameter)
-
-
-def _orthogonal(
-    directions: Sequence[Tensor], row_squares: Sequence[Tensor], heads: Sequence[int | None], config: MuonConfig
-) -> list[Tensor]:
-    """Return the orthogonal matrices of directions, of each head separately where ``heads`` has its number of rows."""
+    if parts is not None:
+        boxes = [parts.boxes[slot.name] for slot in slots]
+        matrices = Assembly(parts.ranks, boxes)
+        columns = Assembly(parts.ranks, [[box.first_column() for box in ranks] for ranks in boxes], matrices.owners)
+        directions, squares = matrices.assemble(directions), columns.assemble(squares) if squares else []
+        heads = [size for size, owner in zip(heads, matrices.owners, strict=True) if owner == parts.ranks.rank]
     shapes: list[Sequence[int]] = [
         direction.shape if size is None else (*direction.shape[:-2], -1, size, direction.shape[-1])
         for direction, size in zip(directions, heads, strict=True)
     ]
-    matrices = [direction.view(shape) for direction, shape in zip(directions, shapes, strict=True)]
-    moves = [move.float() for move in orthogonalize(matrices, config.polynomials)]
-    if row_squares:
-        squares = [square.view(*shape[:-1], 1) for square, shape in zip(row_squares, shapes, strict=True)]
-        moves = [_even_rows(move, square, config.row_beta) for move, square in zip(moves, squares, strict=True)]
-    return [move.view(direction.shape) for move, direction in zip(moves, directions, strict=True)]
+    found = orthogonalize([of.view(shape) for of, shape in zip(directions, shapes, strict=True)], config.polynomials)
+    moves = [move.float() for move in found]
+    if squares:
+        rows = [square.view(*shape[:-1], 1) for square, shape in zip(squares, shapes, strict=True)]
+        moves = [_even_rows(move, square, config.row_beta) for move, square in zip(moves, rows, strict=True)]
+    moves = [move.view(direction.shape) for move, direction in zip(moves, directions, strict=True)]
+    if parts is None:
+        return moves
+    if stored_squares:
+        torch._foreach_copy_(stored_squares, columns.hand_back(squares, stored_squares[0]))
+    return matrices.hand_back(moves, slots[0].parameter)
 
 
 def _even_rows(move: Tensor, row_square: Tensor, beta: float) -> Tensor:
@@ -180,9 +172,7 @@ def orthogonalize(matrices: Sequence[Tensor], polynomials: Polynomials) -> list[
             x_NRC = x_NRC.mT
         norms = torch.linalg.matrix_norm(x_NRC, keepdim=True)
         x_NRC = x_NRC / (norms * _MARGINS[polynomials]).clamp(min=_SMALLEST_NORM)
-        if x_NRC.dtype == torch.float32 and x_NRC.shape[-1] >= _OBLONG * x_NRC.shape[-2]:
-            x_NRC = _by_gram_matrix(x_NRC, coefficients)
-        elif (form := form_of("orthogonalize", x_NRC)) is not None:
+        if (form := form_of("orthogonalize", x_NRC)) is not None:
             x_NRC = apply_polynomials(form, x_NRC.contiguous(), coefficients)
         else:
             x_NRC = apply_by_pytorch(x_NRC, coefficients)
@@ -190,20 +180,3 @@ def orthogonalize(matrices: Sequence[Tensor], polynomials: Polynomials) -> list[
         for number, part in zip(numbers, parts, strict=True):
             results[number] = part.view(matrices[number].shape)
     return results
-
-
-def _by_gram_matrix(x_NRC: Tensor, coefficients: Coefficients) -> Tensor:
-    """Return the composition as ``Q X``, where Q is a polynomial of the Gram matrix G of X.
-
-    A polynomial maps Q to ``(a + b G + c G²) Q`` and G to ``(a + b G + c G²)² G``; all of them commute. In fp32, this
-    takes 0.57 of the time at an aspect ratio of 4; in bf16, it is unstable.
-    """
-    gram = x_NRC @ x_NRC.mT
-    factor = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device).expand_as(gram)
-    for number, (a, b, c) in enumerate(coefficients):
-        change = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        factor = torch.baddbmm(factor, factor, change, beta=a)
-        if number + 1 < len(coefficients):
-            for _ in range(2):
-                gram = torch.baddbmm(gram, gram, change, beta=a)
-    return factor @ x_NRC

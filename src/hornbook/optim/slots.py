@@ -69,10 +69,6 @@ class Slot:
         """Whether weight decay applies."""
         return self.role == "matrix" and not self.is_exempt
 
-    def cut(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        """Return views of the parts of ``tensor``, which has the parameter's shape."""
-        return tensor.chunk(self.num_parts)
-
 
 def by_group(slots: Sequence[Slot]) -> Iterator[tuple[bool, float, list[Slot]]]:
     """Yield groups of slots with the same options: whether weight decay applies, factor of the learning rate, slots."""
