@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hornbook.ops.native import kernels
-from hornbook.ops.native.library import rows
+from hornbook.ops.native.kernels import rows
 from hornbook.ops.native.linear import has_plain_gradient
 from hornbook.ops.triton.linear_operators import (
     can_activate,
