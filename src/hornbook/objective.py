@@ -63,8 +63,8 @@ class RegularizedLM(CausalLM):
         self.weights = {"causal_lm": 1.0, "z_loss": weight}
 
     def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
-        targets, weight = batch["targets"], self.weights["z_loss"]
-        return dict(zip(self.weights, head.z_regularized_cross_entropy(x_BTD, targets, weight), strict=True))
+        sums = head.regularized_cross_entropy(x_BTD, batch["targets"], z_weight=self.weights["z_loss"])
+        return dict(zip(self.weights, sums, strict=True))
 
 
 class RecurrenceWeightedLM(CausalLM):
@@ -82,7 +82,7 @@ class RecurrenceWeightedLM(CausalLM):
 
     def sums(self, head: Any, x_BTD: Tensor, batch: Batch) -> dict[str, Tensor]:
         weights_BT = recurrence_weights(batch["targets"])
-        weighted, unweighted = head.weighted_cross_entropy(x_BTD, batch["targets"], weights_BT)
+        weighted, unweighted = head.regularized_cross_entropy(x_BTD, batch["targets"], weights_BT=weights_BT)
         return {"causal_lm": unweighted, "recurrence_weighted": weighted}
 
 

@@ -14,14 +14,13 @@ import tiny_layouts
 import tiny_runs
 import torch
 from cases import mostly_slow
-from native_forms import forms
+from native_forms import forms, noting_packs
 from tiny_layouts import recipe_of
 
 from hornbook.config import PrecisionConfig, load_recipe
 from hornbook.engine.step import train_step
 from hornbook.errors import StoppedBySignal
 from hornbook.model.language_model import evaluation_mode
-from hornbook.ops.native import linear
 from hornbook.parallel.device import prepare
 from hornbook.parallel.world import World
 from hornbook.run.preflight import bytes_of_scratch
@@ -146,9 +145,7 @@ def test_weights_move_once_a_phase_whatever_the_number_of_micro_batches(tmp_path
 
 def test_weights_are_packed_once_a_phase_whatever_the_number_of_micro_batches(tmp_path, monkeypatch):
     forms()  # or skip
-    packed, pack = [], linear.pack
-    monkeypatch.setattr(linear, "pack", lambda *given, **kind: packed.append(given[1].shape) or pack(*given, **kind))
-    counts = []
+    packed, counts = noting_packs(monkeypatch), []
     for micro_batch_size in (8, 1):
         recipe = recipe_of("gpt", "adamw")
         training = replace(recipe.training, micro_batch_size=micro_batch_size)

@@ -8,17 +8,17 @@ import functools
 
 import torch
 
-from hornbook.ops.native import block_sparse, library, linear_trial
+from hornbook.ops.native import block_sparse, kernels, linear_trial
 from hornbook.ops.native.choice import KERNELS
-from hornbook.ops.native.linear import linear_weight_gradient, pack, product
+from hornbook.ops.native.linear import linear_weight_gradient, panels_of, product
 
 
-def cut_products_are_right(form: library.Form, dtype: torch.dtype) -> bool:
+def cut_products_are_right(form: kernels.Form, dtype: torch.dtype) -> bool:
     """Check products whose rows, tokens and contraction are cut, and that a row alone has the same bits."""
     draws = torch.Generator().manual_seed(0)
     x, g, weight = (torch.randn(shape, generator=draws) for shape in ((259, 1030), (259, 19), (19, 1030)))
     x, g = x.to(dtype), g.to(dtype)
-    panels, back = (pack(form, weight, dtype, for_gradient, None) for for_gradient in (False, True))
+    panels, back = (panels_of(form, weight, dtype, for_gradient=for_gradient) for for_gradient in (False, True))
     y, of_x = product(form, x, panels, weight), product(form, g, back, weight, for_gradient=True)
     of_weight = torch.ones(19, 1030)
     linear_weight_gradient(g, x, of_weight, None, form.isa, True)
@@ -40,18 +40,18 @@ def cut_products_are_right(form: library.Form, dtype: torch.dtype) -> bool:
 def main() -> None:
     """Print "form kernel right" or "form kernel wrong"."""
     torch.set_num_threads(1)
-    built = library.load()
+    built = kernels.load()
     if isinstance(built, Exception):
         raise SystemExit(f"no native operators: {built}")
     say = functools.partial(print, flush=True)
     for kernel in (*KERNELS, block_sparse.KERNEL):
         for isa in kernel.instruction_sets:
             with torch.no_grad():
-                is_right = kernel.check(library.Form(isa), kernel.dtype)
+                is_right = kernel.check(kernels.Form(isa), kernel.dtype)
             say(isa, kernel.name, "right" if is_right else "wrong")
     for kernel in linear_trial.KERNELS:
         for isa in kernel.instruction_sets:
-            is_right = cut_products_are_right(library.Form(isa), kernel.dtype)
+            is_right = cut_products_are_right(kernels.Form(isa), kernel.dtype)
             say(isa, f"{kernel.name}_cut", "right" if is_right else "wrong")
 
 

@@ -12,12 +12,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hornbook.ops.native import build, library
+from hornbook.ops.native import build, kernels
 from hornbook.ops.native.build import HALVES, TILES
 from hornbook.ops.native.cache import BuildError, default_cache
 from hornbook.ops.native.choice import KERNELS
-from hornbook.ops.native.kernels import Kernels
-from hornbook.ops.native.library import Form, instruction_sets, load
+from hornbook.ops.native.kernels import Form, Kernels, instruction_sets, load
 
 
 def forms() -> list[Form]:
@@ -43,7 +42,7 @@ EMULATED = "emulated"
 def emulated_tiles() -> Iterator[None]:
     """Let ``Form(EMULATED)`` compute what has a form for tiles; skips the test where nothing can be built."""
     forms()
-    built, of_library = _emulated_library(), library._function
+    built, of_library = _emulated_library(), kernels._function
 
     def function(isa: str, name: str) -> Any:
         if isa != EMULATED:
@@ -52,7 +51,7 @@ def emulated_tiles() -> Iterator[None]:
         found.restype = ctypes.c_int64
         return found
 
-    with patch.object(library, "_function", function):
+    with patch.object(kernels, "_function", function):
         yield
 
 
@@ -69,7 +68,7 @@ def _emulated_library() -> ctypes.CDLL:
         sources = map(str, (*build.sources(None), *build.sources(TILES)))
         build.run_program([*compiler, *build._FLAGS, "-O1", *flags, "-shared", *sources, "-o", str(made)])
         made.rename(target)
-    return library.open_library(target)
+    return kernels.open_library(target)
 
 
 class NativeCalls(TorchDispatchMode):
@@ -95,12 +94,12 @@ class NativeCalls(TorchDispatchMode):
 @contextmanager
 def cut_for(second_level_cache: int) -> Iterator[None]:
     """Cut blocks as on a machine whose second-level cache has so many bytes."""
-    before = library.second_level_cache()
-    assert before is not None and library.second_level_cache(second_level_cache) == second_level_cache
+    before = kernels.second_level_cache()
+    assert before is not None and kernels.second_level_cache(second_level_cache) == second_level_cache
     try:
         yield
     finally:
-        library.second_level_cache(before)
+        kernels.second_level_cache(before)
 
 
 @contextmanager
@@ -112,3 +111,16 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def noting_packs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets an entry whenever a weight is packed."""
+    packed, call = list[str](), kernels.Form.__call__
+
+    def note(form: kernels.Form, name: str, *arguments: int | torch.Tensor | None) -> int:
+        if name.startswith("linear_pack_"):
+            packed.append(name)
+        return call(form, name, *arguments)
+
+    monkeypatch.setattr(kernels.Form, "__call__", note)
+    return packed

@@ -11,7 +11,7 @@ from hornbook.config import LabelledConfig, ParallelConfig, bundled_recipes, loa
 from hornbook.config.description import description_of
 from hornbook.measure.memory_check import TOLERANCES, check_steps
 from hornbook.ops.native import choice
-from hornbook.ops.native.library import PYTORCH, instruction_sets
+from hornbook.ops.native.kernels import PYTORCH, instruction_sets
 from hornbook.parallel.world import World
 from hornbook.plan.layers import ALL_NATIVE
 from hornbook.plan.stand_ins import shrunk

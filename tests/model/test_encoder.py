@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from native_forms import all_native, forms
 from tiny import hidden_states
 from tiny_encoders import (
     FAMILIES,
@@ -19,7 +20,9 @@ from hornbook.config import recipe_from_dict
 from hornbook.config.optimizers import role_of
 from hornbook.errors import RecipeError
 from hornbook.model import build_model, initialize
+from hornbook.model.attention import EncoderSelfAttention
 from hornbook.ops import attention, sequence_groups
+from hornbook.ops.native.kernels import using
 from hornbook.samples.windows import NOT_SCORED
 
 LENGTHS = [24, 3, 17, 9, 1, 24, 12, 6]
@@ -59,6 +62,15 @@ def test_keys_of_places_are_made_once_a_micro_batch():
     context = model.make_context(batch)
     gather_index, is_token = context["gather_index"], context["is_token"]
     assert torch.equal(context["group_keys"][is_token], batch["keys"].flatten()[gather_index[is_token]])
+
+
+def test_native_attention_has_no_groups_unless_a_module_may_be_a_users():
+    forms()  # or skip
+    model, batch = tiny_encoder(**DROPOUTS), lay_out(make_samples(LENGTHS), "packed")
+    with using(all_native()):
+        assert model.make_context(batch).keys() == {"keys", "firsts", "lengths"}
+        model.blocks[1].attention.__class__ = type("Own", (EncoderSelfAttention,), {})
+        assert "gather_index" in model.make_context(batch)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

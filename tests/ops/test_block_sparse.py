@@ -18,7 +18,7 @@ from hornbook.ops.block_sparse import (
     choose_kernel,
 )
 from hornbook.ops.native import block_sparse as native
-from hornbook.ops.native.library import Form
+from hornbook.ops.native.kernels import Form
 
 CPU = torch.device("cpu")
 kernels = pytest.mark.parametrize("kernel", ["reference", "torch"])

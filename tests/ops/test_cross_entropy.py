@@ -9,15 +9,10 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hornbook.ops import chunk_losses
 from hornbook.ops import cross_entropy as module
-from hornbook.ops.cross_entropy import (
-    counted_cross_entropy,
-    linear_cross_entropy,
-    token_losses,
-    weighted_cross_entropy,
-    z_regularized_cross_entropy,
-)
+from hornbook.ops import vocabulary_parts
+from hornbook.ops.cross_entropy import linear_cross_entropy, token_losses
+from hornbook.ops.vocabulary_parts import Columns
 from hornbook.samples.windows import NOT_SCORED
 
 
@@ -59,9 +54,9 @@ def test_value_and_gradients_equal_torch(num_tokens, hidden, vocab_size, padding
     expected = reference(x, weight, targets, vocab_size)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "HEAD_TOKENS", chunk)
-        loss = linear_cross_entropy(x, weight, targets, vocab_size)
+        loss = linear_cross_entropy(x, targets, Columns(weight, None, vocab_size))[0]
         loss.backward()
-        losses = token_losses(x, weight, targets, vocab_size)
+        losses = token_losses(x, targets, Columns(weight, None, vocab_size))
     for ours, theirs in zip((loss.detach(), x.grad, weight.grad), expected, strict=True):
         assert_near(ours, theirs, 1e-5)
     assert (weight.grad[vocab_size:] == 0).all()
@@ -76,7 +71,7 @@ def test_chunk_boundaries_change_rounding_only(monkeypatch, num_tokens):
     for chunk in (8, 1000):
         monkeypatch.setattr(module, "HEAD_TOKENS", chunk)
         x, weight, targets = example(num_tokens)
-        linear_cross_entropy(x, weight, targets, 13).backward()
+        linear_cross_entropy(x, targets, Columns(weight, None, 13))[0].backward()
         results.append((x.grad, weight.grad))
     torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-6)
 
@@ -84,7 +79,7 @@ def test_chunk_boundaries_change_rounding_only(monkeypatch, num_tokens):
 def test_incoming_gradient_scales_both_gradients():
     x, weight, targets = example()
     _, x_gradient, weight_gradient = reference(x, weight, targets, 13)
-    (linear_cross_entropy(x, weight, targets, 13) * -2.5).backward()
+    (linear_cross_entropy(x, targets, Columns(weight, None, 13))[0] * -2.5).backward()
     assert_near(x.grad, -2.5 * x_gradient, 1e-5)
     assert_near(weight.grad, -2.5 * weight_gradient, 1e-5)
 
@@ -102,7 +97,7 @@ def test_the_backward_pass_makes_no_second_gradient_of_the_table():
 
     states, table = torch.randn(3, 8, requires_grad=True), torch.randn(128, 8, requires_grad=True)
     for _ in range(2):  # the second one is added to the first
-        loss = linear_cross_entropy(states, table, torch.tensor([1, 2, 3]), 128) * 0.5
+        loss = linear_cross_entropy(states, torch.tensor([1, 2, 3]), Columns(table, None, 128))[0] * 0.5
         with Watch():
             loss.backward()
     assert sizes
@@ -112,7 +107,7 @@ def test_the_backward_pass_makes_no_second_gradient_of_the_table():
 def test_a_second_backward_pass_gives_the_same_gradients():
     """As zero-bubble schedules ask for: first the gradient of the input, later that of the weights."""
     x, weight, targets = example()
-    loss = linear_cross_entropy(x, weight, targets, 13) * 0.5
+    loss = linear_cross_entropy(x, targets, Columns(weight, None, 13))[0] * 0.5
     first = torch.autograd.grad(loss, (x, weight), retain_graph=True)
     second = torch.autograd.grad(loss, (x, weight))
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
@@ -121,12 +116,14 @@ def test_a_second_backward_pass_gives_the_same_gradients():
 def test_gradient_is_the_slope_of_the_loss():
     """Central difference along a random direction, against the analytic gradients; no other implementation involved."""
     x, weight, targets = example(unscored=0.0)
-    linear_cross_entropy(x, weight, targets, 13).backward()
+    linear_cross_entropy(x, targets, Columns(weight, None, 13))[0].backward()
     directions = [torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1)) for tensor in (x, weight)]
     step = 1e-2
     with torch.no_grad():
         ahead, behind = (
-            linear_cross_entropy(x + sign * step * directions[0], weight + sign * step * directions[1], targets, 13)
+            linear_cross_entropy(
+                x + sign * step * directions[0], targets, Columns(weight + sign * step * directions[1], None, 13)
+            )[0]
             for sign in (1, -1)
         )
     slope = (ahead - behind) / (2 * step)
@@ -138,7 +135,7 @@ def test_bfloat16_gives_bf16_and_fp32_gradients_near_the_truth():
     x, weight, targets = example(num_tokens=256, hidden=32, vocab_size=60, rows=64, dtype=torch.bfloat16)
     with torch.no_grad():
         weight *= 0.2
-    loss = linear_cross_entropy(x, weight, targets, 60)
+    loss = linear_cross_entropy(x, targets, Columns(weight, None, 60))[0]
     (loss / 3).backward()
     assert (loss.dtype, x.grad.dtype, weight.grad.dtype) == (torch.float32, torch.bfloat16, torch.float32)
     expected, x_gradient, weight_gradient = reference(x, weight, targets, 60)
@@ -152,7 +149,7 @@ def test_bfloat16_gradient_is_not_biased_by_a_scale_that_bf16_cannot_hold():
     gradients = []
     for scale in (1.0, 1 / 3):
         x, weight, targets = example(num_tokens=512, hidden=32, dtype=torch.bfloat16, unscored=0.0)
-        (linear_cross_entropy(x, weight, targets, 13) * scale).backward()
+        (linear_cross_entropy(x, targets, Columns(weight, None, 13))[0] * scale).backward()
         gradients.append(x.grad.double().flatten())
     slope = (gradients[0] @ gradients[1]) / (gradients[0] @ gradients[0])
     assert float(slope) == pytest.approx(1 / 3, rel=5e-4)
@@ -162,14 +159,14 @@ def test_without_gradients_no_gradient_is_made(monkeypatch):
     monkeypatch.setattr(module, "_LinearCrossEntropy", None)  # whoever calls it fails
     x, weight, targets = example()
     with torch.no_grad():
-        loss = linear_cross_entropy(x, weight, targets, 13)
+        loss = linear_cross_entropy(x, targets, Columns(weight, None, 13))[0]
     assert not loss.requires_grad
     assert_near(loss, reference(x, weight, targets, 13)[0], 1e-5)
 
 
 def test_token_losses_are_the_negative_log_probabilities():
     x, weight, targets = example(num_tokens=3, unscored=0.0)
-    losses = token_losses(x, weight, targets, 13)
+    losses = token_losses(x, targets, Columns(weight, None, 13))
     assert losses.dtype == torch.float32
     assert not losses.requires_grad
     for row in range(3):
@@ -180,7 +177,7 @@ def test_token_losses_are_the_negative_log_probabilities():
 
 def test_large_logits_do_not_overflow():
     x, weight, targets = example()
-    loss = linear_cross_entropy(x * 1e4, weight * 1e2, targets, 13)
+    loss = linear_cross_entropy(x * 1e4, targets, Columns(weight * 1e2, None, 13))[0]
     assert torch.isfinite(loss)
 
 
@@ -189,7 +186,7 @@ def test_non_finite_states_reach_the_loss(bad):
     """Nothing hides a broken number: the step has to see it to skip."""
     x, weight, targets = example(unscored=0.0)
     x.data[3, 2] = bad
-    loss = linear_cross_entropy(x, weight, targets, 13)
+    loss = linear_cross_entropy(x, targets, Columns(weight, None, 13))[0]
     loss.backward()
     assert not torch.isfinite(loss)
     assert not torch.isfinite(weight.grad).all()
@@ -205,7 +202,7 @@ def test_a_bias_and_the_number_of_right_predictions(monkeypatch, chunk, dtype):
     scores = (double[0] @ double[1].t())[:, :13] + double[2]
     expected = functional.cross_entropy(scores, targets, ignore_index=-100, reduction="sum")
     expected.backward()
-    total, num_correct = counted_cross_entropy(x, weight, targets, 13, bias)
+    total, num_correct = linear_cross_entropy(x, targets, Columns(weight, bias, 13), with_count=True)
     total.backward()
     tolerance = 1e-5 if dtype == torch.float32 else 0.03
     assert_near(total.detach(), expected.detach(), tolerance)
@@ -216,10 +213,10 @@ def test_a_bias_and_the_number_of_right_predictions(monkeypatch, chunk, dtype):
         assert num_correct == (scores.argmax(1) == targets).sum()
     assert not num_correct.requires_grad
     with torch.no_grad():
-        again, num_again = counted_cross_entropy(x, weight, targets, 13, bias)
+        again, num_again = linear_cross_entropy(x, targets, Columns(weight, bias, 13), with_count=True)
     torch.testing.assert_close(again, total.detach())
     assert num_again == num_correct
-    assert_near(token_losses(x, weight, targets, 13, bias_V=bias).sum(), expected.detach(), tolerance)
+    assert_near(token_losses(x, targets, Columns(weight, bias, 13)).sum(), expected.detach(), tolerance)
 
 
 @pytest.mark.parametrize("columns", [128, 100, 67])
@@ -234,19 +231,21 @@ def test_of_equal_logits_the_first_is_the_prediction(columns):
     last = columns - 1 - logits.flip(1).argmax(1)
     assert (best != last).any()
     for targets, expected in ((best, 60), (last, int((best == last).sum()))):
-        assert int(counted_cross_entropy(x, weight, targets, columns)[1]) == expected
+        assert int(linear_cross_entropy(x, targets, Columns(weight, None, columns), with_count=True)[1]) == expected
         with torch.no_grad():
-            assert int(counted_cross_entropy(x, weight, targets, columns)[1]) == expected
+            assert int(linear_cross_entropy(x, targets, Columns(weight, None, columns), with_count=True)[1]) == expected
 
 
 def test_nothing_to_predict():
     x, weight, targets = example()
-    total, num_correct = counted_cross_entropy(x[:0], weight, targets[:0], 13)
+    total, num_correct = linear_cross_entropy(x[:0], targets[:0], Columns(weight, None, 13), with_count=True)
     total.backward()
     assert (float(total.detach()), float(num_correct)) == (0.0, 0.0)
     assert not weight.grad.any()
     unscored = torch.full_like(targets, NOT_SCORED)
-    assert [float(value.detach()) for value in counted_cross_entropy(x, weight, unscored, 13)] == [0.0, 0.0]
+    assert [
+        float(value.detach()) for value in linear_cross_entropy(x, unscored, Columns(weight, None, 13), with_count=True)
+    ] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(("vocab_size", "rows"), [(200, 256), (60, 192), (256, 256)])
@@ -259,12 +258,12 @@ def test_chunks_of_the_vocabulary_change_rounding_only(monkeypatch, vocab_size, 
     for parts in (1, chunks):
         x, weight, targets = example(40, 8, vocab_size, rows, dtype=dtype)
         bias = torch.linspace(-1.0, 1.0, vocab_size).requires_grad_()
-        plain = linear_cross_entropy(x, weight, targets, vocab_size, parts)
-        loss, right = counted_cross_entropy(x, weight, targets, vocab_size, bias, parts)
+        plain = linear_cross_entropy(x, targets, Columns(weight, None, vocab_size), parts)[0]
+        loss, right = linear_cross_entropy(x, targets, Columns(weight, bias, vocab_size), parts, with_count=True)
         (0.25 * plain + 0.5 * loss).backward()
         with torch.no_grad():
-            counted = counted_cross_entropy(x, weight, targets, vocab_size, bias, parts)
-        losses = token_losses(x, weight, targets, vocab_size, parts, bias_V=bias)
+            counted = linear_cross_entropy(x, targets, Columns(weight, bias, vocab_size), parts, with_count=True)
+        losses = token_losses(x, targets, Columns(weight, bias, vocab_size), parts)
         results.append((plain, loss, right, *counted, losses, x.grad, weight.grad, bias.grad))
     for whole, chunked in zip(*results, strict=True):
         assert chunked.dtype == whole.dtype
@@ -274,23 +273,25 @@ def test_chunks_of_the_vocabulary_change_rounding_only(monkeypatch, vocab_size, 
 
 
 def test_chunks_of_the_vocabulary_have_fewer_logits(monkeypatch):
-    seen, complete = [], chunk_losses._complete
+    seen, complete = [], vocabulary_parts.complete
 
     def note(logits, head):
         seen.append(logits.shape[1])
         return complete(logits, head)
 
-    monkeypatch.setattr(chunk_losses, "_complete", note)
+    monkeypatch.setattr(vocabulary_parts, "complete", note)
     x, weight, targets = example(40, 8, 500, 512)
-    linear_cross_entropy(x, weight, targets, 500, 4).backward()
-    token_losses(x, weight, targets, 500, chunks=4)
+    linear_cross_entropy(x, targets, Columns(weight, None, 500), 4)[0].backward()
+    token_losses(x, targets, Columns(weight, None, 500), 4)
     assert max(seen) == 128
 
 
 def test_of_equal_logits_in_different_chunks_the_first_is_the_prediction():
     x, weight = torch.ones(2, 3), torch.ones(192, 3)
     for chunks in (1, 3):
-        assert counted_cross_entropy(x, weight, torch.tensor([0, 70]), 192, chunks=chunks)[1] == 1
+        assert (
+            linear_cross_entropy(x, torch.tensor([0, 70]), Columns(weight, None, 192), chunks, with_count=True)[1] == 1
+        )
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
@@ -303,7 +304,7 @@ def test_weights_scale_each_tokens_loss_and_gradients(chunks, dtype):
     targets[::7] = -100
     weights = torch.rand(700, generator=draws)
     x_ND, weight_VD = x.clone().requires_grad_(), table.clone().requires_grad_()
-    loss, unweighted = weighted_cross_entropy(weights, x_ND, weight_VD, targets, 200, chunks)
+    loss, unweighted = linear_cross_entropy(x_ND, targets, Columns(weight_VD, None, 200), chunks, weights_N=weights)
     (loss * 2).backward()
     theirs = (x.double().requires_grad_(), table.double().requires_grad_())
     logits = theirs[0] @ theirs[1][:200].T
@@ -317,7 +318,7 @@ def test_weights_scale_each_tokens_loss_and_gradients(chunks, dtype):
     torch.testing.assert_close(x_ND.grad.double(), theirs[0].grad, **close)
     torch.testing.assert_close(weight_VD.grad.double(), theirs[1].grad, **close)
     with torch.no_grad():
-        without = weighted_cross_entropy(weights, x_ND, weight_VD, targets, 200, chunks)
+        without = linear_cross_entropy(x_ND, targets, Columns(weight_VD, None, 200), chunks, weights_N=weights)
     torch.testing.assert_close(torch.stack(without), torch.stack([loss, unweighted]), rtol=1e-5, atol=0)
 
 
@@ -332,14 +333,14 @@ def test_z_loss_and_cap_are_those_of_autograd(chunks, cap):
     squares = logits.logsumexp(-1)[targets != NOT_SCORED].square().sum()
     expected = functional.cross_entropy(logits, targets, reduction="sum")
     (0.5 * (expected + 0.1 * squares)).backward()
-    total, found = z_regularized_cross_entropy(0.1, x, weight, targets, 300, chunks, cap)
+    total, found = linear_cross_entropy(x, targets, Columns(weight, None, 300, cap=cap), chunks, z_weight=0.1)
     (0.5 * (total + 0.1 * found)).backward()
     with torch.no_grad():
-        again = z_regularized_cross_entropy(0.1, x, weight, targets, 300, chunks, cap)
+        again = linear_cross_entropy(x, targets, Columns(weight, None, 300, cap=cap), chunks, z_weight=0.1)
     for value, other in ((total, expected), (found, squares), (again[0], expected), (again[1], squares)):
         assert_near(value.double(), other, 1e-6)
     assert_near(x.grad.double(), exact[0].grad, 2e-6)
     assert_near(weight.grad.double(), exact[1].grad, 2e-6)
-    plain = linear_cross_entropy(x, weight, targets, 300, chunks, cap)
+    plain = linear_cross_entropy(x, targets, Columns(weight, None, 300, cap=cap), chunks)[0]
     assert_near(plain.double(), expected, 1e-6)
-    assert_near(token_losses(x, weight, targets, 300, chunks=chunks, cap=cap).sum().double(), expected, 1e-6)
+    assert_near(token_losses(x, targets, Columns(weight, None, 300, cap=cap), chunks).sum().double(), expected, 1e-6)

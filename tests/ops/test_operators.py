@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from hornbook.ops.native.library import instruction_sets
+from hornbook.ops.native.kernels import instruction_sets
 from hornbook.ops.native.linear import linear_input_gradient, linear_weight_gradient
 from hornbook.ops.operators import scalar_with_gradient
 

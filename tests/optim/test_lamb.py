@@ -6,6 +6,7 @@ from plain_updates import make_slots
 
 from hornbook.config import LambConfig
 from hornbook.optim.adam import adam_directions
+from hornbook.optim.slots import Slot
 from hornbook.optim.updates import lamb, trust_ratios
 
 
@@ -16,7 +17,7 @@ def step_sizes(config: LambConfig) -> list[tuple[str, list[float]]]:
     lamb(slots, config, learning_rate=0.01, count=1)
     sizes = []
     for slot, old in zip(slots, before, strict=True):
-        pairs = zip(slot.cut(slot.parameter), slot.cut(old), strict=True)
+        pairs = zip(slot.parameter.chunk(slot.num_parts), old.chunk(slot.num_parts), strict=True)
         sizes.append((slot.role, [float((new - w).norm() / w.norm()) / 0.01 for new, w in pairs]))
     return sizes
 
@@ -32,6 +33,14 @@ def test_biases_have_no_ratio_unless_all_are_alike():
     assert all(size != pytest.approx(1.0, rel=1e-3) for sizes in exempt for size in sizes)
     for _, sizes in step_sizes(LambConfig(exempt_vectors=False)):
         assert sizes == pytest.approx([1.0] * len(sizes), rel=1e-3)
+
+
+def test_a_scalar_has_a_ratio():
+    slot = Slot(name="scale", parameter=torch.tensor(2.0), gradient=torch.tensor(0.5), state={}, role="norm")
+    for name in ("exp_avg", "exp_avg_sq"):
+        slot.state[name] = torch.zeros(())
+    lamb([slot], LambConfig(), learning_rate=0.01, count=1)
+    assert float(slot.parameter) == pytest.approx(2.0 - 0.01 * 2.0, rel=1e-3)
 
 
 def test_directions_are_aligned_parts_of_one_tensor():

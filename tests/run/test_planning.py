@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hornbook.config import load_recipe
-from hornbook.ops.native.library import instruction_sets
+from hornbook.ops.native.kernels import instruction_sets
 from hornbook.run import planning
 
 

@@ -18,8 +18,7 @@ from hornbook.exchange.restore import load_model
 from hornbook.model.sparse_layers import sparse_layers
 from hornbook.ops.native.block_sparse import newest_form
 from hornbook.ops.native.cache import BuildError
-from hornbook.ops.native.kernels import BLOCKS
-from hornbook.ops.native.library import PYTORCH, Form, load
+from hornbook.ops.native.kernels import BLOCKS, PYTORCH, Form, load
 from hornbook.run.initial_weights import InitFrom
 from hornbook.run.launch import train
 from hornbook.storage.json_files import read_json

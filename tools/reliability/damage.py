@@ -29,7 +29,7 @@ from hornbook.corpora.store import open_store
 from hornbook.errors import HornbookError
 from hornbook.ops.native import build, cache
 from hornbook.ops.native.choice import KERNELS
-from hornbook.ops.native.library import seconds
+from hornbook.ops.native.trials import seconds
 from hornbook.text.tokenizer import Tokenizer
 
 _TEXT = "story 3: the cat sat on the mat, é😀"

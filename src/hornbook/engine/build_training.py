@@ -41,8 +41,8 @@ from hornbook.objective import OBJECTIVES, build_objective
 from hornbook.ops.layers import ACTIVATIONS
 from hornbook.ops.native.build import HALVES
 from hornbook.ops.native.choice import choose
-from hornbook.ops.native.kernels import use
-from hornbook.ops.native.library import DEFAULT_SHAPE, Shape, instruction_sets
+from hornbook.ops.native.kernels import instruction_sets, use
+from hornbook.ops.native.trials import DEFAULT_SHAPE, Shape
 from hornbook.optim.schedules import build_schedule
 from hornbook.optim.updates import UPDATES, Update, build_update, in_groups, with_heads
 from hornbook.parallel.device import DTYPES, add_up_in, compute_dtype, return_large_buffers

@@ -21,7 +21,7 @@ from hornbook.errors import StorageError
 from hornbook.ops.native.build import find_compiler
 from hornbook.ops.native.cache import BuildError
 from hornbook.ops.native.choice import choose
-from hornbook.ops.native.library import form_states, second_level_cache
+from hornbook.ops.native.kernels import form_states, second_level_cache
 from hornbook.parallel.device import compute_dtype, dtype_name, physical_cores
 from hornbook.run.preflight import Finding
 from hornbook.run.utilization import Product, measure_rates

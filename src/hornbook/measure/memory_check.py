@@ -214,7 +214,7 @@ def tokens_of(recipe: Recipe, state: TrainState, batch: Batch) -> Tokens:
     if "lengths" not in batch:
         return full_tokens(recipe)
     context: Any = state.model.make_context(batch)
-    if "group_sizes" not in context:  # Triton's attention has none
+    if "group_sizes" not in context:  # native and Triton's attention have none
         context |= group_sequences(batch["firsts"], batch["lengths"], batch["tokens"].shape, torch.device("cpu"))
     return Tokens(
         num=batch["tokens"].numel(),

@@ -29,8 +29,7 @@ from hornbook.ops.attention import (
 )
 from hornbook.ops.layers import stacked_linear
 from hornbook.ops.native.attention import attention as native_attention
-from hornbook.ops.native.kernels import form_of
-from hornbook.ops.native.library import Form
+from hornbook.ops.native.kernels import Form, form_of
 from hornbook.ops.sequence_groups import GroupSize, SequenceGroups, SpacedSequences, take
 from hornbook.ops.spans import Spans
 from hornbook.ops.triton.operators import triton_attention
@@ -67,7 +66,7 @@ class Context(SequenceGroups, SpacedSequences, total=False):
     documents: Tensor
     """int64 ``[B, T]``, decoders with ``data.document_mask`` only: the document of each token."""
     spans: Spans
-    """Only if Triton computes attention. Encoders then have no groups."""
+    """Only if Triton computes attention. Encoders then have no groups, nor for native attention."""
     group_keys: Tensor
     """int64 ``[R]``, encoders only: ``keys`` in the order of ``gather_index``."""
     firsts: Tensor
@@ -197,9 +196,11 @@ class SelfAttention(nn.Module, ABC):
     def attend_natively(
         self,
         form: Form,
-        packed_BTE: Tensor,
         context: Context,
-        *others_BTE: Tensor,
+        qkv: Tensor,
+        key_value: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
         is_causal: bool,
         **heads: Any,
     ) -> Tensor:
@@ -207,31 +208,24 @@ class SelfAttention(nn.Module, ABC):
 
         Args:
             form: of the native operator.
-            packed_BTE: the output of ``qkv``, or queries.
             context: of the block; windows are whole rows, or the documents of them.
-            others_BTE: key and value side by side, or both, if ``packed_BTE`` is only the queries.
+            qkv: of flat tokens, see `hornbook.ops.native.attention`.
+            key_value: likewise.
+            value: likewise.
             is_causal: whether tokens attend only to themselves and earlier tokens, of windows.
-            heads: how queries and keys are compared, see `hornbook.ops.native.attention`.
+            heads: how queries and keys are compared, likewise.
         """
-        batch, length = packed_BTE.shape[:2]
+        batch, length = context["keys"].shape
         if "firsts" in context:
             firsts_S, lengths_S = context["firsts"], context["lengths"]
         else:
             firsts_S, lengths_S = torch.arange(batch) * length, torch.full((batch,), length)
         dropout = self.weight_dropout(context["keys"].flatten().unsqueeze(0)) if self.dropout.drops else None
         keys_HN, site, probability = (None, 0, 0.0) if dropout is None else (dropout.keys[0], *dropout[1:])
-        packed, *others = self._with_heads(*(part.flatten(0, 1) for part in (packed_BTE, *others_BTE)))
         sequences = (firsts_S, lengths_S, is_causal, keys_HN, site, probability)
         columns_S = firsts_S % length if is_causal else None  # dropout is by the place in a window, or in a sequence
-        y_NHK, _ = native_attention(packed, *sequences, form.isa, columns_S, *others, **heads)
+        y_NHK, _ = native_attention(qkv, *sequences, form.isa, columns_S, key_value, value, **heads)
         return torch.flatten(y_NHK, 1).view(batch, length, -1)
-
-    def _with_heads(self, packed_NE: Tensor, *others_NE: Tensor) -> list[Tensor | None]:
-        """Return ``[N, 3, H, K]`` and twice None, or queries, keys and values, of which the last may be together."""
-        shape = (*([] if others_NE else [3]), self.num_heads, self.head_size)
-        shape_of_others = (*([] if len(others_NE) == 2 else [2]), self.num_kv_heads, self.head_size)
-        others = [torch.unflatten(other, 1, shape_of_others) for other in others_NE]
-        return [torch.unflatten(packed_NE, 1, shape), *others, *[None] * (2 - len(others_NE))]
 
     def attends_by_spans(self, context: Context) -> bool:
         """Return whether ``attend_spans`` computes the attention of ``packed``, the output of ``qkv``."""
@@ -239,33 +233,35 @@ class SelfAttention(nn.Module, ABC):
 
     def attend_spans(
         self,
-        packed_NE: Tensor,
         context: Context,
-        *others_NE: Tensor,
+        qkv: Tensor,
+        key_value: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
         is_causal: bool,
         scale: float = 1.0,
         window: int | None = None,
         cap: float | None = None,
     ) -> Tensor:
-        """Return the attention ``[N, H·K]`` of flat tokens, computed by Triton's kernel.
+        """Return the attention ``[B, T, H·K]``, computed by Triton's kernel.
 
         Args:
-            packed_NE: the output of ``qkv``, or queries.
             context: with ``spans``.
-            others_NE: key and value, if ``packed_NE`` is only the queries.
+            qkv: of flat tokens, ``[N, 3, H, K]``, or queries ``[N, H, K]``.
+            key_value: ``[N, 2, G, K]``, or keys ``[N, G, K]``, if ``qkv`` is only the queries.
+            value: ``[N, G, K]``, if ``key_value`` is only the keys.
             is_causal: whether tokens attend only to themselves and earlier tokens.
             scale: of the scores, besides 1 / √K.
             window: a token attends only to tokens that are less than this away; None: no limit.
             cap: soft limit of the scores, if any.
         """
         keys_N = context["keys"].flatten() if self.dropout.drops else None
-        heads = self._with_heads(packed_NE, *others_NE)
         spans_4N, longest = context["spans"]
         probability = self.dropout.probability if self.dropout.drops else 0.0
         limits = (is_causal, scale / math.sqrt(self.head_size), window, cap, probability)
         dropout = (longest, keys_N, self.first_head, self.dropout.site if self.dropout.drops else 0)
-        y_NHK, *_ = triton_attention(*heads, spans_4N, *limits, *dropout)
-        return torch.flatten(y_NHK, 1)
+        y_NHK, *_ = triton_attention(qkv, key_value, value, spans_4N, *limits, *dropout)
+        return torch.flatten(y_NHK, 1).view(*context["keys"].shape, -1)
 
     def weight_dropout(self, keys_BT: Tensor) -> WeightDropout:
         """Return the dropout of the attention weights."""
@@ -281,17 +277,20 @@ class CausalSelfAttention(SelfAttention):
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         is_own = type(self).mix is CausalSelfAttention.mix and type(self).split is SelfAttention.split
         if not (x_BTD.is_cuda and is_own and is_unmodified(self.qkv, QueryKeyValue)) or self._is_tritons(context):
-            return super().forward(x_BTD, context)
-        parts_BTE, shape = stacked_linear(x_BTD, self.qkv.weight, self.qkv.bias), (self.num_heads, self.head_size)
-        q_BHTK, k_BHTK, v_BHTK = (torch.unflatten(part, -1, shape).transpose(1, 2) for part in parts_BTE)
-        y_BTD: Tensor = self.out(self._attend(q_BHTK, k_BHTK, v_BHTK, context))
+            mixed_BTE = self.mix(self.qkv(x_BTD), context)
+        else:
+            parts_BTE, shape = stacked_linear(x_BTD, self.qkv.weight, self.qkv.bias), (self.num_heads, self.head_size)
+            q_BHTK, k_BHTK, v_BHTK = (torch.unflatten(part, -1, shape).transpose(1, 2) for part in parts_BTE)
+            mixed_BTE = self._attend(q_BHTK, k_BHTK, v_BHTK, context)
+        y_BTD: Tensor = self.out(mixed_BTE)
         return y_BTD
 
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
+        qkv_N3HK = torch.unflatten(packed_BTE.flatten(0, 1), 1, (3, self.num_heads, self.head_size))
         if (form := self.native_form(packed_BTE, context)) is not None:
-            return self.attend_natively(form, packed_BTE, context, is_causal=True)
+            return self.attend_natively(form, context, qkv_N3HK, is_causal=True)
         if type(self).split is SelfAttention.split and self._is_tritons(context):
-            return self.attend_spans(packed_BTE.flatten(0, 1), context, is_causal=True).view(*packed_BTE.shape[:2], -1)
+            return self.attend_spans(context, qkv_N3HK, is_causal=True)
         return self._attend(*self.split(packed_BTE), context)
 
     def _attend(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Context) -> Tensor:
@@ -348,13 +347,15 @@ class EncoderSelfAttention(SelfAttention):
         window = None if self.reach is None else self.reach + 1
         if (form := self.native_form(packed_BTE, context)) is not None:
             heads: dict[str, Any] = dict(zip(("cosines_NR", "sines_NR"), angles_NR, strict=False))
-            return self.attend_natively(form, packed_BTE, context, is_causal=False, window=window, **heads)
+            qkv_N3HK = torch.unflatten(packed_NE, 1, (3, self.num_heads, self.head_size))
+            return self.attend_natively(form, context, qkv_N3HK, is_causal=False, window=window, **heads)
         if angles_NR:
             q_k_NHK, v_NHK = torch.unflatten(packed_NE, -1, (-1, self.head_size)).tensor_split((2 * self.num_heads,), 1)
             packed_NE = torch.cat((rotate(q_k_NHK, *angles_NR), v_NHK), 1).flatten(1)
         if "spans" in context:
-            y_NC = self.attend_spans(packed_NE, context, is_causal=False, window=window)
-        elif "gather_index" in context:
+            qkv_N3HK = torch.unflatten(packed_NE, 1, (3, self.num_heads, self.head_size))
+            return self.attend_spans(context, qkv_N3HK, is_causal=False, window=window)
+        if "gather_index" in context:
             gather_index, scatter_index = context["gather_index"], context["scatter_index"]
             groups = context["group_sizes"]
             rows = (take(packed_NE, gather_index, scatter_index), context["is_token"], context["group_keys"])

@@ -27,7 +27,7 @@ from hornbook.model.language_model import LanguageModel
 from hornbook.model.layers import Embedding, LayerNorm, RMSNorm, is_unmodified
 from hornbook.model.rotary import local_rotary_of, rotary_of
 from hornbook.ops.attention import rotate
-from hornbook.ops.native.library import Form
+from hornbook.ops.native.kernels import Form
 
 
 class ValueEmbedding(nn.Module):
@@ -245,10 +245,11 @@ class DecoderAttention(SelfAttention):
         q_BHTK, k_BGTK = self._turned(q_BTC, "query_norm", context), self._turned(k_BTC, "key_norm", context)
         is_limited = self.cap is not None or (self.window is not None and self.window < packed_BTE.shape[1])
         if (is_limited or self.dropout.drops or "documents" in context) and self.attends_by_spans(context):
-            flat = (heads.transpose(1, 2).flatten(0, 1).flatten(1) for heads in (q_BHTK, k_BGTK))
+            q_NHK, k_NGK, v_NGK = (
+                x.flatten(0, 1) for x in (q_BHTK.transpose(1, 2), k_BGTK.transpose(1, 2), self._heads(v_BTC))
+            )
             limits: dict[str, Any] = {"scale": self.scale, "window": self.window, "cap": self.cap}
-            y_NC = self.attend_spans(next(flat), context, next(flat), v_BTC.flatten(0, 1), is_causal=True, **limits)
-            return y_NC.view(*packed_BTE.shape[:2], -1)
+            return self.attend_spans(context, q_NHK, k_NGK, v_NGK, is_causal=True, **limits)
         if self.scale != 1.0:
             q_BHTK = q_BHTK * self.scale
         v_BGTK = self._heads(v_BTC).transpose(1, 2)
@@ -279,7 +280,10 @@ class DecoderAttention(SelfAttention):
             heads["norm_epsilon"] = self.query_norm.epsilon
         if self.rotation in context:
             heads["cosines_NR"], heads["sines_NR"] = (angles.flatten(0, 1) for angles in context[self.rotation])
-        return self.attend_natively(form, packed[0], context, *packed[1:], is_causal=True, **heads)
+        *parts_NC, last_NC = (part.flatten(0, 1) for part in packed)
+        shape = (-1, self.head_size) if len(packed) == 3 else (4 - len(packed), -1, self.head_size)
+        split = [*map(self._heads, parts_NC), torch.unflatten(last_NC, 1, shape)]
+        return self.attend_natively(form, context, *split, is_causal=True, **heads)
 
     def _heads(self, x_BTC: Tensor) -> Tensor:
         return x_BTC.view(*x_BTC.shape[:-1], -1, self.head_size)

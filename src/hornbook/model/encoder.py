@@ -26,6 +26,7 @@ from hornbook.model.label_heads import FirstTokenClassifier, SpanHead, Transform
 from hornbook.model.language_model import LanguageModel
 from hornbook.model.layers import Embedding, LayerNorm, NoNorm
 from hornbook.model.rotary import plain_rotary
+from hornbook.ops.native.kernels import form_of
 from hornbook.ops.sequence_groups import group_sequences, space_sequences
 from hornbook.ops.spans import spans_of_sequences
 from hornbook.samples.batches import Batch
@@ -44,13 +45,19 @@ class EncoderModel(LanguageModel):
     is_causal = False
 
     def make_context(self, batch: Batch) -> Context:
-        """Return ``keys``, ``firsts``, ``lengths``, and ``spans`` or index maps with ``group_keys``."""
+        """Return ``keys``, ``firsts``, ``lengths``, and ``spans`` or index maps with ``group_keys``.
+
+        Native attention needs neither of these; they are left out if no block or attention of a user may.
+        """
         tokens_BT, keys_BT = batch["tokens"], batch["keys"]
         firsts_S, lengths_S, device = batch["firsts"], batch["lengths"], tokens_BT.device
         rotations = {name: rotary(batch["positions"]) for name, rotary in self.rotations.items()}
         context = cast(Context, {"keys": keys_BT, "firsts": firsts_S, "lengths": lengths_S, **rotations})
         if self.takes_spans(device):
             context["spans"] = spans_of_sequences(firsts_S, lengths_S, tokens_BT.numel(), device)
+            return context
+        is_own = all(type(block) in _BLOCKS and type(block.attention) in _ATTENTIONS for block in self.blocks)
+        if is_own and form_of("attention", torch.empty(0, dtype=self.compute_dtype, device=device)) is not None:
             return context
         groups = group_sequences(firsts_S, lengths_S, tokens_BT.shape, device)
         context = cast(Context, {**context, **groups})
@@ -214,3 +221,7 @@ class ModernBert(EncoderModel):
         size = config.effective_head_size
         self.rotations["rotation"] = plain_rotary(config.global_rope_theta, size)
         self.rotations["local_rotation"] = plain_rotary(config.local_rope_theta, size)
+
+
+_BLOCKS = (PreNormBlock, PostNormBlock, GroupBlock)
+_ATTENTIONS = (EncoderSelfAttention, RotaryEncoderAttention)

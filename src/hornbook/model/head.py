@@ -17,16 +17,11 @@ from torch.nn import functional
 from hornbook.config.shapes import padded_rows
 from hornbook.model.initialize import Draw
 from hornbook.model.layers import LayerNorm, Linear, activated
-from hornbook.ops.cross_entropy import (
-    counted_cross_entropy,
-    linear_cross_entropy,
-    token_losses,
-    vocabulary_logits,
-    weighted_cross_entropy,
-    z_regularized_cross_entropy,
-)
+from hornbook.ops.cross_entropy import linear_cross_entropy, token_losses
+from hornbook.ops.tensor_parallel import enter, gather_columns
+from hornbook.ops.vocabulary_parts import Columns
 from hornbook.parallel.device import copied_to
-from hornbook.parallel.ranks import local
+from hornbook.parallel.ranks import cut_of, is_cut, local
 from hornbook.samples.batches import Batch
 from hornbook.samples.windows import NOT_SCORED
 
@@ -127,9 +122,29 @@ class OutputHead(nn.Module):
         prepared: Tensor = self.norm(x)
         return prepared
 
+    @property
+    def columns(self) -> Columns:
+        """This rank's columns of the output projection."""
+        if not is_cut(self.table):
+            return Columns(self.table, self.bias, self.vocab_size, cap=self.cap, table=self.table)
+        cut, weight = cut_of(self.table), local(self.table)
+        first = cut.rank * len(weight)
+        num_real = min(max(self.vocab_size - first, 0), len(weight))
+        bias = None if self.bias is None else enter(self.bias, cut)[first : first + num_real]
+        return Columns(weight, bias, num_real, first, cut, self.cap, self.table)
+
     def logits(self, x_ND: Tensor) -> Tensor:
-        """Return the logits ``[..., V]`` in fp32, without padding, for hidden states ``[..., D]``."""
-        return vocabulary_logits(self.prepare(x_ND), self.table, self.vocab_size, self.bias, self.cap)
+        """Return the logits ``[..., V]`` in fp32, without padding, for hidden states; without gradients if split."""
+        x_ND, table, size = self.prepare(x_ND), self.table, self.vocab_size
+        bias = None if self.bias is None else self.bias.to(x_ND.dtype)
+        if not is_cut(table):
+            logits = functional.linear(x_ND, table[:size].to(x_ND.dtype), bias).float()
+        else:
+            own = functional.linear(x_ND, local(table).to(x_ND.dtype))
+            dtype = torch.float32 if bias is None else x_ND.dtype  # in which the bias is added
+            logits = gather_columns(own, cut_of(table), dtype)[..., :size]
+            logits = (logits if bias is None else logits + bias).float()
+        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
 
 class CausalHead(OutputHead):
@@ -150,30 +165,32 @@ class CausalHead(OutputHead):
 
     def cross_entropy(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Return the summed cross-entropy, an fp32 scalar in nats; targets of -100 are ignored."""
-        return linear_cross_entropy(*self._arguments(x_BTD, targets_BT))
+        x_ND = self.prepare(x_BTD).flatten(0, 1)
+        return linear_cross_entropy(x_ND, targets_BT.flatten(), self.columns, self.vocabulary_chunks)[0]
 
-    def z_regularized_cross_entropy(self, x_BTD: Tensor, targets_BT: Tensor, z_weight: float) -> tuple[Tensor, Tensor]:
-        """Return the sums of the cross-entropies and of the squared log-sums of exponentials, fp32 scalars.
+    def regularized_cross_entropy(
+        self, x_BTD: Tensor, targets_BT: Tensor, *, weights_BT: Tensor | None = None, z_weight: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """Return the weighted and the unweighted sum of the tokens' cross-entropies, or, with a z-loss, another sum.
 
-        The gradient of the first is that of both, the second times ``z_weight``; targets of -100 are ignored.
+        Both are fp32 scalars, the second without a gradient; targets of -100 are ignored.
+
+        Args:
+            x_BTD: hidden states.
+            targets_BT: int64.
+            weights_BT: fp32; None: all 1.
+            z_weight: if not 0, the second sum is that of the squared log-sums of exponentials, and the gradient of the
+                first is that of both, the second times this.
         """
-        return z_regularized_cross_entropy(z_weight, *self._arguments(x_BTD, targets_BT))
-
-    def weighted_cross_entropy(self, x_BTD: Tensor, targets_BT: Tensor, weights_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weighted and the unweighted sum of the tokens' cross-entropies; targets of -100 are ignored.
-
-        Both are fp32 scalars in nats, the second without a gradient. ``weights_BT`` is fp32.
-        """
-        return weighted_cross_entropy(weights_BT.flatten(), *self._arguments(x_BTD, targets_BT))
+        x_ND, weights_N = self.prepare(x_BTD).flatten(0, 1), None if weights_BT is None else weights_BT.flatten()
+        given = (x_ND, targets_BT.flatten(), self.columns, self.vocabulary_chunks)
+        return linear_cross_entropy(*given, weights_N=weights_N, z_weight=z_weight)
 
     @torch.no_grad()
     def token_losses(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         """Return each token's cross-entropy ``[B, T]``, fp32, in nats; 0 where the target is -100."""
-        return token_losses(*self._arguments(x_BTD, targets_BT)).view_as(targets_BT)
-
-    def _arguments(self, x_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor, Tensor, int, int, float | None]:
-        x_ND, targets_N = self.prepare(x_BTD).flatten(0, 1), targets_BT.flatten()
-        return x_ND, self.table, targets_N, self.vocab_size, self.vocabulary_chunks, self.cap
+        x_ND = self.prepare(x_BTD).flatten(0, 1)
+        return token_losses(x_ND, targets_BT.flatten(), self.columns, self.vocabulary_chunks).view_as(targets_BT)
 
 
 def tokens_at(x_BT: Tensor, indices_P: Tensor) -> Tensor:
@@ -183,7 +200,9 @@ def tokens_at(x_BT: Tensor, indices_P: Tensor) -> Tensor:
         x_BT: of any dtype.
         indices_P: int64, flat indices of the B·T tokens, on the device of ``x_BT`` or in host memory.
     """
-    return x_BT.flatten(0, 1).index_select(0, _beside(x_BT.device, indices_P))
+    if indices_P.device != x_BT.device:
+        indices_P = copied_to(x_BT.device, indices_P)
+    return x_BT.flatten(0, 1).index_select(0, indices_P)
 
 
 def sequence_indices(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -197,11 +216,9 @@ def sequence_indices(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor
     positions_T = torch.arange(int(lengths_S.max()), device=lengths_S.device)
     outside_ST = positions_T >= lengths_S[:, None]
     flat_ST = (firsts_S[:, None] + positions_T).masked_fill(outside_ST, 0)
-    return _beside(device, flat_ST), _beside(device, outside_ST)
-
-
-def _beside(device: torch.device, indices: Tensor) -> Tensor:
-    return indices if indices.device == device else copied_to(device, indices)
+    if flat_ST.device == device:
+        return flat_ST, outside_ST
+    return copied_to(device, flat_ST), copied_to(device, outside_ST)
 
 
 class Transform(nn.Module):
@@ -268,13 +285,13 @@ class EncoderHead(OutputHead):
             fp32 scalars, the second without a gradient.
         """
         x_PD = self.prepare(tokens_at(x_BTD, predictions_P))
-        return counted_cross_entropy(x_PD, self.table, targets_P, self.vocab_size, self.bias, self.vocabulary_chunks)
+        return linear_cross_entropy(x_PD, targets_P, self.columns, self.vocabulary_chunks, with_count=True)
 
     @torch.no_grad()
     def token_losses(self, x_BTD: Tensor, predictions_P: Tensor, targets_P: Tensor) -> Tensor:
         """Return the cross-entropy at each of ``predictions``, ``[P]`` fp32, in nats; 0 where the target is -100."""
         x_PD = self.prepare(tokens_at(x_BTD, predictions_P))
-        return token_losses(x_PD, self.table, targets_P, self.vocab_size, self.vocabulary_chunks, bias_V=self.bias)
+        return token_losses(x_PD, targets_P, self.columns, self.vocabulary_chunks)
 
     def pooled(self, x_BTD: Tensor, firsts_S: Tensor) -> Tensor:
         """Return the pooled first token of each sequence, ``[S, D]``."""

@@ -192,18 +192,14 @@ class RMSNorm(nn.Module):
         return norm_beside(x, self.weight, None, self.epsilon, is_rms=True)
 
 
-class NoNorm(nn.Module):
+class NoNorm(nn.Identity):
     """The absence of a norm."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``x``."""
-        return x
 
     def beside(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``x`` twice."""
         return x, x
 
-    __call__ = forward
+    __call__ = nn.Identity.forward
 
 
 class GroupNorm(LayerNorm):

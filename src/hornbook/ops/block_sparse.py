@@ -30,8 +30,7 @@ from torch import Tensor
 from hornbook.errors import UserError
 from hornbook.ops.block_pattern import Pattern, from_dense, to_dense
 from hornbook.ops.native import block_sparse as native
-from hornbook.ops.native.kernels import form_of
-from hornbook.ops.native.library import SUFFIXES, Form
+from hornbook.ops.native.kernels import SUFFIXES, Form, form_of
 from hornbook.ops.native.linear import linear_weight_gradient
 from hornbook.ops.operators import operator, shapes_of
 from hornbook.ops.triton.programs import why_not as why_not_triton

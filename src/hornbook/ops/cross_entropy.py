@@ -19,27 +19,48 @@ three numbers per token: the largest logit, the sum of exponentials, and the log
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from hornbook.config.shapes import HEAD_TOKENS, HEAD_TOKENS_FUSED
-from hornbook.ops.chunk_losses import Chunk, Columns, add_by_parts, is_fused, losses_of, squares_of, summary_of
 from hornbook.ops.mixed_linear import is_mixed, write_product
+from hornbook.ops.native.cross_entropy import cross_entropy_
 from hornbook.ops.native.kernels import copy_of, form_of
 from hornbook.ops.native.linear import linear_weight_gradient, panels_of, product
-from hornbook.ops.tensor_parallel import enter, gather_columns
-from hornbook.parallel.ranks import cut_of, is_cut, local
+from hornbook.ops.triton.operators import chosen, triton_cross_entropy
+from hornbook.ops.vocabulary_parts import (
+    Columns,
+    add_by_parts,
+    complete,
+    first_largest,
+    first_of_ranks,
+    own_columns,
+    squares_of,
+    summary_of,
+)
+from hornbook.parallel.ranks import Cut
+from hornbook.samples.windows import NOT_SCORED
+
+
+class Chunk(NamedTuple):
+    """The results of a chunk of tokens."""
+
+    losses: Tensor
+    """fp32, in nats; 0 for tokens that are not scored."""
+    num_correct: Tensor
+    """Number of correct predictions; 0 if not requested."""
+    gradient: Tensor
+    """Gradient of the logits in the dtype of the hidden states; undefined if not requested."""
+    bias_gradient: Tensor
+    """fp32; undefined if there is no bias or it is not requested."""
+    squares: Tensor | float = 0.0
+    """fp32, the square of the logarithm of each scored token's sum of exponentials; 0 if not requested."""
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """The summed losses and the number of correct predictions.
-
-    With weights, the weighted and the unweighted sum; with ``z_weight``, the summed losses, whose gradient is that of
-    the losses and the weighted squares, and the summed squares.
-    """
+    """See ``linear_cross_entropy``."""
 
     @staticmethod
     def forward(
@@ -51,15 +72,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         head: Columns,
         with_count: bool,
         chunks: int,
-        weights_N: Tensor | None = None,
-        z_weight: float = 0.0,
+        weights_N: Tensor | None,
+        z_weight: float,
     ) -> tuple[Tensor, Tensor]:
         total, weighted, num_correct, squares = (x_ND.new_zeros((), dtype=torch.float32) for _ in range(4))
         copied = head.table if chunks == 1 and x_ND.is_cuda and is_mixed(x_ND, weight_VD) else None  # once a step
-        empty = (
-            torch.empty_like if copied is not None and len(x_ND) else torch.zeros_like
-        )  # the first product writes it
-        weight_gradient = empty(weight_VD, dtype=torch.float32)
+        is_written = copied is not None and len(x_ND) > 0  # by the first product
+        weight_gradient = (torch.empty_like if is_written else torch.zeros_like)(weight_VD, dtype=torch.float32)
         x_gradient = torch.empty_like(x_ND)
         bias_gradient = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         form = form_of("linear", x_ND) if chunks == 1 and weight_VD.dtype == torch.float32 else None
@@ -68,7 +87,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             panels = [panels_of(form, weight_VD, x_ND.dtype, for_gradient=back) for back in (False, True)]
         elif chunks == 1:
             weight = weight_VD.to(x_ND.dtype) if copied is None else copy_of(copied, x_ND.dtype)
-        losses = partial(losses_of, with_count=with_count, with_gradient=True, z_weight=z_weight)
+        losses = partial(_losses_of, with_count=with_count, with_gradient=True, z_weight=z_weight)
         for rows in _chunks_of(x_ND, head, chunks, z_weight):
             x, targets, weights = x_ND[rows], targets_N[rows], None if weights_N is None else weights_N[rows]
             if chunks > 1:
@@ -119,145 +138,52 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 def linear_cross_entropy(
     x_ND: Tensor,
-    weight_VD: Tensor,
     targets_N: Tensor,
-    vocab_size: int,
+    head: Columns,
     chunks: int = 1,
-    cap: float | None = None,
-) -> Tensor:
-    """Return the sum of the cross-entropies of ``softmax(x Wᵀ)``.
+    *,
+    with_count: bool = False,
+    weights_N: Tensor | None = None,
+    z_weight: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Return the sum of the cross-entropies of ``softmax(x Wᵀ + b)`` in nats, and a sum beside it.
+
+    Both are fp32 scalars, the second without a gradient.
 
     Args:
         x_ND: hidden states ``[N, D]``, of any floating dtype.
-        weight_VD: output table ``[V, D]``, fp32. Its gradient is the fp32 sum of a product per chunk, each rounded to
-            the dtype of ``x``.
         targets_N: ``[N]`` int64; ``NOT_SCORED`` (-100) is ignored.
-        vocab_size: number of columns without padding.
+        head: W and b, fp32. The gradient of W is the fp32 sum of a product per chunk, each rounded to the dtype of
+            ``x``.
         chunks: parts of the columns to compute one after the other; 1: all at once.
-        cap: soft limit of the logits, ``cap · tanh(logit / cap)``, if any.
-
-    Returns:
-        fp32 scalar, in nats.
+        with_count: whether the second sum is the number of correct predictions. Of equal logits, which are frequent in
+            bf16, the first is the prediction.
+        weights_N: fp32, factors of the tokens' cross-entropies, without a gradient; the second sum has none of them.
+        z_weight: if not 0, the second sum is that of the squared log-sums of exponentials, and the gradient of the
+            first is that of both, the second times this (z-loss, Chowdhery et al. 2022, PaLM, section 5).
     """
-    if not torch.is_grad_enabled():
-        return token_losses(x_ND, weight_VD, targets_N, vocab_size, chunks=chunks, cap=cap).sum()
-    head = _columns_of(weight_VD, None, vocab_size, cap)
-    arguments = (x_ND, head.weight, None, targets_N, head, False, chunks)
-    total: Tensor = _LinearCrossEntropy.apply(*arguments)[0]  # type: ignore[no-untyped-call]
-    return total
-
-
-def z_regularized_cross_entropy(
-    z_weight: float,
-    x_ND: Tensor,
-    weight_VD: Tensor,
-    targets_N: Tensor,
-    vocab_size: int,
-    chunks: int = 1,
-    cap: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return the sum of the cross-entropies and that of the squared log-sums of exponentials (z-loss).
-
-    Both are fp32 scalars. The gradient of the first is that of both, the second times ``z_weight`` (Chowdhery et al.
-    2022, PaLM, section 5); the second has none. Other arguments as for ``linear_cross_entropy``.
-    """
-    head = _columns_of(weight_VD, None, vocab_size, cap)
     if torch.is_grad_enabled():
-        arguments = (x_ND, head.weight, None, targets_N, head, False, chunks, None, z_weight)
-        total, squares = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
-        return total, squares
-    total, squares = (torch.zeros((), dtype=torch.float32, device=x_ND.device) for _ in range(2))
-    for _, chunk in _chunks(x_ND, targets_N, head, chunks, with_count=False, z_weight=z_weight):
+        arguments = (x_ND, head.weight, head.bias, targets_N, head, with_count, chunks, weights_N, z_weight)
+        loss, beside = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
+        return loss, beside
+    if not with_count and not z_weight:
+        losses_N = token_losses(x_ND, targets_N, head, chunks)
+        unweighted = losses_N.sum()
+        return unweighted if weights_N is None else losses_N @ weights_N, unweighted
+    total, beside = (torch.zeros((), dtype=torch.float32, device=x_ND.device) for _ in range(2))
+    for _, chunk in _chunks(x_ND, targets_N, head, chunks, with_count=with_count, z_weight=z_weight):
         total += chunk.losses.sum()
-        squares += chunk.squares
-    return total, squares
-
-
-def weighted_cross_entropy(
-    weights_N: Tensor,
-    x_ND: Tensor,
-    weight_VD: Tensor,
-    targets_N: Tensor,
-    vocab_size: int,
-    chunks: int = 1,
-    cap: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return the weighted and the unweighted sum of the cross-entropies of ``softmax(x Wᵀ)``.
-
-    Both are fp32 scalars, the second without a gradient. ``weights_N`` is fp32, without a gradient; other arguments as
-    for ``linear_cross_entropy``.
-    """
-    if not torch.is_grad_enabled():
-        losses_N = token_losses(x_ND, weight_VD, targets_N, vocab_size, chunks=chunks, cap=cap)
-        return losses_N @ weights_N, losses_N.sum()
-    head = _columns_of(weight_VD, None, vocab_size, cap)
-    arguments = (x_ND, head.weight, None, targets_N, head, False, chunks, weights_N)
-    total, unweighted = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
-    return total, unweighted
-
-
-def counted_cross_entropy(
-    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, vocab_size: int, bias_V: Tensor | None = None, chunks: int = 1
-) -> tuple[Tensor, Tensor]:
-    """Return the sum of the cross-entropies of ``softmax(x Wᵀ + b)``, and the number of correct predictions.
-
-    Both are fp32 scalars, the second without a gradient. Of equal logits, which are frequent in bf16, the first is the
-    prediction. Arguments as for ``linear_cross_entropy``; ``bias_V`` is ``[vocab_size]`` fp32, or None.
-    """
-    head = _columns_of(weight_VD, bias_V, vocab_size)
-    if torch.is_grad_enabled():
-        arguments = (x_ND, head.weight, head.bias, targets_N, head, True, chunks)
-        total, num_correct = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
-        return total, num_correct
-    total, num_correct = (torch.zeros((), dtype=torch.float32, device=x_ND.device) for _ in range(2))
-    for _, chunk in _chunks(x_ND, targets_N, head, chunks, with_count=True):
-        total += chunk.losses.sum()
-        num_correct += chunk.num_correct
-    return total, num_correct
+        beside += chunk.squares if z_weight else chunk.num_correct
+    return total, beside
 
 
 @torch.no_grad()
-def token_losses(
-    x_ND: Tensor,
-    weight_VD: Tensor,
-    targets_N: Tensor,
-    vocab_size: int,
-    chunks: int = 1,
-    cap: float | None = None,
-    bias_V: Tensor | None = None,
-) -> Tensor:
+def token_losses(x_ND: Tensor, targets_N: Tensor, head: Columns, chunks: int = 1) -> Tensor:
     """Return each token's cross-entropy in nats, ``[N]`` fp32, 0 where the target is ``NOT_SCORED``."""
     losses_N = torch.empty(x_ND.shape[0], dtype=torch.float32, device=x_ND.device)
-    head = _columns_of(weight_VD, bias_V, vocab_size, cap)
     for rows, chunk in _chunks(x_ND, targets_N, head, chunks, with_count=False):
         losses_N[rows] = chunk.losses
     return losses_N
-
-
-def vocabulary_logits(
-    x: Tensor, weight_VD: Tensor, vocab_size: int, bias_V: Tensor | None = None, cap: float | None = None
-) -> Tensor:
-    """Return the logits ``[..., vocab_size]`` in fp32 of hidden states ``[..., D]``; without gradients if split."""
-    if not is_cut(weight_VD):
-        bias = None if bias_V is None else bias_V.to(x.dtype)
-        logits = functional.linear(x, weight_VD[:vocab_size].to(x.dtype), bias).float()
-    else:
-        own = functional.linear(x, local(weight_VD).to(x.dtype))
-        dtype = torch.float32 if bias_V is None else x.dtype  # in which the bias is added
-        logits = gather_columns(own, cut_of(weight_VD), dtype)[..., :vocab_size]
-        logits = (logits if bias_V is None else logits + bias_V.to(x.dtype)).float()
-    return logits if cap is None else cap * torch.tanh(logits / cap)
-
-
-def _columns_of(weight_VD: Tensor, bias_V: Tensor | None, vocab_size: int, cap: float | None = None) -> Columns:
-    """Return this rank's columns of a table ``[V, D]``."""
-    if not is_cut(weight_VD):
-        return Columns(weight_VD, bias_V, vocab_size, cap=cap, table=weight_VD)
-    cut, weight = cut_of(weight_VD), local(weight_VD)
-    first = cut.rank * len(weight)
-    num_real = min(max(vocab_size - first, 0), len(weight))
-    bias = None if bias_V is None else enter(bias_V, cut)[first : first + num_real]
-    return Columns(weight, bias, num_real, first, cut, cap, weight_VD)
 
 
 def _chunks(
@@ -274,12 +200,79 @@ def _chunks(
             yield rows, Chunk(-picked, num_correct, picked, picked, squares_of(normalizer, targets))
         else:
             logits = x @ weight.t() if form is None else product(form, x, packed, head.weight)
-            yield rows, losses_of(logits, targets, head, with_count=with_count, with_gradient=False, z_weight=z_weight)
+            yield rows, _losses_of(logits, targets, head, with_count=with_count, with_gradient=False, z_weight=z_weight)
 
 
 def _chunks_of(x_ND: Tensor, head: Columns, chunks: int, z_weight: float) -> Iterator[slice]:
     """Yield the tokens of each chunk; a fused kernel takes more, so that the table's gradient is summed less often."""
-    is_large = x_ND.is_cuda and chunks == 1 and is_fused(x_ND, head, z_weight)
+    is_large = x_ND.is_cuda and chunks == 1 and _is_fused(x_ND, head, z_weight)
     size = HEAD_TOKENS_FUSED if is_large else HEAD_TOKENS
     for start in range(0, len(x_ND), size):
         yield slice(start, start + size)
+
+
+def _losses_of(
+    logits: Tensor, targets: Tensor, head: Columns, *, with_count: bool, with_gradient: bool, z_weight: float = 0.0
+) -> Chunk:
+    """Return losses and gradients, given logits without the bias, which are overwritten."""
+    is_fp32 = head.bias is None or head.bias.dtype == torch.float32
+    if is_fp32 and head.cut is None and (form := form_of("cross_entropy", logits)) is not None:
+        losses, predictions, bias_gradient, log_sums = cross_entropy_(
+            logits, targets, head.bias, head.num_real, with_gradient, with_count, form.isa, head.cap, z_weight
+        )
+        num_correct = (predictions == targets).sum() if with_count else losses.new_zeros(())
+        return Chunk(losses, num_correct, logits, bias_gradient, log_sums.square().sum() if z_weight else 0.0)
+    if logits.is_cuda and _is_fused(logits, head, z_weight):
+        losses, predictions = triton_cross_entropy(logits, targets, head.bias, head.num_real, with_gradient)
+        num_correct = (predictions == targets).sum() if with_count else losses.new_zeros(())
+        has_bias = with_gradient and head.bias is not None
+        return Chunk(
+            losses, num_correct, logits, logits[:, : head.num_real].sum(0, dtype=torch.float32) if has_bias else losses
+        )
+    dtype, (logits, slope) = logits.dtype, complete(logits, head)
+    log_probabilities, normalizer = _log_softmax(logits, head.cut)
+    columns, is_own = own_columns(log_probabilities, targets, head)
+    losses = -log_probabilities.gather(1, columns.unsqueeze(1)).squeeze(1).masked_fill(~is_own, 0.0)
+    if head.cut is not None:
+        losses = head.cut.sum(losses)
+    num_correct = _num_correct(log_probabilities, targets, head) if with_count else losses.new_zeros(())
+    squares = squares_of(normalizer, targets) if z_weight else 0.0
+    if not with_gradient:
+        return Chunk(losses, num_correct, losses, losses, squares)
+    exact = log_probabilities.exp_()  # becomes softmax − onehot, and zero for rows that are not scored
+    if z_weight:
+        exact *= 1.0 + 2.0 * z_weight * normalizer
+    exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
+    exact[targets == NOT_SCORED] = 0.0
+    if slope is not None:
+        exact *= slope
+    bias_gradient = losses if head.bias is None else exact[:, : head.num_real].sum(0)
+    return Chunk(losses, num_correct, exact.to(dtype), bias_gradient, squares)
+
+
+def _is_fused(x: Tensor, head: Columns, z_weight: float) -> bool:
+    """Return whether Triton's kernel computes losses and gradients, in place, of logits on the GPU of ``x``."""
+    is_plain = head.cut is None and head.cap is None and not z_weight
+    return is_plain and (head.bias is None or head.bias.dtype == torch.float32) and chosen("triton_cross_entropy", x)
+
+
+def _log_softmax(logits: Tensor, cut: Cut | None) -> tuple[Tensor, Tensor]:
+    """Return the log-probabilities, fp32, of this rank's columns among those of all ranks, and ``log Σ exp`` [C, 1]."""
+    if cut is None:
+        log_probabilities = torch.log_softmax(logits, -1, dtype=torch.float32)
+        return log_probabilities, logits[:, :1].float() - log_probabilities[:, :1]
+    logits = logits.float()
+    largest = cut.largest(logits.amax(1, keepdim=True))
+    logits -= largest
+    spread = cut.sum(logits.exp().sum(1, keepdim=True)).log_()
+    logits -= spread
+    return logits, largest + spread
+
+
+def _num_correct(log_probabilities: Tensor, targets: Tensor, head: Columns) -> Tensor:
+    """Return the number of targets with the largest log-probability."""
+    predicted = first_largest(log_probabilities)
+    if head.cut is not None:
+        own = log_probabilities.gather(1, predicted.unsqueeze(1)).squeeze(1)
+        predicted = first_of_ranks(predicted + head.first, own == head.cut.largest(own.clone()), head.cut)
+    return (predicted == targets).sum()

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hornbook.ops.native import kernels
-from hornbook.ops.native.library import rows
+from hornbook.ops.native.kernels import rows
 from hornbook.ops.native.linear import has_plain_gradient
 from hornbook.ops.tensor_parallel import exchange_of
 from hornbook.ops.triton.linear_operators import (

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.optim.adam import adam as torch_adam
 
 from hornbook.config.optimizers import MomentsConfig
-from hornbook.ops.native.optimizers import Numbers, form_for
+from hornbook.ops.native.kernels import FORMS, Form
+from hornbook.ops.native.optimizers import Numbers
 from hornbook.ops.native.optimizers import adamw as native_adamw
 from hornbook.ops.triton.adamw_operators import can_update, triton_adamw
 from hornbook.optim.slots import Slot, by_group
@@ -57,9 +58,10 @@ def adamw(
             continue
         weights, gradients = [slot.parameter for slot in group], [slot.gradient for slot in group]
         means, squares = ([slot.state[name] for slot in group] for name in _MOMENTS)
-        if (form := form_for([*weights, *gradients, *means, *squares])) is not None:
+        isa, tensors = FORMS.get("adamw"), (*weights, *gradients, *means, *squares)
+        if isa and all(x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous() for x in tensors):
             for slot, mean, square in zip(group, means, squares, strict=True):
-                native_adamw(form, slot.parameter, slot.gradient, mean, square, numbers, slot.clip)
+                native_adamw(Form(isa), slot.parameter, slot.gradient, mean, square, numbers, slot.clip)
             continue
         if any(slot.clip != 1.0 for slot in group):
             torch._foreach_mul_(gradients, [slot.clip for slot in group])

@@ -57,8 +57,6 @@ with a cushion of 0.02 and a safety factor of 1.01.
 _MARGINS: Final[dict[Polynomials, float]] = {"polar_express": 1.01, "polar_express_4": 1.01, "newton_schulz": 1.0}
 """Factor of the norm that divides a matrix: Polar Express diverges where rounding lifts a singular value above 1."""
 _SMALLEST_NORM: Final = 1e-7
-_OBLONG: Final = 1.5
-"""Aspect ratio from which polynomials of the Gram matrix take less time."""
 
 
 def muon(slots: Sequence[Slot], config: MuonConfig, *, learning_rate: float, count: int) -> None:
@@ -200,9 +198,7 @@ def orthogonalize(matrices: Sequence[Tensor], polynomials: Polynomials) -> list[
             x_NRC = x_NRC.mT
         norms = torch.linalg.matrix_norm(x_NRC, keepdim=True)
         x_NRC = x_NRC / (norms * _MARGINS[polynomials]).clamp(min=_SMALLEST_NORM)
-        if x_NRC.dtype == torch.float32 and x_NRC.shape[-1] >= _OBLONG * x_NRC.shape[-2]:
-            x_NRC = _by_gram_matrix(x_NRC, coefficients)
-        elif (form := form_of("orthogonalize", x_NRC)) is not None:
+        if (form := form_of("orthogonalize", x_NRC)) is not None:
             x_NRC = apply_polynomials(form, x_NRC.contiguous(), coefficients)
         else:
             x_NRC = apply_by_pytorch(x_NRC, coefficients)
@@ -210,20 +206,3 @@ def orthogonalize(matrices: Sequence[Tensor], polynomials: Polynomials) -> list[
         for number, part in zip(numbers, parts, strict=True):
             results[number] = part.view(matrices[number].shape)
     return results
-
-
-def _by_gram_matrix(x_NRC: Tensor, coefficients: Coefficients) -> Tensor:
-    """Return the composition as ``Q X``, where Q is a polynomial of the Gram matrix G of X.
-
-    A polynomial maps Q to ``(a + b G + c G²) Q`` and G to ``(a + b G + c G²)² G``; all of them commute. In fp32, this
-    takes 0.57 of the time at an aspect ratio of 4; in bf16, it is unstable.
-    """
-    gram = x_NRC @ x_NRC.mT
-    factor = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device).expand_as(gram)
-    for number, (a, b, c) in enumerate(coefficients):
-        change = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        factor = torch.baddbmm(factor, factor, change, beta=a)
-        if number + 1 < len(coefficients):
-            for _ in range(2):
-                gram = torch.baddbmm(gram, gram, change, beta=a)
-    return factor @ x_NRC

@@ -48,7 +48,7 @@ def constant(step: int, *, warmup_steps: int) -> float:
 def linear(step: int, *, num_steps: int, warmup_steps: int, final_fraction: float) -> float:
     """Return a linear decay: ``1 - (1 - final_fraction) * progress``, with progress from 0 to 1 over the decay."""
     if step < warmup_steps:
-        return constant(step, warmup_steps=warmup_steps)
+        return (step + 1) / warmup_steps
     return 1.0 - (1.0 - final_fraction) * _progress(step, num_steps, warmup_steps)
 
 
@@ -58,7 +58,7 @@ def cosine(step: int, *, num_steps: int, warmup_steps: int, final_fraction: floa
     Loshchilov and Hutter, "SGDR: stochastic gradient descent with warm restarts", ICLR 2017, without the restarts.
     """
     if step < warmup_steps:
-        return constant(step, warmup_steps=warmup_steps)
+        return (step + 1) / warmup_steps
     height = (1.0 + math.cos(math.pi * _progress(step, num_steps, warmup_steps))) / 2.0
     return final_fraction + (1.0 - final_fraction) * height
 
@@ -82,7 +82,7 @@ def warmup_stable_decay(
     begun continues from its factor to the end of the new length, so a later plan never changes the factors before it.
     """
     if step < warmup_steps:
-        return constant(step, warmup_steps=warmup_steps)
+        return (step + 1) / warmup_steps
     height, factor = 1.0, 1.0
     for (planned, length), until in zip(lengths.items(), [*lengths, step][1:], strict=True):
         start = max(warmup_steps, planned)
@@ -116,7 +116,7 @@ def polynomial(
     RigL is ``decay_power`` 0.5 over ``decay_steps``.
     """
     if step < warmup_steps:
-        return math.pow(constant(step, warmup_steps=warmup_steps), warmup_power)
+        return math.pow((step + 1) / warmup_steps, warmup_power)
     end = num_steps if decay_steps is None else warmup_steps + decay_steps
     height = math.pow(1.0 - _progress(step, end, warmup_steps), decay_power)
     return final_fraction + (1.0 - final_fraction) * height
@@ -125,7 +125,7 @@ def polynomial(
 def natural_exponential(step: int, *, warmup_steps: int, stair_steps: int, stair_decay: float) -> float:
     """Return a stepwise exponential decay: ``exp(-stair_decay * ((step - warmup_steps) // stair_steps))``."""
     if step < warmup_steps:
-        return constant(step, warmup_steps=warmup_steps)
+        return (step + 1) / warmup_steps
     return math.exp(-stair_decay * ((step - warmup_steps) // stair_steps))
 
 

@@ -82,10 +82,6 @@ class Slot:
             rows, columns = (self.parameter.shape if self.parts is None else self.parts.shape_of(self.name))[-2:]
         return self.head_size or rows, columns
 
-    def cut(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        """Return views of the parts of ``tensor``, which has the parameter's shape."""
-        return tensor.chunk(self.num_parts)
-
 
 def by_group(slots: Sequence[Slot]) -> Iterator[tuple[bool, float, list[Slot]]]:
     """Yield groups of slots with the same options: whether weight decay applies, factor of the learning rate, slots."""

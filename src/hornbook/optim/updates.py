@@ -94,10 +94,18 @@ def lamb(slots: Sequence[Slot], config: LambConfig, *, learning_rate: float, cou
     ]
     if decayed and config.weight_decay > 0.0:
         torch._foreach_add_([u for u, _ in decayed], [w for _, w in decayed], alpha=-config.weight_decay)
-    scaled, plain = _split_moves(slots, updates, config)
+    scaled, plain = list[_Move](), list[_Move]()
+    for slot, direction in zip(slots, updates, strict=True):
+        is_plain = slot.role == "bias" and config.exempt_vectors
+        num_parts = slot.num_parts if config.split_qkv and not is_plain else 1
+        pairs = [(slot.parameter, direction)]
+        if num_parts > 1:
+            pairs = [*zip(slot.parameter.chunk(num_parts), direction.chunk(num_parts), strict=True)]
+        moves = [_Move(weights, move, slot.rate_scale, slot.holders) for weights, move in pairs]
+        (plain if is_plain else scaled).extend(moves)
     if plain:
-        moves = [move.direction if move.rate_scale == 1.0 else move.direction * move.rate_scale for move in plain]
-        torch._foreach_add_([move.weights for move in plain], moves, alpha=learning_rate)
+        steps = [move.direction if move.rate_scale == 1.0 else move.direction * move.rate_scale for move in plain]
+        torch._foreach_add_([move.weights for move in plain], steps, alpha=learning_rate)
     if scaled:
         weights, directions = [move.weights for move in scaled], [move.direction for move in scaled]
         holders = [move.holders for move in scaled]
@@ -123,22 +131,6 @@ def trust_ratios(
         weight_norms = weight_norms.clamp(max=cap)
     both = (weight_norms > 0.0) & (direction_norms > 0.0)
     return torch.where(both, weight_norms / direction_norms, 1.0)
-
-
-def _split_moves(
-    slots: Sequence[Slot], directions: list[Tensor], config: LambConfig
-) -> tuple[list[_Move], list[_Move]]:
-    """Return the moves with a trust ratio, and those without."""
-    scaled: list[_Move] = []
-    plain: list[_Move] = []
-    for slot, direction in zip(slots, directions, strict=True):
-        if slot.role == "bias" and config.exempt_vectors:
-            plain.append(_Move(slot.parameter, direction, slot.rate_scale, slot.holders))
-        else:
-            parts = slot.cut if config.split_qkv else lambda tensor: (tensor,)
-            pairs = zip(parts(slot.parameter), parts(direction), strict=True)
-            scaled += [_Move(weight, move, slot.rate_scale, slot.holders) for weight, move in pairs]
-    return scaled, plain
 
 
 def sgd(slots: Sequence[Slot], config: SGDConfig, *, learning_rate: float, count: int = 1) -> None:

@@ -11,7 +11,7 @@ from hornbook.config.sections import Dtype
 from hornbook.corpora.store import TokenStore
 from hornbook.engine.build_training import build_samples, num_steps, shape_of
 from hornbook.ops.native.choice import choose
-from hornbook.ops.native.library import SUFFIXES
+from hornbook.ops.native.kernels import SUFFIXES
 from hornbook.parallel.device import DTYPES, compute_dtype, dtype_name
 from hornbook.plan.devices import DEVICES, Device, card
 from hornbook.plan.layers import ALL_NATIVE, Compute

@@ -83,29 +83,25 @@ class SyntheticSequences:
         self.sequence_length = sequence_length
         self._lengths = _piece_lengths(sequence_length - 3, seed)
         self.num_sequences = len(self._lengths)
+        ids = frozenset(self.special_ids)
+        self.special = MaskingTokens(cls=2, sep=3, mask=4, pad=0, vocab_size=vocab_size, special_ids=ids)
+        """The special tokens: 0 is padding, 1 unknown, 2 [CLS], 3 [SEP], 4 [MASK]."""
         arguments = f"synthetic sequences {vocab_size} {sequence_length} {seed}"
         self.fingerprint = hashlib.sha256(arguments.encode()).hexdigest()
 
-    @property
-    def special(self) -> MaskingTokens:
-        """The special tokens: 0 is padding, 1 unknown, 2 [CLS], 3 [SEP], 4 [MASK]."""
-        return MaskingTokens(
-            cls=2, sep=3, mask=4, pad=0, vocab_size=self._vocab_size, special_ids=frozenset(self.special_ids)
-        )
-
     def sequences(self, samples: Int64s) -> list[TokenSequence]:
-        return [self._sequence(sample) for sample in samples.tolist()]
-
-    def _sequence(self, sample: int) -> TokenSequence:
-        length = int(self._lengths[sample % self.num_sequences])
-        draws = mix64(self._seed, Purpose.SYNTHETIC_TOKENS, sample, np.arange(length + 1))
-        num_special, middle = len(self.special_ids), 1 + length // 2
-        tokens = np.zeros(length + 3, dtype=np.int64)
-        text = num_special + _below(draws[:length], self._vocab_size - num_special)
-        tokens[1:middle], tokens[middle + 1 : -1] = text[: middle - 1], text[middle - 1 :]
-        tokens[[0, middle, -1]] = self.special.cls, self.special.sep, self.special.sep
-        segments = (np.arange(length + 3) > middle).astype(np.int64)
-        return TokenSequence(tokens, segments, int(draws[length] & np.uint64(1)))
+        num_special, found = len(self.special_ids), []
+        for sample in samples.tolist():
+            length = int(self._lengths[sample % self.num_sequences])
+            draws = mix64(self._seed, Purpose.SYNTHETIC_TOKENS, sample, np.arange(length + 1))
+            middle = 1 + length // 2
+            tokens = np.zeros(length + 3, dtype=np.int64)
+            text = num_special + _below(draws[:length], self._vocab_size - num_special)
+            tokens[1:middle], tokens[middle + 1 : -1] = text[: middle - 1], text[middle - 1 :]
+            tokens[[0, middle, -1]] = self.special.cls, self.special.sep, self.special.sep
+            segments = (np.arange(length + 3) > middle).astype(np.int64)
+            found.append(TokenSequence(tokens, segments, int(draws[length] & np.uint64(1))))
+        return found
 
 
 def _piece_lengths(room: int, seed: int) -> Int64s:

@@ -15,7 +15,7 @@ from hornbook.errors import UserError
 from hornbook.ops.block_pattern import Pattern, from_dense, to_dense
 from hornbook.ops.block_sparse import KERNELS, block_sparse_linear
 from hornbook.ops.native import block_sparse
-from hornbook.ops.native.library import Form
+from hornbook.ops.native.kernels import Form
 
 pytestmark = pytest.mark.skipif(isinstance(block_sparse.form(), str), reason=f"no native form: {block_sparse.form()}")
 forms = pytest.mark.parametrize("computing", ["this machine's", EMULATED], indirect=True)

@@ -17,7 +17,7 @@ from tiny_native import TINY, num_links, use_tiny_sources
 from hornbook.ops.native import build
 from hornbook.ops.native.build import build_into, find_compiler, library, missing_forms
 from hornbook.ops.native.cache import BuildError, find_flaw
-from hornbook.ops.native.library import _RUNTIME, _works, load, openmp_runtime
+from hornbook.ops.native.kernels import _RUNTIME, _works, load, openmp_runtime
 
 try:
     find_compiler()

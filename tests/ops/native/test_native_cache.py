@@ -17,10 +17,11 @@ from ranks import environment
 from tiny_native import num_links, use_tiny_sources
 
 from hornbook.ops.native import cache as cache_module
-from hornbook.ops.native import library as library_module
+from hornbook.ops.native import kernels, trials
 from hornbook.ops.native.build import find_compiler, library
 from hornbook.ops.native.cache import BuildError, default_cache, find_flaw
-from hornbook.ops.native.library import PYTORCH, Kernel, instruction_sets, seconds
+from hornbook.ops.native.kernels import PYTORCH, instruction_sets
+from hornbook.ops.native.trials import Kernel, seconds
 
 try:
     find_compiler()
@@ -169,11 +170,11 @@ def test_nothing_remains_of_a_killed_compile(sources, tmp_path):
 
 def test_a_build_is_verified_once_a_process(monkeypatch):
     forms()
-    calls, library_of = [], library_module.library
-    monkeypatch.setattr(library_module, "library", lambda: calls.append(1) or library_of())
-    for cached in (library_module.load, library_module._path, library_module.instruction_sets):
+    calls, library_of = [], kernels.library
+    monkeypatch.setattr(kernels, "library", lambda: calls.append(1) or library_of())
+    for cached in (kernels.load, kernels.path_of_library, kernels.instruction_sets):
         cached.cache_clear()
-    assert instruction_sets() and library_module._facts_file() and instruction_sets()
+    assert instruction_sets() and trials._facts_file() and instruction_sets()
     assert calls == [1]
 
 
@@ -192,7 +193,7 @@ VALUES = [
 @pytest.fixture
 def kernel(tmp_path, monkeypatch):
     forms()
-    monkeypatch.setattr(library_module, "_facts_file", lambda: tmp_path / "seconds.json")
+    monkeypatch.setattr(trials, "_facts_file", lambda: tmp_path / "seconds.json")
     return Kernel("odd_bf16", torch.bfloat16, lambda form, _: True, lambda form, _: None)
 
 
@@ -200,7 +201,7 @@ def assert_measured(kernel, path):
     times = seconds(kernel)
     assert set(times) == {PYTORCH, *kernel.instruction_sets}
     assert all(isinstance(taken, float) and taken >= 0 for taken in times.values())
-    assert json.loads(path.read_text())[library_module._circumstances()]["odd_bf16"] == times
+    assert json.loads(path.read_text())[trials._circumstances()]["odd_bf16"] == times
     assert seconds(kernel) == times
 
 
@@ -213,7 +214,7 @@ def test_any_content_of_the_file_of_times_is_harmless(content, kernel, tmp_path)
 @pytest.mark.parametrize("value", VALUES, ids=[str(number) for number in range(len(VALUES))])
 @pytest.mark.parametrize("level", ["circumstances", "kernel", "another kernel"])
 def test_any_value_in_the_file_of_times_is_harmless(level, value, kernel, tmp_path):
-    here = library_module._circumstances()
+    here = trials._circumstances()
     good = dict.fromkeys((PYTORCH, *kernel.instruction_sets), 0.5)
     contents = {
         "circumstances": {here: value, "another machine": {"odd_bf16": good}},

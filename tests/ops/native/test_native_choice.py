@@ -12,12 +12,12 @@ import torch
 from hornbook.config.sections import PrecisionConfig
 from hornbook.errors import UserError
 from hornbook.ops.block_sparse import choose_kernel
-from hornbook.ops.native import block_sparse, choice, library, linear_trial
+from hornbook.ops.native import block_sparse, choice, linear_trial, trials
 from hornbook.ops.native.build import ARCHITECTURES, HALVES, INSTRUCTION_SETS
 from hornbook.ops.native.cache import BuildError
 from hornbook.ops.native.choice import choose
-from hornbook.ops.native.kernels import BLOCKS, Kernels, using
-from hornbook.ops.native.library import PYTORCH, Form, Kernel, Shape, instruction_sets, is_right, seconds
+from hornbook.ops.native.kernels import BLOCKS, PYTORCH, Form, Kernels, instruction_sets, using
+from hornbook.ops.native.trials import Kernel, Shape, is_right, seconds
 
 CPU = torch.device("cpu")
 
@@ -134,7 +134,7 @@ def test_block_sparse_products_without_a_native_form_warn_once(times, monkeypatc
 
 
 def test_a_form_that_disagrees_is_never_chosen(monkeypatch, tmp_path):
-    monkeypatch.setattr(library, "_facts_file", lambda: tmp_path / "seconds.json")
+    monkeypatch.setattr(trials, "_facts_file", lambda: tmp_path / "seconds.json")
     kernel = Kernel("odd_bf16", torch.bfloat16, lambda form, _: form == Form(right), lambda form, _: None)
     wrong, *_, right = kernel.instruction_sets
     assert not is_right(kernel, wrong)
@@ -148,7 +148,7 @@ def test_a_form_that_disagrees_is_never_chosen(monkeypatch, tmp_path):
 
 def test_forms_are_timed_once_a_machine(monkeypatch, tmp_path):
     path = tmp_path / "seconds.json"
-    monkeypatch.setattr(library, "_facts_file", lambda: path)
+    monkeypatch.setattr(trials, "_facts_file", lambda: path)
     calls = []
     kernel = Kernel(
         "odd_bf16", torch.bfloat16, lambda form, _: True, lambda form, _, **sizes: calls.append((form, *sizes.values()))
@@ -170,23 +170,23 @@ def test_forms_are_timed_once_a_machine(monkeypatch, tmp_path):
     assert calls[-1][1:] == (192, 384), "with its own sizes"
     for changed in (
         "torch.__version__",
-        "hornbook.ops.native.library.cpu_model",
-        "hornbook.ops.native.library.cpu_facts",
+        "hornbook.ops.native.trials.cpu_model",
+        "hornbook.ops.native.trials.cpu_facts",
     ):
         num_calls = len(calls)
         with monkeypatch.context() as other:
-            named = {"torch.__version__": "other", "hornbook.ops.native.library.cpu_model": lambda: "other"}
+            named = {"torch.__version__": "other", "hornbook.ops.native.trials.cpu_model": lambda: "other"}
             other.setattr(changed, named.get(changed, lambda: {"stepping": "9"}))
-            library._circumstances.cache_clear()
+            trials._circumstances.cache_clear()
             seconds(kernel)
-        library._circumstances.cache_clear()
+        trials._circumstances.cache_clear()
         assert len(calls) > num_calls, f"times are those of another {changed}"
     path.write_text("damaged")
     assert set(seconds(kernel)) == set(first)
 
 
 def test_processes_that_start_together_use_the_times_of_one(monkeypatch, tmp_path):
-    monkeypatch.setattr(library, "_facts_file", lambda: tmp_path / "seconds.json")
+    monkeypatch.setattr(trials, "_facts_file", lambda: tmp_path / "seconds.json")
     kernel = Kernel("odd_bf16", torch.bfloat16, lambda form, _: True, lambda form, _: time.sleep(0.001))
     with ThreadPoolExecutor(2) as threads:  # a lock of a file is that of an open file, not of a process
         one, other = threads.map(seconds, (kernel, kernel))
@@ -194,7 +194,7 @@ def test_processes_that_start_together_use_the_times_of_one(monkeypatch, tmp_pat
 
 
 def test_a_time_that_no_other_confirms_is_measured_again(monkeypatch, tmp_path):
-    monkeypatch.setattr(library, "_facts_file", lambda: tmp_path / "seconds.json")
+    monkeypatch.setattr(trials, "_facts_file", lambda: tmp_path / "seconds.json")
     clock, calls = [0.0], []
 
     def trial(form, _):
@@ -209,8 +209,8 @@ def test_a_time_that_no_other_confirms_is_measured_again(monkeypatch, tmp_path):
 
 
 def test_forms_that_are_far_behind_are_not_timed_further(monkeypatch, tmp_path):
-    monkeypatch.setattr(library, "_facts_file", lambda: tmp_path / "seconds.json")
-    monkeypatch.setattr(library, "instruction_sets", lambda: (HALVES, "avx512", "avx2"))
+    monkeypatch.setattr(trials, "_facts_file", lambda: tmp_path / "seconds.json")
+    monkeypatch.setattr(trials, "instruction_sets", lambda: (HALVES, "avx512", "avx2"))
     clock, calls = [0.0], []
     of_form = {None: 1.9, Form(HALVES): 0.5, Form("avx512"): 1.0, Form("avx2"): 1.4}
 
@@ -258,7 +258,7 @@ def test_block_sparse_products_follow_the_options_and_what_the_run_was_computed_
 )
 def test_tiles_compute_blocks_where_they_are_right_and_faster(monkeypatch, present, right, found):
     """Without them, the newest form that is right computes, and none is timed."""
-    monkeypatch.setattr(library, "instruction_sets", lambda: tuple(present))
+    monkeypatch.setattr(trials, "instruction_sets", lambda: tuple(present))
     monkeypatch.setattr(block_sparse, "is_right", lambda kernel, isa: isa in right)
     timed = {isa: seconds for isa, seconds in present.items() if isa in right and seconds is not None}
     monkeypatch.setattr(block_sparse, "seconds", lambda kernel: timed)

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from native_forms import NativeCalls, all_native, forms, threads
 from torch.nn import functional
 
-from hornbook.ops.cross_entropy import counted_cross_entropy, linear_cross_entropy, token_losses
+from hornbook.ops.cross_entropy import linear_cross_entropy, token_losses
 from hornbook.ops.native import cross_entropy as module
 from hornbook.ops.native.kernels import using
+from hornbook.ops.vocabulary_parts import Columns
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -152,12 +153,14 @@ def test_the_head_computes_with_it(dtype, has_bias):
     def compute():
         leaves = [tensor.clone().requires_grad_() for tensor in (x, table, *([bias] if has_bias else []))]
         if has_bias:
-            loss, num_correct = counted_cross_entropy(leaves[0], leaves[1], targets, 37, leaves[2])
-            _, again = counted_cross_entropy(leaves[0].detach(), table, targets, 37, bias)
+            loss, num_correct = linear_cross_entropy(
+                leaves[0], targets, Columns(leaves[1], leaves[2], 37), with_count=True
+            )
+            _, again = linear_cross_entropy(leaves[0].detach(), targets, Columns(table, bias, 37), with_count=True)
             assert num_correct == again
         else:
-            loss = linear_cross_entropy(leaves[0], leaves[1], targets, 37)
-        losses = token_losses(x, table, targets, 37, bias_V=bias)
+            loss = linear_cross_entropy(leaves[0], targets, Columns(leaves[1], None, 37))[0]
+        losses = token_losses(x, targets, Columns(table, bias, 37))
         return [loss.detach(), losses, *torch.autograd.grad(loss, leaves)]
 
     theirs = compute()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from native_forms import EMULATED, NativeCalls, all_native, emulated_tiles
+from native_forms import EMULATED, NativeCalls, all_native, emulated_tiles, noting_packs
 
 from hornbook.engine.activations import recomputed
 from hornbook.ops.layers import ACTIVATIONS, activated_linear, feed_forward
@@ -16,8 +16,7 @@ from hornbook.ops.native import linear as module
 from hornbook.ops.native import linear_trial
 from hornbook.ops.native.build import HALVES, INSTRUCTION_SETS
 from hornbook.ops.native.choice import choose
-from hornbook.ops.native.kernels import use, using, weights_unchanged
-from hornbook.ops.native.library import Form, instruction_sets
+from hornbook.ops.native.kernels import Form, instruction_sets, use, using, weights_unchanged
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
@@ -85,8 +84,9 @@ def test_products_are_those_of_float64(isa, name, rows, num_in, num_out, is_stri
     exact_weight = weight.to(dtype).double()
     torch.set_num_threads(threads)
     try:
-        y = module.product(form, x, module.pack(form, weight, dtype, False, None), weight, bias)
-        of_x = module.product(form, g, module.pack(form, weight, dtype, True, None), weight, None, for_gradient=True)
+        y = module.product(form, x, module.panels_of(form, weight, dtype, for_gradient=False), weight, bias)
+        back = module.panels_of(form, weight, dtype, for_gradient=True)
+        of_x = module.product(form, g, back, weight, None, for_gradient=True)
         module.linear_weight_gradient(g, x, of_weight, of_bias, form.isa, True)
     finally:
         torch.set_num_threads(1)
@@ -124,17 +124,17 @@ def test_halves_have_the_range_of_bf16(isa):
     x = (drawn(len(scales), 130, seed=1) * scales[:, None]).bfloat16()
     for smallness in (1.0, 2.0**-50):
         weight = drawn(70, 130, seed=2) * smallness
-        y = module.product(form, x, module.pack(form, weight, torch.bfloat16, False, None), weight).double()
+        y = module.product(form, x, module.panels_of(form, weight, torch.bfloat16, for_gradient=False), weight).double()
         exact = x.double() @ weight.bfloat16().double().t()
         assert ((y - exact).abs().amax(1) <= 4e-3 * exact.abs().amax(1)).all()
     broken, weight = torch.ones(4, 130).bfloat16(), drawn(70, 130)
     broken[0, 3], broken[1, 129], broken[2] = torch.inf, torch.nan, 0.0
-    y = module.product(form, broken, module.pack(form, weight, torch.bfloat16, False, None), weight)
+    y = module.product(form, broken, module.panels_of(form, weight, torch.bfloat16, for_gradient=False), weight)
     assert not y[:2].isfinite().any()
     assert not y[2].any()
     assert y[3].isfinite().all()
     weight[5, 7] = torch.nan
-    y = module.product(form, broken, module.pack(form, weight, torch.bfloat16, False, None), weight)
+    y = module.product(form, broken, module.panels_of(form, weight, torch.bfloat16, for_gradient=False), weight)
     assert not y[3, 5].isfinite()
 
 
@@ -142,7 +142,7 @@ def test_halves_have_the_range_of_bf16(isa):
 def test_threads_and_rows_change_no_bit(isa, name):
     dtype, form = DTYPES[name], Form(isa)
     x, g, weight = drawn(391, 70, dtype=dtype), drawn(391, 90, seed=1, dtype=dtype), drawn(90, 70, seed=2)
-    packed = module.pack(form, weight, dtype, False, None)
+    packed = module.panels_of(form, weight, dtype, for_gradient=False)
     found = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
@@ -163,7 +163,8 @@ def test_products_fuse_activations_and_their_derivatives(isa, name, activation):
     dtype, form = DTYPES[name], Form(isa)
     tolerance = max(TOLERANCE[dtype], 2e-6)  # exponentials have errors of their own
     x, weight, bias = 3 * drawn(13, 33, dtype=dtype), drawn(37, 33, seed=1), drawn(37, seed=2)
-    packed, exact = module.pack(form, weight, dtype, False, None), x.double() @ weight.to(dtype).double().t()
+    packed = module.panels_of(form, weight, dtype, for_gradient=False)
+    exact = x.double() @ weight.to(dtype).double().t()
     before = drawn(13, 37, dtype=dtype)
     y = module.product(form, x, packed, weight, bias, activation=activation, before=before)
     assert_near(before, exact + bias, tolerance)
@@ -195,9 +196,10 @@ def test_products_fuse_gates(isa, name, rows, num_in, size, activation, has_bias
     u, g = torch.empty(rows, 2 * size, dtype=dtype), drawn(rows, 31, seed=4, dtype=dtype)
     torch.set_num_threads(threads)
     try:
-        panels = module.pack(form, weight, dtype, False, None, is_gated=True)
+        panels = module.panels_of(form, weight, dtype, for_gradient=False, is_gated=True)
         h = module.product(form, x, panels, weight, bias, activation=activation, before=u, is_gated=True)
-        back, options = module.pack(form, down, dtype, True, None), {"for_gradient": True, "activation": activation}
+        back = module.panels_of(form, down, dtype, for_gradient=True)
+        options = {"for_gradient": True, "activation": activation}
         of_u = module.product(form, g, back, down, derivative_at=u, is_gated=True, **options)
         of_h = drawn(rows, size, seed=5, dtype=dtype)
         alone = module.linear_activation_gradient(of_h, u, activation, form.isa)
@@ -365,9 +367,7 @@ def test_a_changed_weight_is_packed_again():
 
 @pytest.mark.parametrize("recomputes", [False, True])
 def test_a_weight_is_packed_once_while_it_does_not_change(monkeypatch, recomputes):
-    packed = []
-    pack = module.pack
-    monkeypatch.setattr(module, "pack", lambda *given, **kind: packed.append(given) or pack(*given, **kind))
+    packed = noting_packs(monkeypatch)
     weight, isa = torch.nn.Parameter(torch.ones(4, 3)), instruction_sets()[0]
     compute = recomputed(linear) if recomputes else linear
     for _ in range(2):

@@ -61,12 +61,13 @@ def test_sanitizers_find_a_write_beyond_the_end(tmp_path, size):
     command = [runs["CXX"], "-std=c++17", "-fPIC", "-DHB_ISA=avx2", *isa, "-shared", *sources, "-o", str(target)]
     subprocess.run(command, check=True)
     program = f"""
-import torch
+import ctypes, torch
 from pathlib import Path
-from hornbook.ops.native.library import _word, open_library
+from hornbook.ops.native.kernels import open_library
 keys, factor = torch.zeros(1, dtype=torch.int64), torch.ones(1)
 arguments = (torch.ones(64), None, keys, 1, 64, 0, 0, factor, torch.empty({size}), 1)
-open_library(Path({str(target)!r})).hb_avx2_dropout_f32(*map(_word, arguments))
+words = (each.data_ptr() if isinstance(each, torch.Tensor) else each or 0 for each in arguments)
+open_library(Path({str(target)!r})).hb_avx2_dropout_f32(*map(ctypes.c_int64, words))
 """
     done = subprocess.run([sys.executable, "-c", program], env=runs, capture_output=True, text=True)
     is_found = "ERROR: AddressSanitizer" in done.stderr and "WRITE of size" in done.stderr

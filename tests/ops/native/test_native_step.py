@@ -12,8 +12,7 @@ from tiny_encoders import gradients_of, lay_out, loss_of, make_samples, tiny_enc
 from hornbook.config import MemoryConfig
 from hornbook.engine.activations import recompute_layers
 from hornbook.engine.step import train_step
-from hornbook.ops.native.kernels import using
-from hornbook.ops.native.library import instruction_sets
+from hornbook.ops.native.kernels import instruction_sets, using
 from hornbook.samples.windows import NOT_SCORED
 
 OPERATORS = {"linear", "dropout", "attention", "norm", "cross_entropy_"}

@@ -8,9 +8,10 @@ import torch
 from torch.nn import functional
 
 from hornbook.ops import layers
-from hornbook.ops.native import choice, library, linear, linear_trial
+from hornbook.ops.native import choice, linear, linear_trial, trials
 from hornbook.ops.native.choice import choose
-from hornbook.ops.native.library import Form, Shape, instruction_sets, seconds
+from hornbook.ops.native.kernels import Form, instruction_sets
+from hornbook.ops.native.trials import Shape, seconds
 
 CPU = torch.device("cpu")
 
@@ -24,7 +25,7 @@ def on_this_machine():
 
 def test_trials_pack_weights_once_as_steps_do(monkeypatch, tmp_path):
     """A trial that packed them each time preferred PyTorch's products where whole steps are slower with them."""
-    monkeypatch.setattr(library, "_facts_file", lambda: tmp_path / "seconds.json")
+    monkeypatch.setattr(trials, "_facts_file", lambda: tmp_path / "seconds.json")
     monkeypatch.setattr(choice, "KERNELS", linear_trial.KERNELS)
     clock, add = [0.0], torch.Tensor.__iadd__
 
@@ -36,7 +37,13 @@ def test_trials_pack_weights_once_as_steps_do(monkeypatch, tmp_path):
         return with_time
 
     monkeypatch.setattr("time.thread_time", lambda: clock[0])
-    monkeypatch.setattr(linear, "pack", advanced(10.0, linear.pack))
+    call = Form.__call__
+
+    def timed(form, name, *arguments):
+        clock[0] += 10.0 * name.startswith("linear_pack_")
+        return call(form, name, *arguments)
+
+    monkeypatch.setattr(Form, "__call__", timed)
     of_weight = advanced(1.0, linear.linear_weight_gradient)
     for module in (linear, linear_trial):
         monkeypatch.setattr(module, "linear_weight_gradient", of_weight)
@@ -74,7 +81,7 @@ def test_trials_compute_what_a_model_does_in_all_forms(kind):
 def test_times_are_those_of_one_kind_of_feed_forward(monkeypatch, tmp_path):
     """Forms whose gates are slow in the trial are not used by a gated model, and plain ones are timed apart."""
     file = tmp_path / "seconds.json"
-    monkeypatch.setattr(library, "_facts_file", lambda: file)
+    monkeypatch.setattr(trials, "_facts_file", lambda: file)
     monkeypatch.setattr(choice, "KERNELS", linear_trial.KERNELS)
     clock, fused = [0.0], linear.linear
     monkeypatch.setattr("time.thread_time", lambda: clock[0])
@@ -92,8 +99,8 @@ def test_times_are_those_of_one_kind_of_feed_forward(monkeypatch, tmp_path):
     monkeypatch.setattr(layers.functional, "linear", functional_linear)
     shape = Shape(tokens=16, hidden_size=16, feed_forward_size=32, vocab_size=64, activation="silu")
     name = "linear_f32 tokens=16 hidden_size=16 feed_forward_size=32 vocab_size=64"  # of versions without the kind
-    before = {name: dict.fromkeys((library.PYTORCH, *instruction_sets()), 1.0)}
-    file.write_text(json.dumps({library._circumstances(): before}))
+    before = {name: dict.fromkeys((trials.PYTORCH, *instruction_sets()), 1.0)}
+    file.write_text(json.dumps({trials._circumstances(): before}))
     assert set(choose("auto", CPU, torch.float32, shape=shape).forms) == {"linear_f32"}
     assert choose("auto", CPU, torch.float32, shape=replace(shape, is_gated=True)).forms == {}
     (known,) = json.loads(file.read_text()).values()

@@ -18,7 +18,8 @@ from torch import Tensor
 from hornbook.ops.attention import attention as torch_attention
 from hornbook.ops.attention import causal_attention
 from hornbook.ops.dropout import keep_mask
-from hornbook.ops.native.library import SUFFIXES, Form, Kernel
+from hornbook.ops.native.kernels import SUFFIXES, Form
+from hornbook.ops.native.trials import Kernel
 from hornbook.ops.operators import operator, scalar_with_gradient, shapes_of
 
 

@@ -25,8 +25,8 @@ from hornbook.errors import UserError
 from hornbook.ops.block_pattern import Pattern, from_dense, to_dense
 from hornbook.ops.native.build import TILES
 from hornbook.ops.native.cache import BuildError
-from hornbook.ops.native.kernels import BLOCKS, in_use
-from hornbook.ops.native.library import PYTORCH, SUFFIXES, Form, Kernel, is_right, load, rows, seconds
+from hornbook.ops.native.kernels import BLOCKS, PYTORCH, SUFFIXES, Form, in_use, load, rows
+from hornbook.ops.native.trials import Kernel, is_right, seconds
 
 BLOCK_SIZES = (4, 8, 16, 32, 64)
 _SIZES_FOR_TILES = BLOCK_SIZES[2:]

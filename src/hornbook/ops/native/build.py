@@ -16,7 +16,7 @@ the library does without it, and ``forms.json`` says why: no process tries again
 changed since, the first process that needs it compiles it into ``$XDG_CACHE_HOME/hornbook/native``. Concurrent
 processes wait for the first one's lock; the library is renamed when it is complete, so it is never loaded in part.
 
-The library is not linked with an OpenMP runtime, so that a build works with any PyTorch: `hornbook.ops.native.library`
+The library is not linked with an OpenMP runtime, so that a build works with any PyTorch: `hornbook.ops.native.kernels`
 passes it the functions of the runtime that PyTorch has loaded.
 
 `setup.py` imports this module without PyTorch, so neither it nor its imports may need PyTorch.

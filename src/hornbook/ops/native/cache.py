@@ -5,7 +5,7 @@
                               forms.json                 the forms that it lacks, see `hornbook.ops.native.build`
                               lock                       of the process that compiles
                               compiling-9f3a61c2d04be517/    its objects; the next one removes those of a killed one
-                              seconds.json               see `hornbook.ops.native.library`
+                              seconds.json               see `hornbook.ops.native.trials`
 
 Code that another user can change must not be loaded, and a library that was cut off would end the process with SIGBUS.
 So library and hash must belong to this user, root, or the owner of hornbook's own code, and only the owner may write to

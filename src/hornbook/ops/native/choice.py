@@ -39,20 +39,21 @@ from hornbook.ops.native import (
 )
 from hornbook.ops.native.build import ARCHITECTURES, HALVES, INSTRUCTION_SETS
 from hornbook.ops.native.cache import BuildError
-from hornbook.ops.native.kernels import BLOCKS, NOT_CHOSEN, Kernels, form_of, in_use, weights_unchanged
-from hornbook.ops.native.library import (
-    DEFAULT_SHAPE,
+from hornbook.ops.native.kernels import (
+    BLOCKS,
+    NOT_CHOSEN,
     PYTORCH,
     SUFFIXES,
     Form,
-    Kernel,
-    Shape,
+    Kernels,
+    form_of,
     form_states,
+    in_use,
     instruction_sets,
-    is_right,
     load,
-    seconds,
+    weights_unchanged,
 )
+from hornbook.ops.native.trials import DEFAULT_SHAPE, Kernel, Shape, is_right, seconds
 from hornbook.ops.triton import operators, programs
 
 _logger = logging.getLogger("hornbook.ops")

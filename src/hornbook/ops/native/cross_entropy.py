@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.ops.native.library import SUFFIXES, Form, Kernel
+from hornbook.ops.native.kernels import SUFFIXES, Form
+from hornbook.ops.native.trials import Kernel
 from hornbook.ops.operators import operator, shapes_of
 
 
@@ -42,10 +43,10 @@ def cross_entropy_(
         ``[C]``, 0 where nothing is scored.
     """
     assert logits_CV.stride(1) == 1 or logits_CV.shape[1] == 1, "rows must be contiguous"
-    with_bias = with_gradient and bias_V is not None
-    results = losses_C, predictions_C, of_bias_V, log_sums_C = _results(
-        logits_CV, num_real, with_bias, with_predictions
-    )
+    size, with_bias = len(logits_CV), with_gradient and bias_V is not None
+    losses_C, log_sums_C = (logits_CV.new_empty(size, dtype=torch.float32) for _ in range(2))
+    predictions_C = logits_CV.new_empty(size if with_predictions else 0, dtype=torch.int64)
+    of_bias_V = logits_CV.new_zeros(num_real if with_bias else 0, dtype=torch.float32)
     Form(isa)(
         f"cross_entropy_{SUFFIXES[logits_CV.dtype]}", logits_CV, *logits_CV.shape, logits_CV.stride(0), num_real,
         targets_C.contiguous(), None if bias_V is None else bias_V.detach().contiguous(),
@@ -53,7 +54,7 @@ def cross_entropy_(
         predictions_C if with_predictions else None, log_sums_C, of_bias_V if with_bias else None, int(with_gradient),
         torch.get_num_threads(),
     )  # fmt: skip
-    return results
+    return losses_C, predictions_C, of_bias_V, log_sums_C
 
 
 @shapes_of("cross_entropy_")
@@ -61,16 +62,9 @@ def _(
     logits_CV: Tensor, targets_C: Tensor, bias_V: Tensor | None, num_real: int, with_gradient: bool,
     with_predictions: bool, *others: Any, **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return _results(logits_CV, num_real, with_gradient and bias_V is not None, with_predictions)
-
-
-def _results(
-    logits_CV: Tensor, num_real: int, with_bias: bool, with_predictions: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    losses_C, log_sums_C = (logits_CV.new_empty(len(logits_CV), dtype=torch.float32) for _ in range(2))
-    predictions_C = logits_CV.new_empty(len(logits_CV) if with_predictions else 0, dtype=torch.int64)
-    of_bias_V = logits_CV.new_zeros(num_real if with_bias else 0, dtype=torch.float32)
-    return losses_C, predictions_C, of_bias_V, log_sums_C
+    size, length = len(logits_CV), num_real if with_gradient and bias_V is not None else 0
+    losses_C, of_bias_V, log_sums_C = (logits_CV.new_empty(n, dtype=torch.float32) for n in (size, length, size))
+    return losses_C, logits_CV.new_empty(size if with_predictions else 0, dtype=torch.int64), of_bias_V, log_sums_C
 
 
 def _agrees(form: Form, dtype: torch.dtype) -> bool:

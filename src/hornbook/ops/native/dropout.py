@@ -7,7 +7,8 @@ from torch import Tensor
 
 from hornbook.ops.dropout import dropout as pytorch_dropout
 from hornbook.ops.dropout import keep_mask
-from hornbook.ops.native.library import SUFFIXES, Form, Kernel
+from hornbook.ops.native.kernels import SUFFIXES, Form
+from hornbook.ops.native.trials import Kernel
 from hornbook.ops.operators import operator, shapes_of
 
 

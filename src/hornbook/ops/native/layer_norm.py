@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hornbook.ops.native.library import SUFFIXES, Form, Kernel, rows
+from hornbook.ops.native.kernels import SUFFIXES, Form, rows
+from hornbook.ops.native.trials import Kernel
 from hornbook.ops.operators import operator, scalar_with_gradient, shapes_of
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hornbook.ops.native import kernels
-from hornbook.ops.native.library import SUFFIXES, Form, rows
+from hornbook.ops.native.kernels import SUFFIXES, Form, rows
 from hornbook.ops.operators import operator, shapes_of
 from hornbook.parallel.ranks import local
 
@@ -29,46 +29,30 @@ ACTIVATIONS: Final = ("none", "gelu", "gelu_tanh", "relu", "relu_squared", "silu
 """In the order of ``Activation`` in csrc/activations.h."""
 _Key = tuple[torch.dtype, bool, str, bool]
 """Dtype of the activations, whether panels are for the gradient, instruction set, whether they are of gates."""
-_State = tuple[int, int]
+_State = tuple[int | None, int]
 """The number of the block in which a weight does not change, and its address."""
 _packed: MutableMapping[Tensor, dict[_Key, tuple[_State, Tensor]]] = WeakTensorKeyDictionary()
 
 
 def panels_of(form: Form, weight: Tensor, dtype: torch.dtype, *, for_gradient: bool, is_gated: bool = False) -> Tensor:
-    """Return the weight packed for activations of ``dtype``, cached as long as the weight does not change.
+    """Return a weight packed for activations of ``dtype``; that of a parameter is kept as long as it does not change.
 
     ``is_gated`` is for the product with a stack of gates and of what they multiply, see ``product``.
     """
-    block = kernels.unchanged.block
-    if block is None or not isinstance(weight, torch.nn.Parameter):
-        return pack(form, weight, dtype, for_gradient, None, is_gated=is_gated)
-    kept, state = _packed.setdefault(weight, {}), (block, weight.data_ptr())
-    key = (dtype, for_gradient, form.isa, is_gated)
+    name, matrix, block = SUFFIXES[dtype], rows(weight.detach()), kernels.unchanged.block
+    is_kept = block is not None and isinstance(weight, torch.nn.Parameter)
+    kept: dict[_Key, tuple[_State, Tensor]] = _packed.setdefault(weight, {}) if is_kept else {}
+    key, state = (dtype, for_gradient, form.isa, is_gated), (block, weight.data_ptr())
     known_state, panels = kept.get(key, (None, None))
-    if panels is None or known_state != state:
-        panels = pack(form, weight, dtype, for_gradient, panels, is_gated=is_gated)
-        kept[key] = (state, panels)
-    return panels
-
-
-def pack(
-    form: Form,
-    weight: Tensor,
-    dtype: torch.dtype,
-    for_gradient: bool,
-    panels: Tensor | None,
-    *,
-    is_gated: bool = False,
-) -> Tensor:
-    """Pack a weight into ``panels``, or into new memory if that is None."""
-    name, matrix = SUFFIXES[dtype], rows(weight.detach())
+    if panels is not None and known_state == state:
+        return panels
     num_out, num_in = matrix.shape
-    columns, depth = (num_in, num_out) if for_gradient else (num_out, num_in)
-    size = form(f"linear_packed_bytes_{name}", columns, depth)
+    size = form(f"linear_packed_bytes_{name}", *((num_in, num_out) if for_gradient else (num_out, num_in)))
     if panels is None or panels.numel() != size:
         panels = torch.empty(size, dtype=torch.uint8)
     kind = (int(for_gradient), int(is_gated))
     form(f"linear_pack_{name}", matrix, matrix.stride(0), num_out, num_in, *kind, panels, torch.get_num_threads())
+    kept[key] = (state, panels)
     return panels
 
 

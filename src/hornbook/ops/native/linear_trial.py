@@ -18,9 +18,9 @@ from torch.nn import functional
 from hornbook.config.shapes import HEAD_TOKENS
 from hornbook.ops.layers import feed_forward
 from hornbook.ops.native.build import HALVES, TILES
-from hornbook.ops.native.kernels import Kernels, using
-from hornbook.ops.native.library import MOST_PRODUCTS, SUFFIXES, Form, Kernel
-from hornbook.ops.native.linear import linear_weight_gradient, pack, panels_of, product
+from hornbook.ops.native.kernels import SUFFIXES, Form, Kernels, using
+from hornbook.ops.native.linear import linear_weight_gradient, panels_of, product
+from hornbook.ops.native.trials import MOST_PRODUCTS, Kernel
 from hornbook.ops.operators import scalar_with_gradient
 
 
@@ -29,16 +29,17 @@ def _agrees(form: Form, dtype: torch.dtype) -> bool:
     generator = torch.Generator().manual_seed(0)
     x, g, weight, bias = (torch.randn(shape, generator=generator) for shape in ((55, 131), (55, 75), (75, 131), (75,)))
     x, g = x.to(dtype), g.to(dtype)
-    y = product(form, x, pack(form, weight, dtype, False, None), weight, bias)
+    panels = panels_of(form, weight, dtype, for_gradient=False)
+    y = product(form, x, panels, weight, bias)
     before = torch.empty_like(g)
-    active = product(form, x, pack(form, weight, dtype, False, None), weight, bias, activation="gelu", before=before)
-    back = pack(form, weight, dtype, True, None)
+    active = product(form, x, panels, weight, bias, activation="gelu", before=before)
+    back = panels_of(form, weight, dtype, for_gradient=True)
     of_x = product(form, g, back, weight, for_gradient=True)
     of_u = product(form, g, back, weight, for_gradient=True, activation="relu", derivative_at=x)
-    gated_panels = pack(form, weight[:74], dtype, False, None, is_gated=True)
+    gated_panels = panels_of(form, weight[:74], dtype, for_gradient=False, is_gated=True)
     u = x.new_empty(55, 74)
     gated = product(form, x, gated_panels, weight[:74], bias[:74], activation="silu", before=u, is_gated=True)
-    half = pack(form, weight[:, :37], dtype, True, None)
+    half = panels_of(form, weight[:, :37], dtype, for_gradient=True)
     of_gated = product(
         form,
         g,

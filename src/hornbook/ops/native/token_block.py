@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from hornbook.ops.native.attention import Heads, entering
+from hornbook.ops.native.kernels import SUFFIXES, Form
 from hornbook.ops.native.layer_norm import exact_norm
-from hornbook.ops.native.library import SUFFIXES, Form, Kernel
 from hornbook.ops.native.linear import ACTIVATIONS
+from hornbook.ops.native.trials import Kernel
 
 _WEIGHTS_PER_THREAD = 1 << 18
 """Below this, waiting for another thread takes as long as its share of the work."""

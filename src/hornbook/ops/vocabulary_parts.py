@@ -1,4 +1,4 @@
-"""Losses and gradients of the logits of a chunk of tokens, at once or one part of the columns after the other."""
+"""Losses and gradients of a chunk of tokens, one part of the columns of the output projection after the other."""
 
 import math
 from typing import NamedTuple
@@ -6,9 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hornbook.ops.native.cross_entropy import cross_entropy_
-from hornbook.ops.native.kernels import form_of
-from hornbook.ops.triton.operators import chosen, triton_cross_entropy
 from hornbook.parallel.ranks import Cut
 from hornbook.samples.windows import NOT_SCORED
 
@@ -61,71 +58,11 @@ def first_largest(x_CV: Tensor) -> Tensor:
     return best.squeeze(1) * size + inside
 
 
-class Chunk(NamedTuple):
-    """The results of a chunk of tokens."""
-
-    losses: Tensor
-    """fp32, in nats; 0 for tokens that are not scored."""
-    num_correct: Tensor
-    """Number of correct predictions; 0 if not requested."""
-    gradient: Tensor
-    """Gradient of the logits in the dtype of the hidden states; undefined if not requested."""
-    bias_gradient: Tensor
-    """fp32; undefined if there is no bias or it is not requested."""
-    squares: Tensor | float = 0.0
-    """fp32, the square of the logarithm of each scored token's sum of exponentials; 0 if not requested."""
-
-
-def _own_columns(scores: Tensor, targets: Tensor, head: Columns) -> tuple[Tensor, Tensor]:
+def own_columns(scores: Tensor, targets: Tensor, head: Columns) -> tuple[Tensor, Tensor]:
     """Return each target's column in ``head``, arbitrary if it has none, and whether it has one."""
     columns = targets - head.first
     is_own = (columns >= 0) & (columns < scores.shape[1])
     return columns.masked_fill(~is_own, 0), is_own
-
-
-def is_fused(x: Tensor, head: Columns, z_weight: float) -> bool:
-    """Return whether Triton's kernel computes losses and gradients, in place, of logits on the GPU of ``x``."""
-    is_plain = head.cut is None and head.cap is None and not z_weight
-    return is_plain and (head.bias is None or head.bias.dtype == torch.float32) and chosen("triton_cross_entropy", x)
-
-
-def losses_of(
-    logits: Tensor, targets: Tensor, head: Columns, *, with_count: bool, with_gradient: bool, z_weight: float = 0.0
-) -> Chunk:
-    """Return losses and gradients, given logits without the bias, which are overwritten."""
-    is_fp32 = head.bias is None or head.bias.dtype == torch.float32
-    if is_fp32 and head.cut is None and (form := form_of("cross_entropy", logits)) is not None:
-        losses, predictions, bias_gradient, log_sums = cross_entropy_(
-            logits, targets, head.bias, head.num_real, with_gradient, with_count, form.isa, head.cap, z_weight
-        )
-        num_correct = (predictions == targets).sum() if with_count else losses.new_zeros(())
-        return Chunk(losses, num_correct, logits, bias_gradient, log_sums.square().sum() if z_weight else 0.0)
-    if logits.is_cuda and is_fused(logits, head, z_weight):
-        losses, predictions = triton_cross_entropy(logits, targets, head.bias, head.num_real, with_gradient)
-        num_correct = (predictions == targets).sum() if with_count else losses.new_zeros(())
-        has_bias = with_gradient and head.bias is not None
-        return Chunk(
-            losses, num_correct, logits, logits[:, : head.num_real].sum(0, dtype=torch.float32) if has_bias else losses
-        )
-    dtype, (logits, slope) = logits.dtype, _complete(logits, head)
-    log_probabilities, normalizer = _log_softmax(logits, head.cut)
-    columns, is_own = _own_columns(log_probabilities, targets, head)
-    losses = -log_probabilities.gather(1, columns.unsqueeze(1)).squeeze(1).masked_fill(~is_own, 0.0)
-    if head.cut is not None:
-        losses = head.cut.sum(losses)
-    num_correct = _num_correct(log_probabilities, targets, head) if with_count else losses.new_zeros(())
-    squares = squares_of(normalizer, targets) if z_weight else 0.0
-    if not with_gradient:
-        return Chunk(losses, num_correct, losses, losses, squares)
-    exact = log_probabilities.exp_()  # becomes softmax − onehot, and zero for rows that are not scored
-    if z_weight:
-        exact *= 1.0 + 2.0 * z_weight * normalizer
-    exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
-    exact[targets == NOT_SCORED] = 0.0
-    if slope is not None:
-        exact *= slope
-    bias_gradient = losses if head.bias is None else exact[:, : head.num_real].sum(0)
-    return Chunk(losses, num_correct, exact.to(dtype), bias_gradient, squares)
 
 
 def add_by_parts(
@@ -149,11 +86,11 @@ def add_by_parts(
     of_x = torch.zeros_like(x, dtype=torch.float32)
     for part in parts:
         compute_weight, first = part.weight.to(x.dtype), part.first - parts[0].first
-        logits, slope = _complete(x @ compute_weight.t(), part)
+        logits, slope = complete(x @ compute_weight.t(), part)
         exact = logits.float().sub_(normalizer).exp_()
         if z_weight:
             exact *= 1.0 + 2.0 * z_weight * normalizer
-        columns, is_own = _own_columns(exact, targets, part)
+        columns, is_own = own_columns(exact, targets, part)
         exact.scatter_add_(1, columns.unsqueeze(1), -is_own.to(exact.dtype).unsqueeze(1))
         exact[targets == NOT_SCORED] = 0.0
         if slope is not None:
@@ -183,12 +120,12 @@ def summary_of(
     total, picked = torch.zeros_like(largest), torch.zeros_like(largest).squeeze(1)
     predicted = torch.zeros_like(targets)
     for part in parts:
-        logits = _complete(x @ part.weight.to(x.dtype).t(), part)[0].float()
+        logits = complete(x @ part.weight.to(x.dtype).t(), part)[0].float()
         best = logits.amax(1, keepdim=True)
         if with_count:
             predicted = torch.where(best > largest, first_largest(logits)[:, None] + part.first, predicted[:, None])
             predicted = predicted.squeeze(1)
-        columns, is_own = _own_columns(logits, targets, part)
+        columns, is_own = own_columns(logits, targets, part)
         picked += logits.gather(1, columns.unsqueeze(1)).squeeze(1).masked_fill(~is_own, 0.0)
         higher = torch.maximum(largest, best)
         total = total * (largest - higher).exp_() + (logits - higher).exp_().sum(1, keepdim=True)
@@ -205,25 +142,12 @@ def summary_of(
     return normalizer, picked, (predicted == targets).sum()
 
 
-def _log_softmax(logits: Tensor, cut: Cut | None) -> tuple[Tensor, Tensor]:
-    """Return the log-probabilities, fp32, of this rank's columns among those of all ranks, and ``log Σ exp`` [C, 1]."""
-    if cut is None:
-        log_probabilities = torch.log_softmax(logits, -1, dtype=torch.float32)
-        return log_probabilities, logits[:, :1].float() - log_probabilities[:, :1]
-    logits = logits.float()
-    largest = cut.largest(logits.amax(1, keepdim=True))
-    logits -= largest
-    spread = cut.sum(logits.exp().sum(1, keepdim=True)).log_()
-    logits -= spread
-    return logits, largest + spread
-
-
 def squares_of(normalizer: Tensor, targets: Tensor) -> Tensor:
     """Return the sum of the scored tokens' squares of ``log Σ exp``."""
     return normalizer.squeeze(1).masked_fill(targets == NOT_SCORED, 0.0).square().sum()
 
 
-def _complete(logits: Tensor, head: Columns) -> tuple[Tensor, Tensor | None]:
+def complete(logits: Tensor, head: Columns) -> tuple[Tensor, Tensor | None]:
     """Add the bias to logits, cap them, and set those of padding to minus infinity, in place unless capped.
 
     Returns:
@@ -237,12 +161,3 @@ def _complete(logits: Tensor, head: Columns) -> tuple[Tensor, Tensor | None]:
         slope, logits = 1.0 - shares.square(), shares * head.cap
     logits[:, head.num_real :] = -torch.inf
     return logits, slope
-
-
-def _num_correct(log_probabilities: Tensor, targets: Tensor, head: Columns) -> Tensor:
-    """Return the number of targets with the largest log-probability."""
-    predicted = first_largest(log_probabilities)
-    if head.cut is not None:
-        own = log_probabilities.gather(1, predicted.unsqueeze(1)).squeeze(1)
-        predicted = first_of_ranks(predicted + head.first, own == head.cut.largest(own.clone()), head.cut)
-    return (predicted == targets).sum()
