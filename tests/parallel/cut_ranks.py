@@ -5,7 +5,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hornbook.ops.cross_entropy import vocabulary_logits
+from hornbook.model.head import OutputHead
 from hornbook.ops.mixed_linear import mixed_linear, mixed_stack, narrowed
 from hornbook.ops.native.kernels import copy_of, weights_unchanged
 from hornbook.ops.tensor_parallel import Slices, current, cut_linear
@@ -95,9 +95,13 @@ def check_logits(mesh):
     for shape in ((), (3,), (2, 3)):
         for bias_V in (None, bias):
             x = normal(*shape, DIM).bfloat16()
-            whole = vocabulary_logits(x, table, VOCABULARY - 1, bias_V)
-            with Operators() as operators:
-                logits = vocabulary_logits(x, cut, VOCABULARY - 1, bias_V)
+            head = OutputHead(DIM, VOCABULARY - 1)
+            head.bias = None if bias_V is None else torch.nn.Parameter(bias_V)
+            head.tie(torch.nn.Parameter(table))
+            whole = head.logits(x)
+            head.tie(torch.nn.Parameter(cut))
+            with torch.no_grad(), Operators() as operators:
+                logits = head.logits(x)
             assert logits.dtype == torch.float32 and logits.shape == whole.shape
             torch.testing.assert_close(logits, whole, rtol=0.02, atol=0.02)
             names = operators.names
