@@ -12,6 +12,7 @@ corpora as well.
 import logging
 import operator
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -160,7 +161,11 @@ class Corpus(Dataset[dict[str, Tensor]]):
     def __init__(
         self, path: str | Path, *, split: str = "train", sequence_length: int | None = None, seed: int = 0
     ) -> None:
-        if sequence_length is not None and sequence_length < 1:
+        if not isinstance(path, str | Path):
+            raise UserError(
+                f"path is of type {type(path).__name__}; expected one path: open several corpora one by one"
+            )
+        if sequence_length is not None and (not isinstance(sequence_length, Integral) or sequence_length < 1):
             raise UserError(f"sequence_length is {sequence_length}; expected 1 or more, or None for whole documents")
         self.path = path if is_url(str(path)) else Path(path)
         self.split = _chosen("split", split, SPLITS)
