@@ -141,7 +141,7 @@ def test_bad_corpora_are_one_line(folder: Path, tmp_path: Path) -> None:
     for error, part, options in (
         (UserError, "split is 'test'; expected one of train, validation", {"split": "test"}),
         (UserError, "sequence_length is 0", {"sequence_length": 0}),
-        (UserError, "sequence_length is 1.5; expected 1 or more", {"sequence_length": 1.5}),
+        (UserError, "sequence_length is 1.5; expected an integer from 1", {"sequence_length": 1.5}),
         (UserError, "one sample needs", {"sequence_length": 10**6}),
     ):
         with pytest.raises(error) as caught:

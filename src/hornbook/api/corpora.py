@@ -166,7 +166,7 @@ class Corpus(Dataset[dict[str, Tensor]]):
                 f"path is of type {type(path).__name__}; expected one path: open several corpora one by one"
             )
         if sequence_length is not None and (not isinstance(sequence_length, Integral) or sequence_length < 1):
-            raise UserError(f"sequence_length is {sequence_length}; expected 1 or more, or None for whole documents")
+            raise UserError(f"sequence_length is {sequence_length}; expected an integer from 1, or None for documents")
         self.path = path if is_url(str(path)) else Path(path)
         self.split = _chosen("split", split, SPLITS)
         self.sequence_length, self.seed = sequence_length, seed
