@@ -276,7 +276,7 @@ def _refuse_other_files(path: Path) -> None:
             raise DataError(advice)
     if (path / "checkpoints").is_dir():
         raise DataError(f"{path}: a run, not a token store; its recipe.toml names its data")
-    if found := [entry for entry in sorted(path.glob("*")) if splits_of(entry)]:
+    if found := [entry.parent.parent for entry in sorted(path.glob(f"*/{SPLITS[0]}/{MANIFEST}"))]:
         names = ", ".join(map(str, found[:4])) + ", ..." * (len(found) > 4)
         raise DataError(f"{path}: not a token store, but a folder of some: name one of {names}")
     if path.name == "tokenizer.json" or (path / "tokenizer.json").is_file():
