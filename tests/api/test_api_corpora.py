@@ -141,6 +141,7 @@ def test_bad_corpora_are_one_line(folder: Path, tmp_path: Path) -> None:
     for error, part, options in (
         (UserError, "split is 'test'; expected one of train, validation", {"split": "test"}),
         (UserError, "sequence_length is 0", {"sequence_length": 0}),
+        (UserError, "sequence_length is 1.5; expected an integer from 1", {"sequence_length": 1.5}),
         (UserError, "one sample needs", {"sequence_length": 10**6}),
     ):
         with pytest.raises(error) as caught:
@@ -149,6 +150,9 @@ def test_bad_corpora_are_one_line(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         hornbook.corpus(tmp_path / "nothing")
     assert one_line(caught.value, "no such token store")
+    with pytest.raises(UserError) as caught:
+        hornbook.corpus([folder, folder])
+    assert one_line(caught.value, "path is of type list; expected one path: open several corpora one by one")
 
 
 def test_tokens_without_a_tokenizer_have_no_text(folder: Path, tmp_path: Path) -> None:

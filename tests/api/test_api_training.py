@@ -117,6 +117,12 @@ def test_no_run_is_one_line(tmp_path: Path) -> None:
         assert one_line(caught.value)
 
 
+def test_rows_of_no_such_kind_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        hornbook.metrics(tmp_path, kind="valid")
+    assert one_line(caught.value, "kind is 'valid'; expected one of train, validation, task, topology, final, or None")
+
+
 def test_a_run_may_be_in_a_thread(tmp_path: Path, recipe: Path) -> None:
     """Signals reach the main thread alone, so a run elsewhere listens to none."""
     finished: list[int] = []

@@ -79,7 +79,7 @@ def test_paths_that_are_no_files(tmp_path):
 def test_what_is_there_but_has_the_name_of_no_bundled_recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").write_text("[model]\nnum_layers = 1\n")
-    with pytest.raises(RecipeError, match="no such bundled recipe; if the file mine is a recipe, name it ./mine"):
+    with pytest.raises(RecipeError, match=r"no such bundled recipe; if the file mine is a recipe, name it \./mine$"):
         find_recipe("mine")
     assert read_document(find_recipe("./mine"), "r.toml")[0] == {"model": {"num_layers": 1}}
     for folder in ("texts", "gpt2"):

@@ -142,7 +142,8 @@ def test_what_is_no_store(tmp_path, built):
     with pytest.raises(DataError) as caught:
         open_store(built.parent)
     assert one_line(caught.value, f"{built.parent}: not a token store, but a folder of some: name one of {built}")
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.toml").touch()
     with pytest.raises(DataError) as caught:
         open_store(tmp_path / "run")
     assert one_line(caught.value, f"{tmp_path / 'run'}: a run, not a token store; its recipe.toml names")

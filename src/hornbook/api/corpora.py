@@ -12,6 +12,7 @@ corpora as well.
 import logging
 import operator
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -160,8 +161,7 @@ class Corpus(Dataset[dict[str, Tensor]]):
     def __init__(
         self, path: str | Path, *, split: str = "train", sequence_length: int | None = None, seed: int = 0
     ) -> None:
-        if sequence_length is not None and sequence_length < 1:
-            raise UserError(f"sequence_length is {sequence_length}; expected 1 or more, or None for whole documents")
+        _refuse_other_types(path, sequence_length)
         self.path = path if is_url(str(path)) else Path(path)
         self.split = _chosen("split", split, SPLITS)
         self.sequence_length, self.seed = sequence_length, seed
@@ -258,6 +258,15 @@ def corpus(path: str | Path, *, split: str = "train", sequence_length: int | Non
 
 def _reopen(path: str | Path, split: str, sequence_length: int | None, seed: int) -> Corpus:
     return Corpus(path, split=split, sequence_length=sequence_length, seed=seed)
+
+
+def _refuse_other_types(path: object, sequence_length: object) -> None:
+    """Raise UserError unless these are one path, and an integer from 1 or None."""
+    if not isinstance(path, str | Path):
+        kind = type(path).__name__
+        raise UserError(f"path is of type {kind}; expected one path: open several corpora one by one")
+    if sequence_length is not None and (not isinstance(sequence_length, Integral) or sequence_length < 1):
+        raise UserError(f"sequence_length is {sequence_length}; expected an integer from 1, or None for documents")
 
 
 def _listed(texts: Texts) -> list[str | Path]:

@@ -29,6 +29,9 @@ from hornbook.run.launch import train as train_resolved
 from hornbook.run.start_recipe import start_recipe
 from hornbook.track.runs import find_runs, read_run, summarize
 
+_KINDS = ("train", "validation", "task", "topology", "final")
+"""Of rows of a run's log; see `hornbook.track.metrics`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -145,9 +148,11 @@ def metrics(run: str | Path, kind: str | None = None) -> list[dict[str, Any]]:
         kind: return only rows of this kind, such as ``"train"``, ``"validation"`` or ``"task"``; None for all.
 
     Raises:
-        UserError: the folder is not a run.
+        UserError: the folder is not a run, or there is no such kind.
         DataError: one of its files is malformed.
     """
+    if kind not in (None, *_KINDS):
+        raise UserError(f"kind is {kind!r}; expected one of {', '.join(_KINDS)}, or None for all")
     files = read_run(Path(run))
     return files.rows if kind is None else files.of_kind(kind)
 

@@ -274,9 +274,9 @@ def _refuse_other_files(path: Path) -> None:
     for room in plugged("store openers"):
         if advice := room.how_to_convert(path):
             raise DataError(advice)
-    if (path / "checkpoints").is_dir():
+    if (path / "recipe.toml").is_file():
         raise DataError(f"{path}: a run, not a token store; its recipe.toml names its data")
-    if found := [entry for entry in sorted(path.glob("*")) if splits_of(entry)]:
+    if found := [entry.parent.parent for entry in sorted(path.glob(f"*/{SPLITS[0]}/{MANIFEST}"))]:
         names = ", ".join(map(str, found[:4])) + ", ..." * (len(found) > 4)
         raise DataError(f"{path}: not a token store, but a folder of some: name one of {names}")
     if path.name == "tokenizer.json" or (path / "tokenizer.json").is_file():
