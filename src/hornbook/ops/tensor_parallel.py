@@ -72,28 +72,12 @@ class Slices(NamedTuple):
 
     def gather(self, x: Tensor) -> Tensor:
         """Return all tokens, ``[B, T, ...]``, gathered from the ranks' slices, without a gradient."""
-        whole = _gathered(x.contiguous(), self.group, self.size)
-        if len(x) == 1 and not torch.compiler.is_compiling():  # in order
-            whole = whole.view(1, -1, *x.shape[2:])
-        else:
-            whole = torch.cat(whole.chunk(self.size), 1)
+        whole = torch.cat(_gathered(x.contiguous(), self.group, self.size).chunk(self.size), 1)
         return whole.narrow(1, 0, self.num_tokens)
 
     def sum_own(self, x: Tensor) -> Tensor:
         """Return this rank's slice of the sum of ``[B, T, ...]`` over the ranks, without a gradient."""
-        x = self.padded(x)
-        if len(x) == 1 and not torch.compiler.is_compiling():  # in order
-            x = x.contiguous().view(self.size, self.width, *x.shape[2:])
-        else:
-            x = torch.cat(x.chunk(self.size, 1))
-        return _scattered(x, self.group, self.size)
-
-    def in_any_order(self, x: Tensor) -> "Slices":
-        """Return the split of the tokens of slices like ``x`` ``[B, t, ...]`` as ``[1, B t, ...]``.
-
-        Tokens are then gathered and scattered without copies, padding included.
-        """
-        return self._replace(num_tokens=self.size * x.shape[0] * x.shape[1])
+        return _scattered(torch.cat(self.padded(x).chunk(self.size, 1)), self.group, self.size)
 
     def enter(self, x: Tensor) -> Tensor:
         """Return all tokens, gathered from the slices; the backward pass sums the ranks' gradients."""
