@@ -24,11 +24,11 @@ STEP = "--between hornbook.engine.step:train_step"
 @pytest.mark.parametrize(
     ("command", "most_files", "most_functions"),
     [
-        (f"{STEP} {TRAIN} {NATIVE}", 32, 115),
-        (f"{STEP} {TRAIN} --precision.kernels=torch", 28, 103),
-        (f"{STEP} {BERT} {NATIVE}", 35, 133),
-        (f"--until hornbook.optim.adam:adamw {TRAIN} {NATIVE}", 78, 579),
-        ("generate run --prompt a --output-length 8", 56, 362),
+        (f"{STEP} {TRAIN} {NATIVE}", 30, 106),
+        (f"{STEP} {TRAIN} --precision.kernels=torch", 27, 98),
+        (f"{STEP} {BERT} {NATIVE}", 31, 119),
+        (f"--until hornbook.optim.adam:adamw {TRAIN} {NATIVE}", 77, 571),
+        ("generate run --prompt a --output-length 8", 56, 360),
         (BUILD, 37, 272),
     ],
     ids=["one step", "one step by PyTorch", "one BERT step", "until the first update", "generation", "corpus build"],

@@ -286,11 +286,11 @@ class CausalSelfAttention(SelfAttention):
         return y_BTD
 
     def mix(self, packed_BTE: Tensor, context: Context) -> Tensor:
-        qkv_N3HK = torch.unflatten(packed_BTE.flatten(0, 1), 1, (3, self.num_heads, self.head_size))
+        packed_NE, shape = packed_BTE.flatten(0, 1), (3, self.num_heads, self.head_size)
         if (form := self.native_form(packed_BTE, context)) is not None:
-            return self.attend_natively(form, context, qkv_N3HK, is_causal=True)
+            return self.attend_natively(form, context, torch.unflatten(packed_NE, 1, shape), is_causal=True)
         if type(self).split is SelfAttention.split and self._is_tritons(context):
-            return self.attend_spans(context, qkv_N3HK, is_causal=True)
+            return self.attend_spans(context, torch.unflatten(packed_NE, 1, shape), is_causal=True)
         return self._attend(*self.split(packed_BTE), context)
 
     def _attend(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, context: Context) -> Tensor:
