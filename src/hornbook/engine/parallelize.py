@@ -180,7 +180,7 @@ def _with_copies(block: nn.Module, forward: Callable[..., Any], dtype: torch.dty
             return forward(*given, **named)
         finally:
             for layer, weight in layers:
-                layer._parameters["weight"] = weight
+                layer._parameters["weight"] = weight  # type: ignore[assignment]
 
     return call
 

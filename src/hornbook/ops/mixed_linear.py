@@ -168,7 +168,7 @@ class _MixedLinear(torch.autograd.Function):
         ctx.activation, ctx.name = activation, name
         offset = None if bias is None else kernels.copy_of(bias, x.dtype).flatten()
         is_first, given = ctx.exchange.is_first, ctx.exchange.given(x)
-        u = ctx.exchange.summed(functional.linear(given, ctx.copy, offset if is_first else None))
+        u: Tensor = ctx.exchange.summed(functional.linear(given, ctx.copy, offset if is_first else None))
         if offset is not None and not is_first:
             u += offset
         ctx.save_for_backward(x, *(each for each in (before, None if activation is None else u) if each is not None))

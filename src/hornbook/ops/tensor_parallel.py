@@ -221,7 +221,7 @@ def cut_rows(indices: Tensor, table_VD: Tensor) -> Tensor:
 def gather_columns(x: Tensor, cut: Cut, dtype: torch.dtype) -> Tensor:
     """Return the ranks' tensors ``[..., n]`` side by side and in a dtype, ``[..., ranks · n]``, without a gradient."""
     size = dist.get_world_size(cut.group)
-    parts = _gathered(x.contiguous(), cut.group, size).unflatten(0, (size, len(x))).movedim(0, -2)
+    parts = _gathered(x.contiguous(), cut.group, size).view(size, *x.shape).movedim(0, -2)
     return parts.to(dtype, memory_format=torch.contiguous_format).flatten(-2)  # one copy, also without a conversion
 
 
