@@ -225,8 +225,7 @@ class MomentumConfig(SGDConfig):
 class MuonConfig(MomentsConfig):
     """Muon (Jordan et al. 2024) for the matrices of blocks, dense or block-sparse; AdamW for all other parameters.
 
-    ``learning_rate`` is that of Muon. AdamW's rates follow the same schedule; its betas and epsilon are those of
-    nanochat.
+    ``learning_rate`` is Muon's. AdamW's rates follow the same schedule; its betas and epsilon are nanochat's.
     """
 
     name: str = "muon"
@@ -249,10 +248,7 @@ class MuonConfig(MomentsConfig):
     )
     per_head: bool = option(False, help="orthogonalize each head of query, key and value as its own matrix")
     row_moments: bool = option(
-        False,
-        help=(
-            "divide each row of an update of a dense matrix by its root mean square over time (NorMuon, Li et al. 2025)"
-        ),
+        False, help="divide each row of a dense update by its root mean square over time (NorMuon, Li et al. 2025)"
     )
     row_beta: float = option(0.95, help="decay rate of the rows' mean squares", minimum=0, below=1)
     cautious_decay: bool = option(False, help="decay only weights that the update moves towards zero")
