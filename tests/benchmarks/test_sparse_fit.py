@@ -1,9 +1,12 @@
 """The worth of sparse weights, from made-up losses that follow the law."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
+import sparse_fit
 from hornbook.plan.dial import LAW, SIZE_EXPONENT, SIZE_UNIT, num_weights
 from sparse_fit import scale_of, worths
 
@@ -32,3 +35,10 @@ def test_a_sparse_run_may_be_better_than_any_size() -> None:
     dense = [made(2, 2**18), made(2, 2**20)]
     better = made(2, 2**18, 0.25, bits_per_byte=dense[0]["bits_per_byte"] - 1)
     assert [worth.share for worth in worths([*dense, better])] == [math.inf]
+
+
+def test_recorded_sparse_runs_have_dense_twins() -> None:
+    rows = json.loads(Path(str(sparse_fit.__file__)).with_name("sparse_runs.json").read_text())
+    found = [*worths(rows)]
+    assert len(found) == sum("sparsity.density" in row["also"] for row in rows) >= 15
+    assert all(0 < worth.share < 1 for worth in found)
