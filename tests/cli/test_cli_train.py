@@ -116,7 +116,7 @@ def test_print_recipe_as_json(capsys):
             ["qqq/missing.toml"],
             ["qqq/missing.toml: no such recipe file or run; `hornbook recipes` lists the bundled recipes"],
         ),
-        (["."], ['recipe ".": no such bundled recipe; `hornbook recipes` lists them']),
+        (["."], [".: is a folder, neither a recipe file nor a run; to train on it: --data.train ."]),
         (
             ["tiny.toml", "--model.num-layrs", "3", "--training.seed=x"],
             [
