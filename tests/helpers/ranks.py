@@ -1,5 +1,6 @@
 """Start real ranks: by torchrun, as forks of this process or as a command, or by ``hornbook train --processes``."""
 
+import importlib.metadata
 import json
 import os
 import signal
@@ -9,12 +10,16 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
+from typing import Any
 
 import pytest
 import run_ranks
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from hornbook.ops.native.build import find_compiler
+from hornbook.ops.native.cache import BuildError
 
 HELPERS = Path(__file__).parent
 PARALLEL = HELPERS.parent / "parallel"
@@ -34,6 +39,18 @@ def python(*words: object, timeout: float = 600, **variables: str) -> subprocess
     return subprocess.run(
         command, env=environment(**variables), capture_output=True, text=True, timeout=timeout, check=False
     )
+
+
+def steps_without_gpu(script: Path, *words: str) -> Any:
+    """Return the JSON that a script prints about steps on a GPU without values; skip the test without a compiler."""
+    try:
+        find_compiler()
+    except BuildError:
+        if "+cpu" in importlib.metadata.version("torch"):
+            pytest.skip("there is no C++ compiler")
+    done = python(script, *words)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def fork_ranks(num_ranks: int, main: Callable[..., None], *arguments: object, seconds: int = 600) -> str:

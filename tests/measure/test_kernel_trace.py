@@ -1,18 +1,15 @@
 """Training steps on a GPU without values: no mixed devices, few waits, few kernels."""
 
-import importlib.metadata
 import json
 from pathlib import Path
 
 import pytest
 import torch
 from cases import mostly_slow
-from ranks import python
+from ranks import python, steps_without_gpu
 
 from hornbook.measure.kernel_trace import _pairs_of_tiles
 from hornbook.measure.memory_check import TOLERANCES
-from hornbook.ops.native.build import find_compiler
-from hornbook.ops.native.cache import BuildError
 from hornbook.ops.spans import spans_of_sequences
 
 FAST = ("gpt bf16", "gpt bf16, 4 micro-batches", "gpt without Triton", "gpt dropout", "gpt sparse", "bert padded")
@@ -21,14 +18,7 @@ FAST = ("gpt bf16", "gpt bf16, 4 micro-batches", "gpt without Triton", "gpt drop
 @pytest.fixture(scope="module", params=mostly_slow([(FAST,), ((),)]), ids=["fast", "all"])
 def steps(request):
     """What steps of the chosen cases do, or of all."""
-    try:
-        find_compiler()
-    except BuildError:
-        if "+cpu" in importlib.metadata.version("torch"):
-            pytest.skip("there is no C++ compiler")
-    done = python(Path(__file__).parent / "fake_steps.py", *request.param, OMP_NUM_THREADS="1")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return steps_without_gpu(Path(__file__).parent / "fake_steps.py", *request.param)
 
 
 @pytest.mark.slow

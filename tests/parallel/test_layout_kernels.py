@@ -1,15 +1,10 @@
 """What several ranks launch on GPUs beside one process, without values: sums, and no copies for them."""
 
-import importlib.metadata
-import json
 from collections import Counter
 
 import pytest
 from cases import mostly_slow
-from ranks import PARALLEL, python
-
-from hornbook.ops.native.build import find_compiler
-from hornbook.ops.native.cache import BuildError
+from ranks import PARALLEL, steps_without_gpu
 
 COPIES = ("clone", "copy_", "_to_copy", "cat")
 
@@ -17,14 +12,7 @@ COPIES = ("clone", "copy_", "_to_copy", "cat")
 @pytest.fixture(scope="module", params=mostly_slow([(("replicas", "tensor"),), (("replicas, muon", "sequence"),)]))
 def steps(request):
     """By layout, the operators of steps of models with one layer and with two; those of one process, too."""
-    try:
-        find_compiler()
-    except BuildError:
-        if "+cpu" in importlib.metadata.version("torch"):
-            pytest.skip("there is no C++ compiler")
-    done = python(PARALLEL / "fake_layouts.py", "one process", *request.param, OMP_NUM_THREADS="1")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = steps_without_gpu(PARALLEL / "fake_layouts.py", "one process", *request.param)
     return {layout: [Counter(step["kernels"]) for step in both] for layout, both in found.items()}
 
 

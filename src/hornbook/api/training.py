@@ -27,10 +27,8 @@ from hornbook.run.callbacks import Callback
 from hornbook.run.initial_weights import InitFrom
 from hornbook.run.launch import train as train_resolved
 from hornbook.run.start_recipe import start_recipe
+from hornbook.track.metrics import KINDS
 from hornbook.track.runs import find_runs, read_run, summarize
-
-_KINDS = ("train", "validation", "task", "topology", "final")
-"""Of rows of a run's log; see `hornbook.track.metrics`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +149,8 @@ def metrics(run: str | Path, kind: str | None = None) -> list[dict[str, Any]]:
         UserError: the folder is not a run, or there is no such kind.
         DataError: one of its files is malformed.
     """
-    if kind not in (None, *_KINDS):
-        raise UserError(f"kind is {kind!r}; expected one of {', '.join(_KINDS)}, or None for all")
+    if kind not in (None, *KINDS):
+        raise UserError(f"kind is {kind!r}; expected one of {', '.join(KINDS)}, or None for all")
     files = read_run(Path(run))
     return files.rows if kind is None else files.of_kind(kind)
 

@@ -35,6 +35,8 @@ from hornbook.wording import counted
 _logger = logging.getLogger("hornbook.track")
 
 Row = dict[str, Any]
+KINDS = ("train", "validation", "task", "topology", "final")
+"""Of rows."""
 STORE_LOSS = "loss/"
 """Prefix of the columns with the validation loss of one store, before the store's name."""
 IDLE = "idle/"

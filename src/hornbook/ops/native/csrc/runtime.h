@@ -2,7 +2,7 @@
 //
 // The functions are libgomp's entries, which Intel's and LLVM's runtimes have too.
 //
-// hornbook.ops.native.library hands over those of the runtime that PyTorch has loaded, so that g++ and clang++ both build the
+// hornbook.ops.native.kernels hands over those of the runtime that PyTorch has loaded, so that g++ and clang++ both build the
 // library, a build fits every PyTorch, and a process keeps one pool of threads.
 #pragma once
 #include <cstdint>
