@@ -7,7 +7,8 @@
 
 All have 4 layers of 256 columns, windows of 256 tokens and 16 windows a step, and train for as many steps as the
 budget in processor time pays for, on one thread, so that other processes on the machine change neither the number of
-steps nor the result. nanochat's step is compiled, in bf16; its compilation is not counted. Its rates are for batches of
+steps nor the result. nanochat's step is compiled, in bf16 unless ``--dtype`` says otherwise, as it should where that is emulated;
+its compilation is not counted. Its rates are for batches of
 524,288 tokens; ``--factor`` scales them all. Bits per byte are those of ``hornbook evaluate`` for all: the whole
 held-out split, in windows of 256 tokens that overlap by 128.
 
@@ -163,6 +164,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=576, help="processor time of a run (default: 576)")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each contender (default: 1)")
     parser.add_argument("--factor", type=float, nargs="+", default=[0.3], help="of nanochat's rates (default: 0.3)")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="nanochat computes in")
     parser.add_argument("--only", nargs="+", help="contenders to run, by their names in the table (default: all)")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
@@ -171,7 +173,7 @@ def main() -> None:
     }
     if given.nanochat:
         sys.path.insert(0, str(given.nanochat))
-        os.environ["NANOCHAT_DTYPE"] = "bfloat16"
+        os.environ["NANOCHAT_DTYPE"] = given.dtype
         for factor in given.factor:
             contenders[f"nanochat, rates × {factor:g}"] = partial(train_nanochat, factor=factor)
     if unknown := set(given.only or ()) - contenders.keys():

@@ -17,6 +17,7 @@ import itertools
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -147,6 +148,8 @@ def main() -> None:
     for run in runs:
         longest[run["corpus"], run["width"]] = max(longest[run["corpus"], run["width"]], run["tokens"])
     held_out = [run for run in runs if run["tokens"] == longest[run["corpus"], run["width"]] > min(longest.values())]
+    lengths = Counter((run["corpus"], run["width"]) for run in runs if run not in held_out)
+    held_out = [run for run in held_out if lengths[run["corpus"], 1] > 1]  # fewer do not tell floor and scale
     _report("held out, the longest of each width", fit([run for run in runs if run not in held_out]), held_out)
     for tokens in PILOTS:
         _report_pilots(replace(LAW, **found.shared), everything, tokens)
