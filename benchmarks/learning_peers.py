@@ -7,10 +7,10 @@
 
 All have 4 layers of 256 columns, windows of 256 tokens and 16 windows a step, and train for as many steps as the
 budget in processor time pays for, on one thread, so that other processes on the machine change neither the number of
-steps nor the result. nanochat's step is compiled, in bf16 unless ``--dtype`` says otherwise, as it should where that is emulated;
-its compilation is not counted. Its rates are for batches of
-524,288 tokens; ``--factor`` scales them all. Bits per byte are those of ``hornbook evaluate`` for all: the whole
-held-out split, in windows of 256 tokens that overlap by 128.
+steps nor the result. nanochat's step is compiled, in bf16, or in fp32 with ``--dtype float32`` for processors that
+emulate bf16; its compilation is not counted. Its rates are for batches of 524,288 tokens; ``--factor`` scales them all.
+Bits per byte are those of ``hornbook evaluate`` for all: the whole held-out split, in windows of 256 tokens that
+overlap by 128.
 
 Each run is one file ``results/*.json``; a second call skips the runs that are there. Runs alternate between contenders.
 """
