@@ -40,6 +40,7 @@ MORE_OF_TWO = {
         ("gpt with fp32 gradients", "lamb", "gpipe 2"),
         ("deep gpt", "lamb", "v-shaped 2"),
         ("deep bert packed", "adamw", "v-shaped 2, listed"),
+        ("sparse", "muon", "1f1b 2"),
     ],
     "chain": ["1f1b 2", "interleaved 2", "v-shaped 2"],
     "labelled": [],
