@@ -243,6 +243,7 @@ def test_further_depths_are_timed_while_there_is_time(monkeypatch: pytest.Monkey
     [
         (["auto"], "the recipe auto takes one of --time"),
         (["auto", "--time", "0m"], "--time is '0m': expected a time"),
+        (["auto", "--time", "-3m"], "--time is '-3m': expected a time"),
         (["auto", "--time", "5m", "--params", "3M"], "got --time and --params"),
         (["auto", "--time", "5m", "--steps", "9"], "--training.steps contradicts"),
         (["auto", "--time", "5m", "--model.num-layers", "7"], "--model.num-layers contradicts --time, which sets it"),

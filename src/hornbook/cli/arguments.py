@@ -106,6 +106,7 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         formatter = functools.partial(_Formatter, max_help_position=36)
         super().__init__(**options, allow_abbrev=False, add_help=False, formatter_class=formatter)
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # argparse takes only plain ones for values, not -3m
         self.taken: set[str] = set()
         self.sections: dict[str, argparse._ArgumentGroup] = {}
         self.add_argument("-h", "--help", action=_Help, nargs=0, help="show this help message and exit")
