@@ -131,8 +131,8 @@ def test_data_of_each_task(words, data):
     ("words", "message"),
     [
         (["lambda=x"], "`data` names 'lambda', which is not among the tasks; did you mean \"lambada\"?"),
-        (["x", "y"], "two `data` entries for all tasks"),
-        (["lambada=x", "lambada=y"], "two `data` entries for lambada"),
+        (["x", "y"], "two entries of `data` for all tasks"),
+        (["lambada=x", "lambada=y"], "two entries of `data` for lambada"),
     ],
 )
 def test_data_of_no_task(words, message):

@@ -39,7 +39,7 @@ def test_the_training_text_is_scored_only_if_it_is_named(corpus):
             paths(*train)
         named = ", ".join(map(str, train))
         assert one_line(
-            caught.value, f"was trained on {named}, which have no held-out data: name a store by", "`data=FOLDER`"
+            caught.value, f"nothing is held out of {named}, the run's training data: name a store by", "`data=FOLDER`"
         )
     assert paths(bare, data=bare) == [bare]
 

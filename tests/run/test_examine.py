@@ -73,10 +73,12 @@ def test_a_vocabulary_that_is_too_small_hides_nothing_else(tmp_path: Path, corpu
     assert str(refused.value) == found[0][2]
 
 
-def test_what_the_run_measures_is_checked(tmp_path: Path) -> None:
+def test_what_the_run_measures_is_checked(tmp_path: Path, corpus: Path) -> None:
     found = look(tmp_path, "--evaluation.tasks=masked_tokens,lambada", "--evaluation.early-stopping-patience=2")
     assert [(level, about) for level, about, _ in found] == [("error", "evaluation")] * 2
     assert "early stopping needs the validation loss" in found[0][2] and "masked_tokens" in found[1][2]
+    found = look(tmp_path, *with_data(corpus), "--evaluation.tasks=lambada")
+    assert [about for _, about, message in found if "`evaluation.task_data=FILE`" in message] == ["evaluation"]
 
 
 def test_a_tracker_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

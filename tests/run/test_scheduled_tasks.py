@@ -164,7 +164,12 @@ def test_validation_decides_by_default(folder: Path) -> None:
     ("overrides", "kind", "message"),
     [
         (("--evaluation.tasks=lambda",), UserError, "there is no task 'lambda'.*did you mean \"lambada\""),
-        (("--evaluation.tasks=lambada",), UserError, "the task needs LAMBADA's passages"),
+        (("--evaluation.tasks=lambada",), UserError, "the task needs LAMBADA's passages.*`evaluation.task_data=FILE`"),
+        (
+            ("--evaluation.tasks=lambada", "--evaluation.task-data=x,y"),
+            UserError,
+            "two entries of `evaluation.task_data`",
+        ),
         (("--evaluation.tasks-every-steps=5",), UserError, "tasks_every_steps has no effect without tasks; set them"),
         (
             ("--evaluation.task-data=corpus",),

@@ -48,12 +48,12 @@ def open_scored(given: TaskInput) -> list[TokenStore]:
     if named := given.data or data.validation:
         return [open_store(named, "validation", data.chunk_cache)]
     if not data.train:
-        raise UserError("the run names no validation data: say which store to score with `data=FOLDER`")
+        raise UserError(f"the run names no validation data: say which store to score with `{given.data_option}=FOLDER`")
     if stores := open_held_out(data.train, data.chunk_cache):
         return stores
     raise UserError(
-        f"the run was trained on {', '.join(data.train)}, which have no held-out data: name a store by "
-        "`data=FOLDER` (in a recipe by data.validation), or name the training store to score the training text"
+        f"nothing is held out of {', '.join(data.train)}, the run's training data: name a store by "
+        f"`{given.data_option}=FOLDER` (in a recipe by data.validation), or name the training store to score its text"
     )
 
 

@@ -74,6 +74,8 @@ class TaskInput:
     loaded: LoadedModel
     data: str | None = None
     """The path that the user passed for this task, or None."""
+    data_option: str = "data"
+    """The argument or recipe option by which the user sets ``data``, for messages."""
     forward: Forward = forward_resident
     """Runs the model on a batch."""
     ranks: Ranks = field(default_factory=Ranks)
@@ -116,7 +118,7 @@ class TaskInput:
             return path
         raise UserError(
             f"{self.loaded.path} has no validation file to score (data.validation): name a labeled file by "
-            "`data=FILE` (in a recipe by evaluation.task_data)"
+            f"`{self.data_option}=FILE`"
         )
 
     def require_objective(self, kind: type[Learned], lacks: str) -> Learned:
@@ -140,9 +142,8 @@ class TaskInput:
             UserError: there is none.
         """
         if self.data is None:
-            raise UserError(
-                f"the task needs {what}: pass `data=FILE` (or `data=TASK=FILE`; in a recipe, set evaluation.task_data)"
-            )
+            option = self.data_option
+            raise UserError(f"the task needs {what}: pass `{option}=FILE`, or `{option}=TASK=FILE` for one of several")
         return self.data
 
     @property
@@ -273,8 +274,13 @@ def higher_is_better(task: str, metric: str) -> bool:
     return metric in found.higher
 
 
-def assign_data(words: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
+def assign_data(words: Sequence[str], tasks: Sequence[str], option: str = "data") -> dict[str, str]:
     """Return the data of each task that has some: ``["lambada=x", "y"]`` is x for lambada and y for all others.
+
+    Args:
+        words: the entries.
+        tasks: those that run.
+        option: see `TaskInput.data_option`.
 
     Raises:
         UserError: an entry names a task that is not run, or data are named twice.
@@ -282,9 +288,10 @@ def assign_data(words: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
     paths: dict[str | None, str] = {}
     for name, path in map(split_entry, words):
         if name is not None and name not in tasks:
-            raise UserError(f"`data` names {name!r}, which is not among the tasks{did_you_mean(name, tasks)}")
+            raise UserError(f"`{option}` names {name!r}, which is not among the tasks{did_you_mean(name, tasks)}")
         if name in paths:
-            raise UserError(f"two `data` entries for {name or 'all tasks'}: give one PATH, or TASK=PATH for each")
+            found = name or "all tasks"
+            raise UserError(f"two entries of `{option}` for {found}: give one PATH, or TASK=PATH for each")
         paths[name] = path
     return {task: paths[task] if task in paths else paths[None] for task in tasks if task in paths or None in paths}
 

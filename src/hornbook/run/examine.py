@@ -44,7 +44,7 @@ from hornbook.run.preflight import (
     refuse_large_model,
 )
 from hornbook.run.run_folder import RunFolder
-from hornbook.run.scheduled_tasks import refuse_unknown_metric
+from hornbook.run.scheduled_tasks import TASK_DATA, refuse_unknown_metric
 from hornbook.samples.batches import Loader, Samples
 from hornbook.samples.sources import Sources
 from hornbook.storage import refuse_file
@@ -257,5 +257,6 @@ def _check_tasks(recipe: Recipe, sources: Sources, state: TrainState, folder: Ru
         return
     refuse_unknown_metric(recipe)
     loaded = LoadedModel(model=state.model, recipe=recipe, tokenizer=sources.tokenizer, step=0, path=folder.path)
-    given = TaskInput(loaded=loaded, micro_batch_size=recipe.training.micro_batch_size, overlap=0)
-    tasks.check_tasks(evaluation.tasks, given, tasks.assign_data(evaluation.task_data, evaluation.tasks))
+    batch = recipe.training.micro_batch_size
+    given = TaskInput(loaded=loaded, data_option=TASK_DATA, micro_batch_size=batch, overlap=0)
+    tasks.check_tasks(evaluation.tasks, given, tasks.assign_data(evaluation.task_data, evaluation.tasks, TASK_DATA))

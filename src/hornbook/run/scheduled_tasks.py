@@ -16,6 +16,7 @@ reading it twice. A later failure ends the run.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from hornbook.config import Recipe
 from hornbook.errors import HornbookError, UserError
@@ -23,6 +24,9 @@ from hornbook.evaluate import tasks, text_name
 from hornbook.evaluate.tasks import Row, TaskInput
 from hornbook.exchange.restore import LoadedModel
 from hornbook.run.training_run import TrainingRun
+
+TASK_DATA: Final = "evaluation.task_data"
+"""The recipe option that sets the data of tasks."""
 
 
 def check_tasks_of(run: TrainingRun) -> None:
@@ -105,7 +109,7 @@ def _log(run: TrainingRun, name: str, rows: list[Row], text: str | None) -> None
 
 
 def _data(run: TrainingRun) -> dict[str, str]:
-    return tasks.assign_data(run.recipe.evaluation.task_data, run.recipe.evaluation.tasks)
+    return tasks.assign_data(run.recipe.evaluation.task_data, run.recipe.evaluation.tasks, TASK_DATA)
 
 
 def _input(run: TrainingRun) -> TaskInput:
@@ -118,6 +122,7 @@ def _input(run: TrainingRun) -> TaskInput:
     )
     return TaskInput(
         loaded=loaded,
+        data_option=TASK_DATA,
         forward=run.step_config.forward,
         ranks=run.world.data,
         micro_batch_size=run.recipe.training.micro_batch_size,
