@@ -87,6 +87,9 @@ def test_an_empty_output_is_not_the_working_directory():
     assert made.parse_args(["--output", ".", "--prompt", ""]).output == Path()
 
 
+OF_TRAIN_AUTO = "{} is a dial of `hornbook train auto`, whose --print-recipe prints a recipe for this"
+
+
 def parser():
     made = CommandParser(prog="hornbook try")
     made.add_argument("--output-length", type=positive_integer, default=1)
@@ -122,6 +125,10 @@ def test_parsers_without_a_recipe_leave_dotted_words_alone():
     [
         (["a", "--num-layers", "3"], 'unknown option "--num-layers"; did you mean "--model.num-layers"?'),
         (["a", "--thread", "3"], 'unknown option "--thread"; did you mean "--threads"?'),
+        (["a", "--params", "3M"], f'unknown option "--params"; {OF_TRAIN_AUTO.format("--params")}'),
+        (["a", "--tim", "3h"], f'unknown option "--tim"; {OF_TRAIN_AUTO.format("--time")}'),
+        (["a", "--tokens", "3M"], 'unknown option "--tokens"; did you mean "--training.tokens"?'),
+        (["auto", "--tokens", "3M"], f'unknown option "--tokens"; {OF_TRAIN_AUTO.format("--tokens")}'),
         (["a", "--threads", "0"], f'argument --threads: "0": must be at least 1 and at most {16 * usable_cores()}'),
         (["a", "--device", "gpu"], 'argument --device: "gpu" is not one of auto, cpu, cuda, mps; did you mean "cuda"?'),
         (["a", "b\nc"], 'unexpected argument "b\\nc"'),

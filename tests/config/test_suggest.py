@@ -98,4 +98,7 @@ def test_flags_are_suggested_with_their_section():
         assert nearest(written, known) == "--optimizer.learning-rate"
     assert nearest("--grad-clip", known) == "--optimizer.clip-norm"
     assert nearest("--max-steps", known) == "--training.steps"
+    unlike = ["--model.tied", "--precision.partials", "--model.head"]
+    assert [nearest(written, unlike) for written in ("--time", "--params", "--thread")] == [None] * 3
+    assert nearest("--duration", ["--data.validation", "--time"]) == "--time"
     assert nearest("gpu", ["auto", "cpu", "cuda", "mps"]) == "cuda"

@@ -28,7 +28,7 @@ from hornbook.config.options import TAGS, Bounds, Mistake, Spec, choices, conver
 from hornbook.config.recipe import SECTIONS, Recipe, dotted, specs
 from hornbook.config.recipe_files import SHORT, split_overrides
 from hornbook.config.sections import Compute
-from hornbook.config.suggest import did_you_mean
+from hornbook.config.suggest import did_you_mean, nearest
 from hornbook.errors import UserError
 from hornbook.parallel import launched
 from hornbook.storage.system import MOST_THREADS_PER_CORE, usable_cores
@@ -162,7 +162,14 @@ class CommandParser(argparse.ArgumentParser):
                     return f"{before}: expected true or false, got {show(word)}"
             return f"unexpected argument {show(word)}"
         option = word.partition("=")[0]
-        return f"unknown option {show(option)}{did_you_mean(option, self._option_string_actions)}"
+        advice = did_you_mean(option, self._option_string_actions)
+        if self.takes_recipe and ("auto" in given or not advice):
+            from hornbook.plan.dial import DIALS
+
+            dial = nearest(option, [f"--{name}" for name in DIALS])
+            if dial and dial not in self._option_string_actions:
+                advice = f"; {dial} is a dial of `hornbook train auto`, whose --print-recipe prints a recipe for this"
+        return f"unknown option {show(option)}{advice}"
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,7 @@ _USUAL_WORDS = {
     "optimizer": "optim",
     "schedule": "scheduler lr_scheduler",
     "data": "dataset",
+    "time": "duration hours minutes time_limit max_time",
 }
 """The same for values and sections."""
 
@@ -106,18 +107,18 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     known = {_plain(name): name for name in known}
     keys = {name.rpartition(".")[2]: full for name, full in reversed(known.items())}
     found = usual(word, known.values()) or _closest(_plain(word), known)
-    return found or _closest(_plain(word).rpartition(".")[2], keys)
+    return found or _closest(_plain(word).rpartition(".")[2], keys, cutoff=0.81)  # or "time" would be "model.tied"
 
 
 def _plain(word: str) -> str:
     return word.lstrip("-").lower().replace("-", "_")
 
 
-def _closest(word: str, known: Mapping[str, str]) -> str | None:
-    """Return the value whose key is most similar to ``word``, or None."""
+def _closest(word: str, known: Mapping[str, str], cutoff: float = 0.6) -> str | None:
+    """Return the value whose key is most similar to ``word``, or None below the cutoff, a share of equal letters."""
     from difflib import get_close_matches  # takes 4 ms, needed only for errors
 
-    matches = get_close_matches(word, known, n=1, cutoff=0.6)
+    matches = get_close_matches(word, known, n=1, cutoff=cutoff)
     return known[matches[0]] if matches else None
 
 
