@@ -122,7 +122,7 @@ def test_names_of_folders_do_not_control_the_terminal(tmp_path: Path, capsys: py
     commands = (
         ["runs", "list", str(tmp_path)],
         ["runs", "report", str(run)],
-        ["runs", "compare", str(run), str(run), "--html", page],
+        ["runs", "compare", str(run), str(make_run(tmp_path / "other")), "--html", page],
         ["runs", "list", str(run / "missing")],
         ["checkpoint", "list", str(run)],
         ["checkpoint", "verify", str(run)],

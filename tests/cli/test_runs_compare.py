@@ -47,8 +47,17 @@ def test_compare_shows_facts_differences_and_curves(two: Path, capsys: pytest.Ca
 
 
 def test_identical_recipes_are_said(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compare("one", "one") == 0
+    make_run(two / "again")
+    assert compare("one", "again") == 0
     assert "the recipes are identical" in capsys.readouterr().out
+
+
+def test_a_run_that_is_named_twice_is_one_run(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare("one", "./one/") == 2
+    problem = "only one run, one; expected two or more; add another run folder"
+    assert capsys.readouterr() == ("", f"hornbook: error: {problem}\n")
+    assert compare("one", "two", "one") == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["run", "one", "two"]
 
 
 def test_json_has_runs_differences_and_the_page(two: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,7 +48,12 @@ def test_a_mistake_is_one_line_and_changes_no_run(
 def test_notes_do_not_control_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "run")
     (run / "notes.json").write_text(json.dumps({"tags": ["a\x1b[2J"], "note": "b\x1b]0;title\x07"}))
-    for command in (["list", str(tmp_path)], ["compare", str(run), str(run)], ["tag", str(run)], ["note", str(run)]):
+    for command in (
+        ["list", str(tmp_path)],
+        ["compare", str(run), str(make_run(tmp_path / "other"))],
+        ["tag", str(run)],
+        ["note", str(run)],
+    ):
         assert main(["runs", *command]) == 0
         out, err = capsys.readouterr()
         assert "\x1b" not in out + err and "\\x1b" in out, command

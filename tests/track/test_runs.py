@@ -132,7 +132,7 @@ def test_a_number_older_than_a_newer_measurement_is_marked(tmp_path: Path, capsy
     assert main(["runs", "list", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "1.790 @40" in out and "@ the step at which a number was measured" in out
-    assert main(["runs", "compare", str(run), str(run)]) == 0
+    assert main(["runs", "compare", str(run), str(make_run(tmp_path / "other", rows=rows))]) == 0
     assert "1.790 @40" in capsys.readouterr().out
     page = write_report(run).read_text()
     assert '<dd class="old">1.790</dd><p>at step 40; ' in page

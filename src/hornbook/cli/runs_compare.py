@@ -48,11 +48,12 @@ def compare_command(arguments: argparse.Namespace) -> dict[str, object]:
     from hornbook.errors import UserError
     from hornbook.track.runs import compare, plain_value
 
-    if len(arguments.runs) < 2:
-        raise UserError(f"only one run, {arguments.runs[0]}; expected two or more; add another run folder")
+    folders = [*{Path(folder).resolve(): Path(folder) for folder in arguments.runs}.values()]  # each once
+    if len(folders) < 2:
+        raise UserError(f"only one run, {folders[0]}; expected two or more; add another run folder")
     if arguments.html is not None and arguments.html.is_dir():
         raise UserError(f"--html {arguments.html} is a folder: name a file in it")
-    comparison = compare([Path(folder) for folder in arguments.runs])
+    comparison = compare(folders)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     _print_facts(comparison, width)
     _print_charts(comparison, arguments.over, min(width or _WITHOUT_TERMINAL, _WIDEST_CHART))
