@@ -1,6 +1,7 @@
 """The dial on a real corpus: choice, reasons, resume, and what it refuses; and `hornbook train auto` end to end."""
 
 import json
+import os
 import re
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ import hornbook
 from hornbook.__main__ import main
 from hornbook.config import Recipe, load_recipe
 from hornbook.config.overrides import override_leaves
-from hornbook.errors import DataError, UserError
+from hornbook.errors import DataError, PathError, UserError
 from hornbook.measure import dial, timed_dial
 from hornbook.measure.dial import auto_recipe, prepared_choice
 from hornbook.measure.timed_dial import dial_time
@@ -117,6 +118,15 @@ def test_a_loss_is_predicted_where_a_pilot_is_a_small_part_of_the_run(
 def test_printing_leaves_no_files(corpus: Path, tmp_path: Path) -> None:
     chosen(corpus, tmp_path / "run", writes=False, tokens="200000")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_first(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(dial, "dial_time", None)
+    with pytest.raises(PathError, match="is not writable: choose another `output`"):
+        chosen(corpus, tmp_path / "run", time="1h")
 
 
 def test_other_dials_need_no_measurement(corpus: Path, tmp_path: Path) -> None:

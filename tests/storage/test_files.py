@@ -17,6 +17,7 @@ from hornbook.storage.files import (
     Written,
     commit_directory,
     make_directory,
+    refuse_file,
     rename,
     replace_file,
     sha256_file,
@@ -302,6 +303,15 @@ def test_folders_are_made_with_their_parents_durably(tmp_path):
 def test_a_folder_that_must_be_new_is_refused(tmp_path):
     with pytest.raises(StorageError, match="File exists"):
         make_directory(tmp_path, exist_ok=False)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    refuse_file(tmp_path / "x" / "y", writes=True)
+    monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (tmp_path, os.W_OK | os.X_OK))
+    for path in (tmp_path, tmp_path / "x" / "y"):
+        with pytest.raises(PathError, match=f"^{tmp_path} is not writable: choose another `output`"):
+            refuse_file(path, writes=True)
+        refuse_file(path)
 
 
 def test_a_folder_below_a_file_cannot_be_made(tmp_path):

@@ -24,7 +24,7 @@ def error_of(error, monkeypatch, tmp_path, *, is_offline=False):
     [
         (OSError(errno.ENOSPC, "No space left on device"), 1),
         (OSError(errno.EIO, "Input/output error"), 1),
-        (OSError(errno.EROFS, "Read-only file system"), 1),
+        (OSError(errno.EROFS, "Read-only file system"), 2),
         (PermissionError(errno.EACCES, "Permission denied", "/somewhere/blobs"), 2),
         (NotADirectoryError(errno.ENOTDIR, "Not a directory", "/somewhere"), 2),
     ],

@@ -50,7 +50,7 @@ from hornbook.run.planning import plan_here
 from hornbook.run.reached import SHARE
 from hornbook.run.run_folder import RunFolder
 from hornbook.samples.sources import Sources, complete, open_sources
-from hornbook.storage.files import replace_file
+from hornbook.storage.files import make_directory, refuse_file, replace_file
 from hornbook.storage.json_files import dump_json
 from hornbook.storage.system import format_bytes
 
@@ -86,6 +86,8 @@ def auto_recipe(
     folder = RunFolder(path=output or Path("runs") / draft.name)
     if folder.has_begun and folder.choice.exists():
         return _again(draft, dial, folder)
+    if writes:
+        refuse_file(folder.path, writes=True)
     base = check(draft).recipe
     sources, length = open_sources(base), base.sequence_length
     unique = sum(store.num_tokens for store in sources.train if isinstance(store, TokenStore))
@@ -116,12 +118,16 @@ def auto_recipe(
     predicted = {} if pilot is None else _predicted(found.best, unique, pilot, bits_per_nat(sources) or 1.0)
     reasons = [*_reasons(found, dial, unique, sources, predicted)]
     if writes:
-        limit = {"begun": dial.begun, "seconds": dial.value} if dial.name == "time" else {}
         document = {"name": draft.name, "dial": str(dial), "options": options, "reasons": reasons}
-        document |= {"predicted": predicted | {"bits_per_nat": bits_per_nat(sources)}}
-        folder.path.mkdir(parents=True, exist_ok=True)
-        replace_file(folder.choice, dump_json(document | limit))
+        _write(folder, dial, document | {"predicted": predicted | {"bits_per_nat": bits_per_nat(sources)}})
     return replace(resolved, notes=(*reasons, *resolved.notes))
+
+
+def _write(folder: RunFolder, dial: Dial, document: Mapping[str, Any]) -> None:
+    """Write the choice to the folder of its run, for a time with when it is over."""
+    limit = {"begun": dial.begun, "seconds": dial.value} if dial.name == "time" else {}
+    make_directory(folder.path)
+    replace_file(folder.choice, dump_json({**document, **limit}))
 
 
 def _refuse_too_little(recipe: Recipe, dial: Dial, unique: int, least_batch: int) -> None:

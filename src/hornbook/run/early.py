@@ -18,7 +18,7 @@ from hornbook.config.sections import DTYPE_BYTES
 from hornbook.config.task_names import refuse_unknown_task
 from hornbook.corpora.folders import locate_store
 from hornbook.errors import UserError
-from hornbook.parallel.launched import device_without_torch
+from hornbook.parallel.launched import device_without_torch, rank
 from hornbook.storage.files import refuse_file
 from hornbook.storage.system import format_bytes
 from hornbook.track.environment import memory_bytes
@@ -36,14 +36,14 @@ def refuse_early(recipe: Recipe, output: Path, device: str, num_ranks: int) -> N
 
     Raises:
         DataError: there is no training data at a path.
-        PathError: there is a file in place of the folder.
+        PathError: there is a file in place of the folder, or it is not writable.
         UserError: there is no such device, the ranks do not fit the recipe, a task is unknown, or the model, its
             gradients and optimizer state exceed the memory.
     """
     for path in (Path(entry) for entry in recipe.data.train if not is_url(entry)):
         if isinstance(recipe.objective, CausalLMConfig) or not path.parent.is_dir():
             locate_store(path, "train")
-    refuse_file(output)
+    refuse_file(output, writes=rank() == 0)  # other ranks may only read there
     found = device_without_torch(device)
     refuse_misfit(recipe, num_ranks)
     if "torch" not in sys.modules:  # else a script may have registered tasks of its own

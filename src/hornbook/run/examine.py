@@ -160,7 +160,7 @@ def _open(
 
 
 def _refuse_folder(path: Path) -> None:
-    refuse_file(path)
+    refuse_file(path, writes=True)
     if is_locked(path):
         raise UserError(f"{path} is in use by another process; wait until it ends, stop it, or choose another folder")
 

@@ -144,11 +144,18 @@ def make_directory(path: Path, *, exist_ok: bool = True) -> None:
         fsync_directory(folder.parent)
 
 
-def refuse_file(path: Path) -> None:
-    """Raise PathError if a folder cannot be created because there is a file at its path or one of its parents."""
+def refuse_file(path: Path, *, writes: bool = False) -> None:
+    """Raise PathError if a folder cannot be created because there is a file at its path or one of its parents.
+
+    Args:
+        path: of the folder.
+        writes: whether to raise it also if this process must not create the folder, or write into it.
+    """
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not there.is_dir():
         raise PathError(f"{there} is a file: choose another `output`")
+    if writes and not os.access(there, os.W_OK | os.X_OK):
+        raise PathError(f"{there} is not writable: choose another `output`, or change its permissions or the mount")
 
 
 def fsync_directory(path: Path) -> None:

@@ -23,12 +23,10 @@ TEMPORARY: Final = re.compile(r"\.(?P<name>.+)\.tmp-(?P<process>\d{1,10})-[0-9a-
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MISTAKEN: Final = (
     errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
-    errno.EACCES, errno.EPERM,
+    errno.EACCES, errno.EPERM, errno.EROFS,
 )  # fmt: skip
-"""Errors of a wrong path or missing permission, which the user must fix.
-
-Not EROFS: Linux makes a file system read-only after an I/O error.
-"""
+"""Errors of a wrong path or missing permission, which the user must fix; also where Linux has made a file system
+read-only after an I/O error, since no other attempt could write to it."""
 _NEW: Final = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
 _NOT_FOR_THIS_FILE: Final = (errno.EINVAL, errno.ENOTTY, errno.ENOTSUP, errno.EOPNOTSUPP)
 
@@ -60,6 +58,8 @@ def as_storage_error(verb: str, path: Path, error: OSError, needed: int | None =
     reason, remedy = error.strerror or type(error).__name__, "check the path, its permissions and the disk"
     if error.errno == errno.ENOENT and not path.parent.exists():
         reason, remedy = f"there is no folder {path.parent}", "check the path, or create the folder"
+    if error.errno == errno.EROFS:
+        remedy = "choose another folder, or make the file system writable"
     if error.errno in _FULL:
         remedy = "free some space, or choose another folder"
         with suppress(OSError, StorageError):

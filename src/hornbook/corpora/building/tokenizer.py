@@ -62,7 +62,7 @@ def train_tokenizer(
     if cased and kind != "wordpiece":
         raise UserError(f"`cased` applies only to `kind='wordpiece'`; {kind} always keeps case; remove it")
     if output is not None:
-        refuse_file(output)
+        refuse_file(output, writes=True)
     tally, num_documents, held_out = Tally(), 0, 0
     documents = read_documents(inputs, reading, tally, on_notice)
 
