@@ -112,6 +112,10 @@ def test_mistakes_of_compare_and_set_are_one_line(tmp_path: Path, capsys: pytest
     assert "results of `hornbook bench run` is missing" in capsys.readouterr().err
     assert main(["bench", "run", "tf1-bert", "--set", "rounds"]) == 2
     assert "expected KEY=VALUE" in capsys.readouterr().err
+    (tmp_path / "taken").write_text("")
+    (tmp_path / "mine.toml").write_text(TINY)
+    assert main(["bench", "run", str(tmp_path / "mine.toml"), "--output", str(tmp_path / "taken")]) == 2
+    assert "cannot create the folder" in capsys.readouterr().err
 
 
 def test_list_names_all(capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,6 +119,25 @@ def test_a_run_that_fails_ends_the_sweep(
     assert "learning-rate=1e-3 failed with exit code 2" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("code", [1, -9])
+def test_a_run_that_may_succeed_in_another_attempt_leaves_the_sweep_another(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hornbook.cli.sweep_command._Processes.run", lambda *given: code)
+    assert main(sweep(tmp_path, "--lr", "1e-3,3e-3")) == 1
+    assert f"learning-rate=1e-3 failed with exit code {code}" in capsys.readouterr().err
+
+
+def test_a_log_that_cannot_be_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out" / "learning-rate=1e-3.log").mkdir(parents=True)
+    assert main(sweep(tmp_path, "--lr", "1e-3,3e-3")) == 2
+    assert "cannot open out/learning-rate=1e-3.log: Is a directory" in capsys.readouterr().err
+
+
 def test_a_file_in_place_of_the_folder_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -76,7 +76,6 @@ def run_command(arguments: argparse.Namespace) -> dict[str, object]:
         except HornbookError as error:
             raise UserError(f"benchmark {case.name}: {error}") from None
     folder = arguments.output or Path("benchmarks") / f"{Path(arguments.spec).stem}{'-shrunk' * arguments.shrunk}"
-    folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
         if (folder / "results.json").exists():
             results = read_results(folder)

@@ -23,7 +23,8 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 from hornbook.cli.arguments import Number, add_device_arguments, add_recipe_arguments, positive_integer
 from hornbook.cli.table import print_columns, say
 from hornbook.config.options import Bounds, Spec
-from hornbook.errors import DivergedError, StoppedBySignal, UserError
+from hornbook.errors import DivergedError, HornbookError, StoppedBySignal, UserError
+from hornbook.storage.system import storage_errors
 
 if TYPE_CHECKING:
     from hornbook.config import Recipe
@@ -197,7 +198,8 @@ def _train(
     """Train a candidate in a process, unless that is done; a diverged run is only reported.
 
     Raises:
-        UserError: the run cannot start; StoppedBySignal: it was stopped.
+        UserError: the run cannot start.
+        HornbookError: it failed; StoppedBySignal: it was stopped.
     """
     from hornbook.config import load_recipe
 
@@ -208,13 +210,16 @@ def _train(
     words = ["train", arguments.recipe, *candidate.words, *length, "--output", str(folder)]
     words += ["--device", arguments.device, *(["--threads", str(arguments.threads)] if arguments.threads else [])]
     log = output / f"{candidate.name}.log"
-    with log.open("a", encoding="utf-8") as file:
+    with storage_errors("open", log):
+        file = log.open("a", encoding="utf-8")
+    with file:
         code = processes.run([sys.executable, "-m", "hornbook", *words], file, {**os.environ, **more})
     if code == StoppedBySignal.exit_code:
         raise StoppedBySignal(f"{candidate.name} was stopped; run the same command again to resume the sweep")
     if code not in (0, DivergedError.exit_code):
         last = log.read_text(encoding="utf-8").strip().splitlines()[-1:]
-        raise UserError(f"{candidate.name} failed with exit code {code}, see {log}: {''.join(last)}")
+        kind = UserError if code == UserError.exit_code else HornbookError
+        raise kind(f"{candidate.name} failed with exit code {code}, see {log}: {''.join(last)}")
     say(f"{candidate.name}  {'trained' if code == 0 else 'diverged'}")
 
 
