@@ -7,10 +7,13 @@ import pytest
 from fake_run import RECIPE, default_rows, make_checkpoint, make_run, train_row
 
 from hornbook.config.build import recipe_from_dict
+from hornbook.track.board import Board
+from hornbook.track.comparison_page import write_comparison
 from hornbook.track.environment import record_end
 from hornbook.track.report import write_report
-from hornbook.track.run_state import run_of, seconds_left, state_of
+from hornbook.track.run_state import run_of, seconds_left, state_of, training_seconds
 from hornbook.track.runs import compare, find_runs, read_run, summarize
+from hornbook.track.units import MISSING
 
 HOLDER = """
 import sys, time
@@ -65,6 +68,11 @@ def test_an_imported_model_is_listed(tmp_path: Path) -> None:
     summary = summarize(folder)
     assert (summary.state, summary.objective, summary.step, summary.total_steps) == ("imported", "causal_lm", 0, None)
     assert run_of(checkpoint) == folder
+    assert summary.progress == MISSING, "it has no steps, and not 0 of a length either"
+    assert "step 0" not in str(Board([tmp_path]).answer({})["parts"]["runs"])
+    write_comparison(tmp_path / "both.html", compare([folder, make_run(tmp_path / "own")]), "steps")
+    (row,) = (row for row in (tmp_path / "both.html").read_text().split("<tr") if ">imported<" in row)
+    assert ">0<" not in row
     assert "training" not in read_run(folder).recipe, "that of a recipe's defaults, which nobody trained by"
     assert summary.num_parameters == recipe_from_dict(recipe | {"training": {"steps": 1}}).num_parameters()
     page = write_report(folder).read_text()
@@ -103,6 +111,12 @@ def test_the_last_step_is_the_one_that_was_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ended", ["", "running", 5, None])
 def test_what_a_session_cannot_say_is_passed_over(tmp_path: Path, ended: object) -> None:
     assert state_of(tmp_path, [{"ended": ended}], None) == "stopped"
+
+
+def test_training_seconds_add_up_over_sessions_that_count_from_zero() -> None:
+    assert training_seconds([]) is None
+    assert training_seconds([{"seconds": 5.0}, {"seconds": 9.0}]) == 9.0
+    assert training_seconds([{"seconds": 5.0}, {"seconds": 9.0}, {}, {"seconds": 2.0}, {"seconds": 4.0}]) == 13.0
 
 
 def test_seconds_left() -> None:

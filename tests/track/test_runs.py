@@ -11,7 +11,7 @@ from hornbook.track.board import Board
 from hornbook.track.comparison_page import render_comparison
 from hornbook.track.report import write_report
 from hornbook.track.run_state import is_run
-from hornbook.track.runs import compare, find_runs, flatten, read_run, summarize, training_seconds
+from hornbook.track.runs import compare, find_runs, flatten, read_run, summarize
 
 
 def test_runs_are_found_at_any_depth_and_nothing_inside_them_is_one(tmp_path: Path) -> None:
@@ -194,12 +194,6 @@ def test_the_last_step_of_a_run_that_corrected_its_length_is_that_of_its_recipe(
     run = make_run(tmp_path / "run", recipe="[training]\nsteps = 30\n")
     (run / "environment.json").write_text(json.dumps({"sessions": [{"to_step": 40}]}))
     assert summarize(run).total_steps == 30
-
-
-def test_training_seconds_add_up_over_sessions_that_count_from_zero() -> None:
-    assert training_seconds([]) is None
-    assert training_seconds([{"seconds": 5.0}, {"seconds": 9.0}]) == 9.0
-    assert training_seconds([{"seconds": 5.0}, {"seconds": 9.0}, {}, {"seconds": 2.0}, {"seconds": 4.0}]) == 13.0
 
 
 @pytest.mark.parametrize(

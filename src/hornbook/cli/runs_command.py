@@ -118,7 +118,7 @@ def _print_table(summaries: "Sequence[RunSummary]") -> None:
             summary.folder,
             summary.state,
             summary.objective or units.MISSING,
-            units.progress(summary.step, summary.total_steps),
+            summary.progress,
             units.short(summary.tokens),
             *_losses(summary),
             units.short(summary.tokens_per_second),

@@ -111,7 +111,7 @@ def _facts(summary: "RunSummary") -> dict[str, str]:
         "state": summary.state,
         "objective": summary.objective or units.MISSING,
         "parameters": units.short(summary.num_parameters),
-        "step": units.progress(summary.step, summary.total_steps),
+        "step": summary.progress,
         "tokens": units.short(summary.tokens),
         "loss": losses["loss"],
         "validation loss": losses["validation_loss"],

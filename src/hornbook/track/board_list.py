@@ -154,7 +154,7 @@ def _card(run: Listed) -> Html:
         said, share, recipe = [tag("span", problem, title=problem)], 0.0, ""
     else:
         state, recipe = summary.state, summary.name if summary.name != run.title else ""
-        progress = [f"step {units.progress(summary.step, summary.total_steps)}"]
+        progress = [] if state == "imported" else [f"step {summary.progress}"]
         progress += [f"{units.duration(summary.seconds_left)} left"] if summary.seconds_left is not None else []
         said = [tag("span", " · ".join(progress)), _loss(summary), tag("span", summary.folder, title=summary.folder)]
         said.append(notes_of(summary.tags, summary.note))

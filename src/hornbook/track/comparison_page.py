@@ -88,7 +88,7 @@ def _summaries(comparison: Comparison, runs: Sequence[Labelled]) -> Html:
                 "State": summary.state,
                 "Objective": summary.objective or units.MISSING,
                 "Parameters": units.short(summary.num_parameters),
-                "Steps": units.count(summary.step),
+                "Steps": units.MISSING if summary.state == "imported" else units.count(summary.step),
                 "Tokens": units.short(summary.tokens),
                 **losses,
                 "Tokens/s": units.short(summary.tokens_per_second),

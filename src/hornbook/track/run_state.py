@@ -5,7 +5,7 @@ lock               held               -> running
 neither            at its last step   -> finished, else stopped: by a signal, by an error, or killed
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -94,6 +94,19 @@ def state_of(folder: Path, sessions: Sequence[Mapping[str, Any]], total_steps: i
     set_aside = (path.name.removesuffix(".diverged") for path in (folder / "checkpoints").glob("step-*.diverged"))
     diverged = any((parse_step(name) or 0) > saved for name in set_aside)  # from older versions
     return "diverged" if diverged else "stopped"
+
+
+def training_seconds(train: Iterable[Mapping[str, Any]]) -> float | None:
+    """Return the time of all sessions: where ``seconds`` decreases, a session that counts from zero began."""
+    total, before = 0.0, None
+    for row in train:
+        seconds = number(row, "seconds")
+        if seconds is None:
+            continue
+        if before is not None and seconds < before:
+            total += before
+        before = seconds
+    return None if before is None else total + before
 
 
 def seconds_left(row: Mapping[str, Any], total_steps: int) -> float | None:

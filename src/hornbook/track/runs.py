@@ -26,7 +26,15 @@ from hornbook.storage.json_files import read_bytes, read_json
 from hornbook.track import environment, metrics, run_state, units
 from hornbook.track.evaluations import Evaluation, own_bits_per_byte, read_evaluations, value_of
 from hornbook.track.notes import Notes, read_notes
-from hornbook.track.run_state import State, document_of, is_run, newest_checkpoint, seconds_left, state_of
+from hornbook.track.run_state import (
+    State,
+    document_of,
+    is_run,
+    newest_checkpoint,
+    seconds_left,
+    state_of,
+    training_seconds,
+)
 from hornbook.track.units import number
 from hornbook.wording import one_line, redacted
 
@@ -123,6 +131,11 @@ class RunSummary:
     note: str
     damaged: tuple[str, ...]
     """As in `RunFiles`."""
+
+    @property
+    def progress(self) -> str:
+        """The finished steps and their total, ``720/2,000``; a dash for an imported model, which has no steps."""
+        return units.MISSING if self.state == "imported" else units.progress(self.step, self.total_steps)
 
     @property
     def measured(self) -> dict[str, tuple[float | None, int | None, bool]]:
@@ -283,7 +296,7 @@ def summary_of(run: RunFiles) -> RunSummary:
 
 
 def parsed(run: RunFiles) -> Recipe:
-    """Return the recipe; that of an imported model, which has no length, gets one step. Raises RecipeError."""
+    """Return the recipe, for an imported model with a length that nothing shows, as it has none. Raises RecipeError."""
     return recipe_from_dict({"training": {"steps": 1}} | run.recipe)
 
 
@@ -323,19 +336,6 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def last(rows: Iterable[Row], key: str) -> float | None:
     """Return the last finite value of a column."""
     return next((value for row in reversed(list(rows)) if (value := number(row, key)) is not None), None)
-
-
-def training_seconds(train: Iterable[Row]) -> float | None:
-    """Return the time of all sessions: where ``seconds`` decreases, a session that counts from zero began."""
-    total, before = 0.0, None
-    for row in train:
-        seconds = number(row, "seconds")
-        if seconds is None:
-            continue
-        if before is not None and seconds < before:
-            total += before
-        before = seconds
-    return None if before is None else total + before
 
 
 def _parse_recipe(text: str, path: Path) -> dict[str, Any]:
