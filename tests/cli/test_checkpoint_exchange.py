@@ -230,6 +230,9 @@ def test_where_an_import_may_not_go(folder, capsys):
     Path("run").mkdir()
     Path("run/run.json").touch()
     assert "already contains a run" in refused(capsys, "import", "theirs", "--output", "run")
+    Path("corpus").mkdir()
+    Path("corpus/build.json").touch()
+    assert refused(capsys, "import", "theirs", "--output", "corpus") == "corpus is a corpus: choose another --output"
 
 
 def test_what_is_no_source(folder, capsys):

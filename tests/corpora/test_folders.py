@@ -3,9 +3,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny_text import one_line
+from tiny_text import build_tiny, one_line
 
-from hornbook.corpora.folders import DOCUMENT_ROW, MANIFEST, STORE_FILES, Manifest, read_rows
+from hornbook.corpora.folders import DOCUMENT_ROW, MANIFEST, STORE_FILES, Manifest, is_corpus, read_rows
 from hornbook.errors import DataError
 from hornbook.formats.npy import npy_bytes
 from hornbook.storage import Written
@@ -29,6 +29,14 @@ FACTS = Manifest(
 def test_round_trip(tmp_path):
     (tmp_path / MANIFEST).write_bytes(FACTS.to_bytes())
     assert Manifest.read(tmp_path) == FACTS
+
+
+def test_the_folder_of_a_corpus_is_known_without_its_record_or_manifest(tmp_path):
+    build_tiny(tmp_path / "corpus")
+    assert not is_corpus(tmp_path)
+    for name in ("build.json", "train/manifest.json"):
+        (tmp_path / "corpus" / name).unlink()
+        assert is_corpus(tmp_path / "corpus") and is_corpus(tmp_path / "corpus" / "train")
 
 
 def test_a_manifest_from_before_there_were_sentences_has_documents(tmp_path):

@@ -224,6 +224,9 @@ def test_a_run_is_not_written_into_a_corpus(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"run is a corpus: choose another `output` for a run"):
         tiny_runs.run_tiny(tmp_path)
     assert sorted((tmp_path / "run").rglob("*")) == before
+    (tmp_path / "run" / "build.json").unlink()
+    with pytest.raises(UserError, match=r"run is a corpus: choose another `output` for a run"):
+        tiny_runs.run_tiny(tmp_path)
 
 
 def test_a_disk_that_fills_up_leaves_the_run_alive(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -188,6 +188,12 @@ def read_rows(path: Path, num_documents: int) -> NDArray[np.void]:
     return rows
 
 
+def is_corpus(folder: Path) -> bool:
+    """Return whether a folder is that of a corpus or a store, also one that lacks its record or its manifest."""
+    names = (BUILD, "documents.npy", *(f"{split}/{MANIFEST}" for split in SPLITS))
+    return any((folder / name).exists() for name in names)
+
+
 def splits_of_share(validation: float) -> tuple[str, ...]:
     """Return the splits of a build with this share held out."""
     return ("train", "validation") if validation else ("train",)
