@@ -274,7 +274,7 @@ def test_what_does_not_fit_is_reported_on_one_line(files, tmp_path, monkeypatch,
 def test_a_file_of_another_task_is_refused(files, tmp_path):
     with pytest.raises(DataError, match="'text' is missing"):
         run(tmp_path, *of(files), f"--data.train={files / 'squad.json'}")
-    with pytest.raises(DataError, match="not valid JSON"):
+    with pytest.raises(DataError, match=r"is not valid JSON .*; expected SQuAD's, one object with 'data'"):
         run(tmp_path, *of(files, "spans"), f"--data.train={files / 'train.jsonl'}")
 
 
@@ -283,6 +283,7 @@ def test_tasks_refuse_models_of_other_tasks(files, tmp_path, capsys):
     messages = {
         "span": "was trained with 'classification' and cannot extract answers",
         "classification": "is not among the 2 classes",
+        "lambada": "is an encoder: use classification\n",
     }
     write_jsonl(tmp_path / "x.jsonl", [{"text": "a", "label": "emma"}])
     for task, message in messages.items():

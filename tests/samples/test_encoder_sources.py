@@ -117,4 +117,4 @@ def test_batches_say_what_the_objective_says(stores):
 def test_a_tokenizer_without_a_mask_is_refused(stores):
     with pytest.raises(UserError) as caught:
         store_batches(LINES, stores, tiny_tokenizer(), sequence_length=16, seed=0)
-    assert one_line(caught.value, "[MASK] or <mask>", "which masking needs")
+    assert one_line(caught.value, "[MASK] or <mask>", "which encoders need")

@@ -47,12 +47,24 @@ def test_tabs_part_columns_and_quotes_are_text(tmp_path):
     [
         ("x.jsonl", '{"text": "a"}', ["line 1", "'label' is missing (columns: 'text')", "`objective.label`"]),
         ("x.jsonl", '{"text": "a", "label": "b"}\n{"text": " ", "label": "b"}', ["line 2", "'text' has no text"]),
-        ("x.jsonl", '{"text": "a", "label": 0.5}', ["'label' has no label"]),
+        (
+            "x.jsonl",
+            '{"text": "a", "label": "b"}\n{"text": "a"}',
+            ["line 2", "'label' is missing", "; correct the line"],
+        ),
+        ("x.jsonl", '{"text": "a", "label": 0.5}', ["'label' is 0.5, expected a word or an integer"]),
         ("x.jsonl", '{"text": "a", "label": null}', ["'label' has no label"]),
         ("x.jsonl", '{"text": "a", "text": "b", "label": 1}', ["line 1", "not valid JSON"]),
         ("x.jsonl", "[1]", ["expected an object"]),
         ("x.jsonl", "\n", ["no examples"]),
         ("x.csv", "", ["'text' is missing (columns: none)"]),
+        ("x.csv", "text;label\na;b\n", ["(columns: 'text;label'); separate the columns by commas in a .csv, by tabs"]),
+        ("x.tsv", "text,label\na,b\n", ["(columns: 'text,label'); separate the columns by commas in a .csv, by tabs"]),
+        (
+            "x.jsonl",
+            '{"text": "a"}'.encode("utf-16"),
+            ["not UTF-8 at byte 0", "convert it by `iconv -f utf-16 -t utf-8`"],
+        ),
         ("x.csv", "text,label\n", ["no examples"]),
         ("x.csv", "text,label\na,b\nc,d,e\n", ["line 3: 3 columns, but the table has 2"]),
         (
@@ -222,7 +234,7 @@ def test_any_other_file_has_a_text_a_line(tmp_path, name):
         ("x.txt", "", ["the file has no examples", "a text per line"]),
         ("x.txt", "a\n \nb", ["line 2: the line is blank"]),
         ("x.txt", b"a\n\xff", ["line 2: not UTF-8 at byte 0"]),
-        ("x.jsonl", '{"text": "a"}\n{"txt": "a"}', ["line 2", "'text' is missing", "by `text`"]),
+        ("x.jsonl", '{"text": "a"}\n{"txt": "a"}', ["line 2", "'text' is missing", "; correct the line"]),
         ("x.csv", "txt\na\n", ["line 1", "'text' is missing", "by `text`"]),
     ],
 )

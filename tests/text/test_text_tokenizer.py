@@ -192,7 +192,7 @@ def test_a_tokenizer_without_the_tokens_for_masking():
     value["added_tokens"] = []
     with pytest.raises(UserError) as caught:
         Tokenizer.from_json(json.dumps(value)).require_masking()
-    assert one_line(caught.value, "no token [MASK] or <mask>, which masking needs") and "CLS" not in str(caught.value)
+    assert one_line(caught.value, "no token [MASK] or <mask>, which encoders need") and "CLS" not in str(caught.value)
 
 
 def test_gaps_in_a_text():

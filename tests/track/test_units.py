@@ -105,4 +105,6 @@ def test_what_a_validation_loss_is_a_mean_of():
     part = {"tokens": 16383, "share": 0.14, "standard_error": 0.0489}
     assert units.scored(part) == "16,383 tokens, 14% of the text, ± 0.049"
     assert units.scored({"tokens": 10, "share": 0.001}) == "10 tokens, 0.1% of the text"
+    assert units.scored({"tokens": 44, "share": 1.0, "classification": 1.9}) == "44 texts"
+    assert units.scored({"tokens": 44, "share": 1.0, "span": 1.9}) == "44 windows"
     assert units.scored({"loss": 2.5}) == "", "a log of an earlier version"

@@ -333,6 +333,8 @@ def _refuse_other_models(name: str, loaded: LoadedModel) -> None:
         )
     if models not in ("any", own):
         fitting = [other for other in task_names() if TASKS[other].models in ("any", own)]
+        fitting = [learned.name] if isinstance(learned, LabelledConfig) else fitting
         raise UserError(
-            f"the task {name!r} is for {models}s, but {loaded.path} is {found}: use one of {', '.join(fitting)}"
+            f"the task {name!r} is for {models}s, but {loaded.path} is {found}: use {'one of ' * (len(fitting) > 1)}"
+            f"{', '.join(fitting)}"
         )

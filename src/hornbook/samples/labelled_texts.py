@@ -297,13 +297,15 @@ def _label(row: Mapping[str, object], field: str, place: str) -> str:
     if isinstance(label, bool | int):
         return str(label).lower()
     if not isinstance(label, str) or not label.strip() or not label.isprintable():
-        raise DataError(f"{place}: {field!r} has no label, expected a word or an integer; correct the line")
+        shown = f"is {label!r:.40}" if label else "has no label"
+        raise DataError(f"{place}: {field!r} {shown}, expected a word or an integer; correct the line")
     return label.strip()
 
 
 def _rows_of_objects(data: bytes, path: str, fields: _Fields) -> Iterator[tuple[dict[str, object], str]]:
-    for place, row in read_objects(io.BytesIO(data), path, LARGEST_FILE, skip_blank=True, load=load_strictly):
-        _require_fields(row, path, place, fields)
+    rows = read_objects(io.BytesIO(data), path, LARGEST_FILE, skip_blank=True, load=load_strictly)
+    for number, (place, row) in enumerate(rows):
+        _require_fields(row, place, fields, remedy="correct the line" if number else "")
         yield row, place
 
 
@@ -323,7 +325,9 @@ def _rows_of_table(
             rows_of_all, header = chain([(header, place)], rows), [str(number) for number in range(len(header))]
         else:
             rows_of_all = chain(rows)
-        _require_fields(header, path, place, fields)
+        is_separated_otherwise = len(header) == 1 and any(mark in header[0] for mark in ",;\t|")
+        remedy = "separate the columns by commas in a .csv, by tabs in a .tsv" if is_separated_otherwise else ""
+        _require_fields(header, place, fields, remedy=remedy)
         for row, place in rows_of_all:
             if len(row) != len(header):
                 raise DataError(
@@ -335,15 +339,16 @@ def _rows_of_table(
         raise DataError(f"{path}, line {lines.line_num}: not a table ({error}); correct the line") from error
 
 
-def _require_fields(names: Sequence[str] | dict[str, object], path: str, place: str, fields: _Fields) -> None:
+def _require_fields(names: Sequence[str] | dict[str, object], place: str, fields: _Fields, *, remedy: str) -> None:
+    """Raise DataError if a field is missing; without a ``remedy``, another one is to be named."""
     found = list(names)
     for option, field in fields.by_option.items():
         if found.count(field) != 1:
             shown = listed([repr(name) for name in found])
             what = "out of range" if field.isdecimal() else "missing" if field not in found else "duplicated"
+            named = f"name the right one by {option}{', or rename it' if what == 'missing' else ''}"
             raise DataError(
-                f"{place}: the column {field!r:.80} is {what} (columns: {shown or 'none'}); "
-                f"name the right one by {option}"
+                f"{place}: the column {field!r:.80} is {what} (columns: {shown or 'none'}); {remedy or named}"
             )
 
 

@@ -135,7 +135,7 @@ def first_sentences(sentences: Sentences, rules: PairRules, epoch: int) -> Int64
     if len(sentences.documents) < 2:
         raise UserError(
             "next-sentence pairs need at least two documents, since half of the pairs join two; the store has "
-            f"{len(sentences.documents)} with text: add documents, or train without pairs"
+            f"{len(sentences.documents)} with text: add documents, or train without pairs by `objective.name='mlm'`"
         )
     start, end = sentences.first[:-1], sentences.first[1:]
     found = []

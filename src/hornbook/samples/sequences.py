@@ -98,7 +98,7 @@ class PairSequences:
     """
 
     def __init__(self, store: TokenStore, special: MaskingTokens, rules: PairRules) -> None:
-        _require_sentences(store, "train without pairs")
+        _require_sentences(store, "train without pairs by `objective.name='mlm'`")
         self._store, self._special, self._rules = store, special, rules
         self._sentences = sentences_of(store)
         self._tables: dict[int, Int64s] = {}

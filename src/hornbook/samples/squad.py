@@ -22,7 +22,7 @@ from hornbook.config import SpanConfig
 from hornbook.errors import DataError, UserError
 from hornbook.samples.labelled_texts import LARGEST_FILE, frame, num_special, read_whole
 from hornbook.samples.sequences import TokenSequence
-from hornbook.storage.json_files import load_strictly, parse_json
+from hornbook.storage.json_files import load_strictly
 from hornbook.text.readers.jsonl import read_objects, text_in, utf8_of
 from hornbook.text.tokenizer import Tokenizer
 
@@ -175,7 +175,12 @@ def _token_span(question: Question, offsets: Int64s) -> tuple[int, int] | None:
 
 def _questions_of_document(path: str, *, answered: bool) -> list[Question]:
     data, name = read_whole(path, "the file of questions")
-    questions = list(_questions(parse_json(data, name), name, answered=answered))
+    try:
+        document = load_strictly(data.decode())
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{name} is not valid JSON ({reason}); expected SQuAD's, one object with 'data'") from error
+    questions = list(_questions(document, name, answered=answered))
     if not questions:
         raise DataError(f"{name}: the file has no questions; expected SQuAD's JSON")
     return questions

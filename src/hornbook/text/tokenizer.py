@@ -206,8 +206,8 @@ class Tokenizer:
         ids = {role: number for role in roles if (number := self._id_of(role)) is not None}
         if missing := [" or ".join(ROLE_NAMES[role]) for role in roles if role not in ids]:
             raise UserError(
-                f"the tokenizer has no token {', '.join(missing)}, which masking needs; "
-                "use BERT's or RoBERTa's, or train one"
+                f"the tokenizer has no token {', '.join(missing)}, which encoders need; "
+                "use BERT's or RoBERTa's, or train one by `hornbook tokenizer train --kind wordpiece`"
             )
         return MaskingTokens(**ids, vocab_size=self.vocab_size, special_ids=self.special_ids)
 

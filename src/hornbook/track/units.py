@@ -16,6 +16,8 @@ from hornbook.storage.system import format_bytes
 
 LARGEST = 1e100  # float32 ends at 3.4e38; sums and ratios of such numbers stay finite
 MISSING = "-"
+_SCORED = {"classification": "texts", "span": "windows"}
+"""What the validation loss with a term is a mean over, other than tokens."""
 _SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
@@ -115,9 +117,13 @@ def at_step(text: str, measured: int | None, newest: int) -> str:
 
 
 def scored(row: Mapping[str, object]) -> str:
-    """Format what a validation loss is a mean of: ``27,054 tokens`` or ``16,383 tokens, 14% of the text, ± 0.049``."""
+    """Format what a validation loss is a mean of: ``27,054 tokens`` or ``16,383 tokens, 14% of the text, ± 0.049``.
+
+    That of a fine-tuned model is one over texts, or over windows of texts.
+    """
     tokens, share, error = (number(row, key) for key in ("tokens", "share", "standard_error"))
-    parts = [] if tokens is None else [f"{count(tokens)} tokens"]
+    noun = next((noun for term, noun in _SCORED.items() if term in row), "tokens")
+    parts = [] if tokens is None else [f"{count(tokens)} {noun}"]
     if share is not None and share < 1.0:
         parts.append(f"{share:.0%} of the text" if share >= 0.01 else f"{share:.1%} of the text")
         parts += [] if error is None else [f"± {significant(error, 2)}"]

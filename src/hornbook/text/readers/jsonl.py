@@ -8,6 +8,7 @@ When reading documents, blank lines are skipped, null is an empty document, as i
 line. If a key occurs twice, the last value wins, as in Python's ``json``, unless another ``load`` is given.
 """
 
+import codecs
 import json
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -87,7 +88,9 @@ def line_text(content: bytes | None, where: object, limit: int, remedies: Remedi
         return content.decode()
     except UnicodeDecodeError as error:
         found = f"byte {error.start} of the line (0x{content[error.start]:02x})"
-        raise DataError(f"{where}: not UTF-8 at {found}; {remedies.not_utf8}") from error
+        is_utf_16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # of Windows' shells
+        remedy = "convert it by `iconv -f utf-16 -t utf-8`" if is_utf_16 else remedies.not_utf8
+        raise DataError(f"{where}: not UTF-8 at {found}; {remedy}") from error
 
 
 def parse_object(
