@@ -34,6 +34,15 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "at $2 an hour each\n" in (table := capsys.readouterr().out) and "\nprice" not in table
 
 
+def test_a_step_that_launches_may_bind_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    narrow = ("--model.hidden-size", "64", "--model.num-heads", "1", "--training.micro-batch-size", "8")
+    assert main(["plan", "decoder-demo", *SMALL, *narrow]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("launches"))
+    assert re.fullmatch(r"launches +not in the time: \S+ ms for the products alone, far more .*\(--kernels\)", line)
+    assert main(["plan", "gpt2-xl", "--devices", "8"]) == main(["plan", "demo", *SMALL, "--device", "cpu"]) == 0
+    assert "launches" not in capsys.readouterr().out
+
+
 def test_the_data_give_vocabulary_and_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = build_tiny(tmp_path / "corpus")
     words = (

@@ -9,7 +9,7 @@ from full_loads import load_of
 from hornbook.config import load_recipe
 from hornbook.config.communication import bytes_sent
 from hornbook.errors import UserError
-from hornbook.plan.devices import DEVICES, device_of
+from hornbook.plan.devices import DEVICES, LAUNCH, device_of
 from hornbook.plan.planner import Machine, make_plan, with_options
 from hornbook.plan.search import search_layouts
 from hornbook.plan.stand_ins import with_vocabulary
@@ -62,6 +62,13 @@ def test_a_step_takes_the_time_of_its_products_and_more():
     assert speed.mfu(989e12) == pytest.approx(0.5, rel=0.05)
     again = make_plan(with_options(recipe, memory={"recompute": "all"}), machine).speed
     assert again.products == pytest.approx(speed.products * 4 / 3)
+
+
+def test_launches_of_products_are_one_forward_and_two_backward_for_each_linear_layer():
+    recipe = recipe_of("gpt2-small", "--training.global-batch-size=8", "--training.micro-batch-size=2")
+    speed = make_plan(recipe, Machine(device=DEVICES["h100"])).speed
+    assert speed.launches == pytest.approx(LAUNCH * 4 * 3 * 4 * 12), "4 micro-batches, 4 layers in each of 12 blocks"
+    assert make_plan(recipe, Machine(device=DEVICES["cpu"])).speed.launches == 0
 
 
 def test_the_bytes_that_are_sent_are_those_of_the_formulas():

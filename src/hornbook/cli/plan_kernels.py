@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from hornbook.cli.table import print_columns, say
 from hornbook.errors import UserError
-from hornbook.plan.devices import Device
+from hornbook.plan.devices import LAUNCH, Device
 from hornbook.track.units import flop_rate, size
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ _OF_BANDWIDTH_IN_CACHE: Final = 1.64
 """Of the second-level cache: 5.5 TB/s on an H100."""
 _SHORTEST: Final = 2e-6
 """Seconds of a kernel on the device."""
-_LAUNCH: Final = 6e-6
-"""Seconds of the host per kernel; if all launches take longer than all kernels, the step is bound by them."""
 
 
 def print_kernels(recipe: "Recipe", device: Device) -> dict[str, object]:
@@ -55,7 +53,7 @@ def print_kernels(recipe: "Recipe", device: Device) -> dict[str, object]:
     totals.sort(key=lambda row: -row[1]["seconds"])
     whole = total_of(trace.launches, device)
     print_columns([*_rows(totals)], right=(2, 3, 4, 5))
-    host, seconds = whole["kernels"] * _LAUNCH, duration(whole)
+    host, seconds = whole["kernels"] * LAUNCH, duration(whole)
     is_launch_bound = host > whole["seconds"]
     flops = (recipe.flops_per_token(recipe.sequence_length) or 0.0) * trace.num_tokens
     peak = device.flops[recipe.precision.compute if recipe.precision.compute != "auto" else device.auto_dtype]
@@ -96,8 +94,8 @@ def total_of(launches: "list[Launch]", device: Device) -> dict[str, float]:
 
 
 def duration(step: dict[str, float]) -> float:
-    """Return the seconds of a step with the totals of ``total_of``: of its kernels, or of their launches."""
-    return max(step["kernels"] * _LAUNCH, step["seconds"])
+    """Return the seconds of a step with the totals of ``total_of``: of its kernels, or of their launches if longer."""
+    return max(step["kernels"] * LAUNCH, step["seconds"])
 
 
 def _seconds(launch: "Launch", device: Device) -> float:

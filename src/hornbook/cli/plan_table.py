@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 
 _MOST_LAYOUTS = 12
+_MUCH = 0.2
+"""Share of a step which the launches of its products take if those of all kernels may well take longer than it."""
 
 
 def print_plan(plan: "Plan", facts: Mapping[str, str]) -> None:
@@ -98,6 +100,9 @@ def _speed(plan: "Plan") -> Iterator[tuple[str, str]]:
     yield "speed", f"{short(speed.tokens_per_second)} tokens/s{ends}, MFU {mfu:.1%} of {flop_rate(peak)} a device"
     again = "" if speed.hardware_flops == speed.flops else f", {_flops(speed.hardware_flops)} with recomputation"
     yield "FLOPs", f"{_flops(speed.flops)} a step{again}; products at {share:.0%} of the peak (--efficiency)"
+    if speed.launches > _MUCH * speed.seconds:
+        least = f"{short_time(speed.launches)} for the products alone"
+        yield "launches", f"not in the time: {least}, far more for all kernels (--kernels)"
     if plan.interval:
         yield "efficiency", f"a default: {machine.device.efficiency.source}; --efficiency sets yours"
     sent = [f"{name} {size(number)}" for name, number in speed.bytes_sent.items()]
@@ -182,6 +187,7 @@ def describe_plan(plan: "Plan", *, with_advice: bool = True) -> dict[str, Any]:
         "seconds": {
             name: getattr(speed, name) for name in ("products", "bubble", "communication", "update", "offload")
         },
+        "launch_seconds_of_products": speed.launches,
         "tokens_per_second": speed.tokens_per_second,
         "mfu": speed.mfu(machine.device.flops[plan.compute.dtype] * machine.num_ranks),
         "step_price": plan.step_price,

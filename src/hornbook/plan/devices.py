@@ -22,6 +22,8 @@ from hornbook.config.sections import Dtype
 from hornbook.config.suggest import did_you_mean
 from hornbook.errors import UserError
 
+LAUNCH: Final = 6e-6
+"""Seconds in which the host launches a kernel of a GPU, one after the other."""
 _GB: Final = 1e9
 _GIB: Final = 1 << 30
 _TERA: Final = 1e12

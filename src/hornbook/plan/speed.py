@@ -21,7 +21,7 @@ from hornbook.config.description import description_of
 from hornbook.config.parallel import rounds_of
 from hornbook.config.recipe import Recipe
 from hornbook.plan.attention import Tokens
-from hornbook.plan.devices import Device
+from hornbook.plan.devices import LAUNCH, Device
 from hornbook.plan.layers import Compute
 from hornbook.plan.memory import Memory
 from hornbook.plan.phased import Moved
@@ -50,6 +50,9 @@ class Speed:
     offload: float
     tokens: int
     """Tokens of the global batch."""
+    launches: float
+    """Seconds in which a host launches the products of a GPU's step; not a term, since all its kernels are several
+    times as many, and only a step without values counts them (`hornbook plan --kernels`)."""
 
     @property
     def seconds(self) -> float:
@@ -117,7 +120,14 @@ def speed_of(
         update=update,
         offload=_offload(recipe, worst, device, products, update),
         tokens=num_tokens,
+        launches=LAUNCH * _num_products(recipe) * num_micro_batches / sizes.pipeline if device.kind == "cuda" else 0.0,
     )
+
+
+def _num_products(recipe: Recipe) -> int:
+    """Return the products of linear layers for a micro-batch: one forward, two backward."""
+    described = description_of(recipe.model)
+    return 3 * sum(1 for _ in described.linears()) if described else 0
 
 
 def _offload(recipe: Recipe, memory: Memory, device: Device, products: float, update: float) -> float:
