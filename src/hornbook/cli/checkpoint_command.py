@@ -309,10 +309,10 @@ def _find(arguments: argparse.Namespace) -> Path:
 def _refuse_used(output: Path) -> None:
     from hornbook.checkpoint.load import committed
     from hornbook.config.recipe_files import IDENTITY
-    from hornbook.corpora.folders import is_corpus
+    from hornbook.corpora.folders import OF_CORPORA
     from hornbook.errors import UserError
 
     if (output / IDENTITY).exists() or committed(output / "checkpoints") or committed(output):
         raise UserError(f"{output} already contains a run or checkpoints; choose another --output")
-    if is_corpus(output):
+    if any((output / name).exists() for name in OF_CORPORA):
         raise UserError(f"{output} is a corpus: choose another --output")

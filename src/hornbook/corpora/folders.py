@@ -66,6 +66,8 @@ _KINDS: Final[dict[str, type]] = (
 _NAMES: Final = {int: "an integer from 0", str: "a string", dict: "an object", list: "an array"}
 _READ: Final = {"sources", "empty", "faults", "messages", "skipped", "line_ends", "dropped", "examples"}
 SPLITS: Final = ("train", "validation")
+OF_CORPORA: Final = (BUILD, "documents.npy", *(f"{split}/{MANIFEST}" for split in SPLITS))
+"""A folder with one of these is that of a corpus or a store, even if it lacks its record or its manifest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,12 +188,6 @@ def read_rows(path: Path, num_documents: int) -> NDArray[np.void]:
     if rows.shape != (num_documents,):
         raise DataError(expected)
     return rows
-
-
-def is_corpus(folder: Path) -> bool:
-    """Return whether a folder is that of a corpus or a store, also one that lacks its record or its manifest."""
-    names = (BUILD, "documents.npy", *(f"{split}/{MANIFEST}" for split in SPLITS))
-    return any((folder / name).exists() for name in names)
 
 
 def splits_of_share(validation: float) -> tuple[str, ...]:

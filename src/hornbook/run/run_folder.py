@@ -17,7 +17,7 @@ from typing import Any, Final, get_type_hints
 from hornbook import checkpoint
 from hornbook.config import Recipe, changed_keys, recipe_to_dict, recipe_to_toml
 from hornbook.config.recipe_files import IDENTITY
-from hornbook.corpora.folders import is_corpus
+from hornbook.corpora.folders import OF_CORPORA
 from hornbook.errors import DataError, HornbookError, StorageError, UserError
 from hornbook.exchange.contents import refuse_unknown_parts, stored_recipe
 from hornbook.run.initial_weights import InitFrom, Origin
@@ -222,7 +222,7 @@ class RunFolder:
         if (old := self.last_recipe) is None:
             if self.has_begun:
                 raise UserError(f"{self.path} contains a run without its {IDENTITY}: choose another `output`")
-            if is_corpus(self.path):
+            if any((self.path / name).exists() for name in OF_CORPORA):
                 raise UserError(f"{self.path} is a corpus: choose another `output` for a run")
             return
         changes = differences(old, read_identity(self.identity)["data"], recipe, fingerprints)
