@@ -79,7 +79,7 @@ def test_a_step_takes_the_copies_that_the_update_wrote_if_the_weights_are_theirs
         slot.parameter.add_(1.0)
         if changes != "no copy":
             first.copy_(slot.parameter)
-            slot.copy.version = slot.parameter._version
+            slot.copy.updated = slot.parameter, slot.parameter._version
     assert len(home.copies) == (changes != "no copy")
     if changes == "weights":
         home.tensors()["model"]["embedding.tokens"].values.mul_(2.0)

@@ -88,6 +88,24 @@ def check_narrowed(mesh):
     assert torch.equal(local(weight.grad), torch.full((INNER // 2, DIM), 4.0))
 
 
+def check_tied(mesh):
+    """The copy of a tied head's part that the update of the embedding's wrote is taken, until that changes."""
+    table, copies, head, taken = split(mesh, normal(VOCABULARY, DIM), 0), {}, OutputHead(DIM, VOCABULARY), []
+    head.tie(table)
+    for _ in range(3):
+        with weights_unchanged(copies):
+            taken.append(copy_of(head.table, torch.bfloat16))
+        assert torch.equal(taken[-1], own_part(table).bfloat16())
+        if len(taken) == 1:
+            (copy,) = copies.values()
+            copy.values.copy_(own_part(table).add_(1.0))
+            copy.updated = own_part(table), own_part(table)._version
+        elif len(taken) == 2:
+            copy.updated = own_part(table), own_part(table)._version
+            own_part(table).add_(1.0)
+    assert taken[0] is taken[1] is not taken[2]
+
+
 def check_logits(mesh):
     """Of no, one and several dimensions of tokens, gathered by one operation and ordered by one copy."""
     table, bias = normal(VOCABULARY, DIM), normal(VOCABULARY - 1)
@@ -117,5 +135,6 @@ def main() -> None:
         for slices in (False, True):
             check_pair(mesh, mesh.get_group(), num_tokens, slices=slices)
     check_narrowed(mesh)
+    check_tied(mesh)
     check_logits(mesh)
     world.leave()

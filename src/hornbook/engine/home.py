@@ -217,7 +217,7 @@ class InMemory:
             copy = copies.get(weight.untyped_storage()._cdata) if copies else None  # a tied head's, too
             slots.append(own.slot(weight, gradient, self.moments[own.name], copy))
         yield slots
-        self.copies = {key: copy for key, copy in self.copies.items() if copy.version is not None}
+        self.copies = {key: copy for key, copy in self.copies.items() if copy.updated is not None}
 
     def divide_gradients(self, divisor: float) -> None:
         torch._foreach_div_([gradient for part in self.parts for _, gradient in self._gradients(part)], divisor)

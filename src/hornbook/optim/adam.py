@@ -95,7 +95,7 @@ def _by_triton(slots: list[Slot], numbers: Numbers) -> list[Slot]:
         copies = [slot.copy for slot in group if slot.copy is not None]
         triton_adamw(*lists, [copy.values for copy in copies], [*numbers[:-1], factor], numbers.decoupled)
         for slot, copy in zip(group, copies, strict=False):
-            copy.version = slot.parameter._version
+            copy.updated = slot.parameter, slot.parameter._version
     return left
 
 

@@ -63,7 +63,7 @@ class Slot:
     holders: Holders | None = None
     """Holders of its parts; None if the parameter is not split. Either all slots of a model have holders or none."""
     copy: Copy | None = None
-    """A copy that the update may write and set the version of."""
+    """A copy that the update may write, with what it has changed."""
     parts: Parts | None = None
     """Parts of the model's parameters by rank, for updates that need whole tensors; None for a single rank."""
 

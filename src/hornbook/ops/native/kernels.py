@@ -221,8 +221,13 @@ class Copy:
     values: Tensor
     block: int | None = None
     """The last ``weights_unchanged`` block that used it."""
-    version: int | None = None
-    """That of the weight, if an update has written the copy since then."""
+    updated: tuple[Tensor, int] | None = None
+    """What an update has changed when it wrote the copy since then, and its version: a tied table has two if split."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether an update has written the copy, and nothing has changed the weight since."""
+        return self.updated is not None and self.updated[0]._version == self.updated[1]
 
 
 Copies = dict[tuple[int, torch.dtype], Copy]
@@ -310,14 +315,14 @@ def copy_of(weight: Tensor, dtype: torch.dtype) -> Tensor:
     Of a split weight, it is this rank's part. A copy that the update before wrote is returned if nothing else has
     changed the weight since.
     """
-    copies, part = unchanged.copies, own_part(weight)
+    copies = unchanged.copies
     if copies is None or weight.dtype == dtype or not isinstance(weight, torch.nn.Parameter):
-        return part.to(dtype)
+        return own_part(weight).to(dtype)
     key = (id(weight), dtype)
     known = copies.get(key)
-    if known is None or (known.block != unchanged.block and known.version != part._version):
-        known = copies[key] = Copy(weight, part.to(dtype))
-    known.block, known.version = unchanged.block, None
+    if known is None or not (known.block == unchanged.block or known.is_current):
+        known = copies[key] = Copy(weight, own_part(weight).to(dtype))
+    known.block, known.updated = unchanged.block, None
     return known.values
 
 
