@@ -25,6 +25,7 @@ def connect() -> None:
     new_group = dist.new_group
     dist.new_group = lambda ranks=None, timeout=None, backend=None: new_group(ranks, backend="fake")
     Ranks._sum_on_host = lambda self, values, dtype: list(values)
+    Ranks.gather = lambda self, value: [value] * self.size
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     done = torch._C._distributed_c10d.FakeWork
     _OPERATORS.impl("allreduce_coalesced_", lambda tensors, *others: done().boxed(), "Meta")  # PyTorch 2.13 has none
