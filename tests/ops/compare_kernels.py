@@ -9,6 +9,8 @@ from itertools import product
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
+from ranks import fork_ranks
 from tiny import random_batch, randomize, tiny_config
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,6 +19,7 @@ from hornbook.config import DecoderConfig
 from hornbook.model import build_model, initialize
 from hornbook.objective import CausalLM
 from hornbook.ops import layers
+from hornbook.ops.cross_entropy import linear_cross_entropy, token_losses
 from hornbook.ops.dropout import keep_mask
 from hornbook.ops.mixed_linear import mixed_feed_forward, mixed_linear, mixed_stack
 from hornbook.ops.native import kernels
@@ -24,8 +27,11 @@ from hornbook.ops.native.kernels import FORMS, copy_of, weights_unchanged
 from hornbook.ops.triton.adamw_operators import triton_adamw
 from hornbook.ops.triton.embedding_operators import embed
 from hornbook.ops.triton.norm_operators import norm_beside
-from hornbook.ops.triton.operators import KERNELS, TRITON, triton_cross_entropy, triton_dropout
+from hornbook.ops.triton.operators import KERNELS, TRITON, triton_cross_entropy, triton_dropout, triton_summary
 from hornbook.ops.triton.programs import Drop
+from hornbook.ops.vocabulary_parts import Columns
+from hornbook.parallel.ranks import Cut
+from hornbook.parallel.world import World
 
 RANDOM = torch.Generator().manual_seed(0)
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -43,7 +49,10 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, generator=RANDOM).to(dtype)
 
 
-def check_cross_entropy(dtype: torch.dtype, num_rows: int, num_real: int, padding: int, *, has_bias: bool) -> None:
+def check_cross_entropy(
+    dtype: torch.dtype, num_rows: int, num_real: int, padding: int, *, has_bias: bool, num_parts: int = 1
+) -> None:
+    """With several parts, each has as many columns, of which the last ones may be padding alone."""
     logits = normal(num_rows, num_real + padding).mul_(3.0).to(dtype)
     targets = torch.randint(num_real, (num_rows,), generator=RANDOM)
     targets[::3] = -100
@@ -52,12 +61,19 @@ def check_cross_entropy(dtype: torch.dtype, num_rows: int, num_real: int, paddin
     exact.requires_grad_()
     losses = functional.cross_entropy(exact, targets, reduction="none", ignore_index=-100)
     losses.sum().backward()
-    before = logits.clone()
-    found, predictions = triton_cross_entropy(logits, targets, bias, num_real, False)
-    assert torch.equal(logits, before)
-    assert torch.equal(predictions, exact.argmax(1))
-    close(found, losses.detach(), torch.float32)
-    triton_cross_entropy(logits, targets, bias, num_real, True)
+    width, given = (num_real + padding) // num_parts, []
+    for first in range(0, width * num_parts, width):
+        real = min(max(num_real - first, 0), width)
+        own = None if bias is None else bias[first : first + real]
+        given.append((logits[:, first : first + width], targets, own, real, first))
+    summaries = torch.stack([triton_summary(*each) for each in given]) if num_parts > 1 else None
+    for own, _, own_bias, real, first in given:
+        arguments, before = (own, targets, own_bias, real), own.clone()
+        found, predictions = triton_cross_entropy(*arguments, False, first, summaries)
+        assert torch.equal(own, before)
+        assert torch.equal(predictions, exact.argmax(1))
+        close(found, losses.detach(), torch.float32)
+        triton_cross_entropy(*arguments, True, first, summaries)
     close(logits[:, :num_real], exact.grad, dtype)
     assert not logits[:, num_real:].any() and not logits[::3].any()
 
@@ -231,6 +247,32 @@ def check_adamw(dtype: torch.dtype | None, t: float, *, decoupled: bool) -> None
         close(copy, weight, dtype)
 
 
+def check_split_head() -> None:
+    """As one of two ranks, of which the second has padding; the operators are PyTorch's but for the cross-entropy."""
+    world = World.join(torch.device("cpu"))
+    x, table, bias = normal(40, 6).requires_grad_(), normal(128, 6), normal(100)
+    targets = torch.randint(100, (40,), generator=RANDOM)
+    targets[::3] = -100
+    exact = [leaf.detach().double().requires_grad_() for leaf in (x, table, bias)]
+    logits = functional.linear(exact[0], exact[1][:100], exact[2])
+    right = functional.cross_entropy(logits, targets, reduction="sum", ignore_index=-100)
+    right.backward()
+    first, num_real, operators = 64 * world.rank, (64, 36)[world.rank], Operators()
+    weight, own_bias = table[first : first + 64].requires_grad_(), bias[first : first + num_real].requires_grad_()
+    head = Columns(weight, own_bias, num_real, first, Cut(0, world.rank, dist.group.WORLD))
+    with patch.object(torch.Tensor, "is_cuda", True), patch.dict(FORMS, dict.fromkeys(KERNELS, TRITON)), operators:
+        loss, num_correct = linear_cross_entropy(x, targets, head, with_count=True)
+        loss.backward()
+        losses = token_losses(x, targets, head)
+    assert {"triton_summary", "triton_cross_entropy"} <= operators.names and "exp_" not in operators.names
+    assert num_correct == (logits.argmax(1) == targets).sum()
+    assert losses.sum() == loss
+    gradients = (exact[0].grad, exact[1].grad[first : first + 64], exact[2].grad[first : first + num_real])
+    for ours, wanted in zip((loss, x.grad, weight.grad, own_bias.grad), (right, *gradients), strict=True):
+        close(ours.detach(), wanted.detach(), torch.float32)
+    world.leave()
+
+
 class Operators(TorchDispatchMode):
     """Notes the names of operators."""
 
@@ -297,6 +339,10 @@ def main(*, has_all: bool) -> None:
         check_norm(torch.float32, (270, 16), centered=True, has_gain=True, has_bias=True)  # more rows than programs
         sizes = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "query_key_norm": "head"}
         check_model(DecoderConfig(**sizes, vocab_size=70, max_positions=24, norm="rms"))
+    for dtype in TOLERANCES if has_all else (torch.bfloat16,):
+        for real, padding, num_parts in ((70, 2, 2), (60, 12, 6), (9003, 61, 4)):
+            check_cross_entropy(dtype, 5, real, padding, has_bias=real != 9003, num_parts=num_parts)
+    fork_ranks(2, check_split_head)
     sys.stdout.write(f"{COMPARED}\n")
 
 

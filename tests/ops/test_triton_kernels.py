@@ -37,11 +37,15 @@ def check(kernel, types, constants, architectures=None, **options):
 
 @pytest.mark.parametrize("pointer", POINTERS)
 def test_cross_entropy_compiles(pointer):
-    from hornbook.ops.triton.cross_entropy import FIXED, _cross_entropy
+    """Of whole rows, and, in two passes, of rows that are split over ranks."""
+    from hornbook.ops.triton.cross_entropy import FIXED, _cross_entropy, _summarize
 
-    types = {"logits": pointer, "targets": "*i64", "bias": "*fp32", "losses": "*fp32", "predictions": "*i64"}
-    has = {"has_bias": True, "with_gradient": True}
-    check(_cross_entropy, types, {**has, "width": FIXED["width"]}, num_warps=FIXED["num_warps"])
+    types = {"logits": pointer, "targets": "*i64", "predictions": "*i64", "num_parts": "i32", "first": "i32"}
+    types |= dict.fromkeys(("bias", "losses", "summary", "summaries"), "*fp32")
+    fixed, warps = {"has_bias": True, "width": FIXED["width"]}, FIXED["num_warps"]
+    check(_summarize, types, fixed, num_warps=warps)
+    for is_split in (False, True):
+        check(_cross_entropy, types, {**fixed, "is_split": is_split, "with_gradient": True}, num_warps=warps)
 
 
 @pytest.mark.parametrize("pointer", POINTERS)

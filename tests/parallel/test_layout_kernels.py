@@ -35,6 +35,15 @@ def test_a_split_layer_casts_and_copies_nothing(steps):
         assert layer["triton_activated_gradient"] == alone["triton_activated_gradient"] == 2 * 2
 
 
+def test_a_split_head_gathers_once_and_reads_its_logits_twice(steps):
+    """Of a micro-batch: see `hornbook.ops.triton.cross_entropy`; nothing of a head is PyTorch's but its products."""
+    for layout in {"tensor", "sequence"} & steps.keys():
+        for step, alone in zip(steps[layout], steps["one process"], strict=True):
+            assert step["triton_summary"] == step["triton_cross_entropy"] == alone["triton_cross_entropy"] == 2
+            assert not {"exp", "exp_", "amax", "gather", "scatter_add_", "index_put_"} & step.keys()
+            assert step["_allgather_base_"] == 2 or layout == "sequence"
+
+
 def test_replicas_exchange_matrices_by_one_copy_each_way(steps):
     """Muon's, of which each orthogonalizes some for both."""
     if "replicas, muon" not in steps:

@@ -33,7 +33,10 @@ from hornbook.config.recipe import Recipe
 
 _FP32: Final = 4
 _NUMBERS_OF_A_LOSS: Final = 3 * _FP32
-"""Bytes of the sums over ranks for each scored token if the vocabulary is split (`hornbook.ops.cross_entropy`)."""
+"""Bytes of the sums over ranks for each scored token if the vocabulary is split (`hornbook.ops.cross_entropy`).
+
+Triton's kernel gathers 16 bytes of each rank instead: neglected, too.
+"""
 _NUMBERS_OF_A_HIT: Final = _FP32 + 8
 """The same, for the accuracy of a masked language model."""
 

@@ -109,7 +109,10 @@ def _launch(
         moved = sum(map(_bytes, made))
     elif name == "triton_cross_entropy":
         moved += _bytes(given[0])  # the gradient is written in place of the logits
-        again = _bytes(given[0])  # read in a second pass, from the second-level cache if the rows in work fit it
+        is_second = args[6:7] not in ((), (None,))  # the first pass was `triton_summary`
+        again = (
+            0.0 if is_second else _bytes(given[0])
+        )  # read in a second pass, from the cache if the rows in work fit it
         cached = again if _ROWS_AT_A_TIME * again / len(given[0]) <= _CACHE else 0.0
         moved += again - cached
     elif name in _LOOK_UPS:

@@ -14,7 +14,8 @@ largest logit and the sum of exponentials, then for the gradients. It holds the 
 dtype of the activations, of only one part at a time, for the cost of one more product with the table.
 
 If the rows of the table are split over ranks, each rank computes the logits of its columns, and the ranks exchange
-three numbers per token: the largest logit, the sum of exponentials, and the logit of the target.
+three numbers per token: the largest logit, the sum of exponentials, and the logit of the target. Triton's kernel has
+them gathered at once, with the largest logit's token; PyTorch's operators sum one after the other over the ranks.
 """
 
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from hornbook.config.shapes import HEAD_TOKENS, HEAD_TOKENS_FUSED
@@ -29,7 +31,8 @@ from hornbook.ops.mixed_linear import is_mixed, write_product
 from hornbook.ops.native.cross_entropy import cross_entropy_
 from hornbook.ops.native.kernels import copy_of, form_of
 from hornbook.ops.native.linear import linear_weight_gradient, panels_of, product
-from hornbook.ops.triton.operators import chosen, triton_cross_entropy
+from hornbook.ops.tensor_parallel import gathered
+from hornbook.ops.triton.operators import chosen, triton_cross_entropy, triton_summary
 from hornbook.ops.vocabulary_parts import (
     Columns,
     add_by_parts,
@@ -223,7 +226,11 @@ def _losses_of(
         num_correct = (predictions == targets).sum() if with_count else losses.new_zeros(())
         return Chunk(losses, num_correct, logits, bias_gradient, log_sums.square().sum() if z_weight else 0.0)
     if logits.is_cuda and _is_fused(logits, head, z_weight):
-        losses, predictions = triton_cross_entropy(logits, targets, head.bias, head.num_real, with_gradient)
+        summaries, given = None, (logits, targets, head.bias, head.num_real)
+        if head.cut is not None:
+            summary = triton_summary(*given, head.first).unsqueeze(0)
+            summaries = gathered(summary, head.cut.group, dist.get_world_size(head.cut.group))
+        losses, predictions = triton_cross_entropy(*given, with_gradient, head.first, summaries)
         num_correct = (predictions == targets).sum() if with_count else losses.new_zeros(())
         has_bias = with_gradient and head.bias is not None
         return Chunk(
@@ -252,8 +259,8 @@ def _losses_of(
 
 def _is_fused(x: Tensor, head: Columns, z_weight: float) -> bool:
     """Return whether Triton's kernel computes losses and gradients, in place, of logits on the GPU of ``x``."""
-    is_plain = head.cut is None and head.cap is None and not z_weight
-    return is_plain and (head.bias is None or head.bias.dtype == torch.float32) and chosen("triton_cross_entropy", x)
+    is_plain = head.cap is None and not z_weight and (head.bias is None or head.bias.dtype == torch.float32)
+    return is_plain and chosen("triton_cross_entropy", x)
 
 
 def _log_softmax(logits: Tensor, cut: Cut | None) -> tuple[Tensor, Tensor]:

@@ -72,7 +72,7 @@ class Slices(NamedTuple):
 
     def gather(self, x: Tensor) -> Tensor:
         """Return all tokens, ``[B, T, ...]``, gathered from the ranks' slices, without a gradient."""
-        whole = torch.cat(_gathered(x.contiguous(), self.group, self.size).chunk(self.size), 1)
+        whole = torch.cat(gathered(x.contiguous(), self.group, self.size).chunk(self.size), 1)
         return whole.narrow(1, 0, self.num_tokens)
 
     def sum_own(self, x: Tensor) -> Tensor:
@@ -221,7 +221,7 @@ def cut_rows(indices: Tensor, table_VD: Tensor) -> Tensor:
 def gather_columns(x: Tensor, cut: Cut, dtype: torch.dtype) -> Tensor:
     """Return the ranks' tensors ``[..., n]`` side by side and in a dtype, ``[..., ranks · n]``, without a gradient."""
     size = dist.get_world_size(cut.group)
-    parts = _gathered(x.contiguous(), cut.group, size).view(size, *x.shape).movedim(0, -2)
+    parts = gathered(x.contiguous(), cut.group, size).view(size, *x.shape).movedim(0, -2)
     return parts.to(dtype, memory_format=torch.contiguous_format).flatten(-2)  # one copy, also without a conversion
 
 
@@ -243,7 +243,7 @@ def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return total
 
 
-def _gathered(x: Tensor, group: dist.ProcessGroup, size: int) -> Tensor:
+def gathered(x: Tensor, group: dist.ProcessGroup, size: int) -> Tensor:
     """Return the contiguous tensors ``x`` of all ranks, concatenated along the first dimension."""
     whole: Tensor
     if torch.compiler.is_compiling():

@@ -174,9 +174,9 @@ class Head:
         is_cut = layers.is_cut("head.table")
         is_capped, is_weighted = self.model.logit_cap is not None, getattr(self.objective, "recurrence_weights", False)
         exact = item + 3 * FP32 if is_capped else item + FP32 + (FP32 if item < FP32 else 0)
-        is_whole = not is_cut and (not has_bias or layers.compute.weights == "fp32")
-        is_in_place = layers.compute.is_native("cross_entropy") and is_whole
-        if layers.compute.has_triton and is_whole and not is_capped and not getattr(self.objective, "z_loss", 0.0):
+        is_exact = not has_bias or layers.compute.weights == "fp32"
+        is_in_place = layers.compute.is_native("cross_entropy") and is_exact and not is_cut
+        if layers.compute.has_triton and is_exact and not is_capped and not getattr(self.objective, "z_loss", 0.0):
             is_in_place, tokens = True, min(num, HEAD_TOKENS_FUSED)
         is_widened = is_weighted and item < FP32 and layers.compute.device == "cpu"
         softmax = tokens * rows * max(item if is_in_place else exact, is_widened * (item + 2 * FP32))

@@ -3,6 +3,9 @@
 A program computes a row: first the largest logit and the sum of exponentials, each lane for its own columns, then
 ``softmax − onehot``. Sums are in fp32. Of a multiprocessor's registers, a program needs more than half, so that the
 rows of all that run at a time, 13 MB on an H100 for GPT-2, are still in the second-level cache for the second pass.
+
+If the columns are split over ranks, each pass is a launch. In between, a rank gathers four numbers per row from each
+rank, `summarize`, from which all compute the same losses.
 """
 
 import torch
@@ -16,66 +19,154 @@ _LOWEST: tl.constexpr = tl.constexpr(-3.0e38)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _cross_entropy(
-    logits: tl.tensor,
-    targets: tl.tensor,
+def _logits(
+    own: tl.tensor,
     bias: tl.tensor,
-    losses: tl.tensor,
-    predictions: tl.tensor,
-    stride: tl.tensor,
-    num_columns: tl.tensor,
-    num_real: tl.tensor,
+    columns: tl.tensor,
+    mask: tl.tensor,
     has_bias: tl.constexpr,
-    with_gradient: tl.constexpr,
-    width: tl.constexpr,
-) -> None:
-    row = tl.program_id(0).to(tl.int64)
-    lanes = tl.arange(0, width)
-    own = logits + row * stride
-    target = tl.load(targets + row)
-    is_scored = target >= 0
-    at_target = tl.where(is_scored, target, 0)
-    of_target = tl.load(own + at_target).to(tl.float32)
+    eviction: tl.constexpr,
+) -> tl.tensor:
+    """Return columns of a row in fp32 with the bias, minus infinity where masked."""
+    z = tl.load(own + columns, mask=mask, other=float("-inf"), eviction_policy=eviction).to(tl.float32)
     if has_bias:
-        of_target += tl.load(bias + at_target)
+        z += tl.load(bias + columns, mask=mask, other=0.0)
+    return z
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _summary(
+    own: tl.tensor, column: tl.tensor, bias: tl.tensor, num_real: tl.tensor, has_bias: tl.constexpr, width: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Return a row's largest logit, its first column, the sum of exponentials over the largest's, the target's logit.
+
+    The target's is 0 if its column is negative.
+    """
+    lanes = tl.arange(0, width)
+    of_target = tl.load(own + column, mask=column >= 0, other=0.0).to(tl.float32)
+    if has_bias:
+        of_target += tl.load(bias + column, mask=column >= 0, other=0.0)
     largest = tl.full((width,), _LOWEST, tl.float32)
     total = tl.zeros((width,), tl.float32)
     best = tl.zeros((width,), tl.int32)
     for start in range(0, num_real, width):
         columns = start + lanes
-        is_real = columns < num_real
-        z = tl.load(own + columns, mask=is_real, other=float("-inf"), eviction_policy="evict_last").to(tl.float32)
-        if has_bias:
-            z += tl.load(bias + columns, mask=is_real, other=0.0)
+        z = _logits(own, bias, columns, columns < num_real, has_bias, "evict_last")
         best = tl.where(z > largest, columns, best)
         higher = tl.maximum(largest, z)
         total = total * tl.exp(largest - higher) + tl.exp(z - higher)
         largest = higher
     top = tl.max(largest, 0)
-    normalizer = tl.log(tl.sum(total * tl.exp(largest - top), 0)) + top
-    tl.store(losses + row, tl.where(is_scored, normalizer - of_target, 0.0))
-    tl.store(predictions + row, tl.min(tl.where(largest == top, best, 2147483647), 0).to(tl.int64))
+    total_over_top = tl.sum(total * tl.exp(largest - top), 0)
+    return top, tl.min(tl.where(largest == top, best, 2147483647), 0), total_over_top, of_target
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _column_of(target: tl.tensor, first: tl.tensor, num_real: tl.tensor) -> tl.tensor:
+    """Return the column of a target, -1 if it is not scored or not among these."""
+    column = target - first
+    return tl.where((target >= 0) & (column >= 0) & (column < num_real), column, -1)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _summarize(
+    logits: tl.tensor,
+    targets: tl.tensor,
+    bias: tl.tensor,
+    summary: tl.tensor,
+    stride: tl.tensor,
+    num_rows: tl.tensor,
+    num_real: tl.tensor,
+    first: tl.tensor,
+    has_bias: tl.constexpr,
+    width: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    column = _column_of(tl.load(targets + row), first, num_real)
+    top, best, total, of_target = _summary(logits + row * stride, column, bias, num_real, has_bias, width)
+    own = summary + row
+    tl.store(own, top)
+    tl.store(own + num_rows, (first + best).to(tl.float32, bitcast=True))
+    tl.store(own + 2 * num_rows, total)
+    tl.store(own + 3 * num_rows, of_target)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _cross_entropy(
+    logits: tl.tensor,
+    targets: tl.tensor,
+    bias: tl.tensor,
+    summaries: tl.tensor,
+    losses: tl.tensor,
+    predictions: tl.tensor,
+    stride: tl.tensor,
+    num_rows: tl.tensor,
+    num_columns: tl.tensor,
+    num_real: tl.tensor,
+    first: tl.tensor,
+    num_parts: tl.tensor,
+    has_bias: tl.constexpr,
+    is_split: tl.constexpr,
+    with_gradient: tl.constexpr,
+    width: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    own = logits + row * stride
+    target = tl.load(targets + row)
+    column = _column_of(target, first, num_real)
+    if is_split:
+        top, best, total, of_target = tl.full((), _LOWEST, tl.float32), 0, 0.0, 0.0
+        for part in range(num_parts):
+            of_part = summaries + part * 4 * num_rows + row
+            largest = tl.load(of_part)
+            best = tl.where(largest > top, tl.load(of_part + num_rows).to(tl.int32, bitcast=True), best)
+            higher = tl.maximum(top, largest)
+            total = total * tl.exp(top - higher) + tl.load(of_part + 2 * num_rows) * tl.exp(largest - higher)
+            of_target += tl.load(of_part + 3 * num_rows)
+            top = higher
+    else:
+        top, best, total, of_target = _summary(own, column, bias, num_real, has_bias, width)
+    normalizer = tl.log(total) + top
+    tl.store(losses + row, tl.where(target >= 0, normalizer - of_target, 0.0))
+    tl.store(predictions + row, best.to(tl.int64))
     if with_gradient:
         for start in range(0, num_columns, width):
-            columns = start + lanes
-            is_real = columns < num_real
-            z = tl.load(own + columns, mask=is_real, other=float("-inf"), eviction_policy="evict_first").to(tl.float32)
-            if has_bias:
-                z += tl.load(bias + columns, mask=is_real, other=0.0)
-            gradient = tl.exp(z - normalizer) - tl.where(columns == target, 1.0, 0.0)
-            gradient = tl.where(is_scored, gradient, 0.0)
+            columns = start + tl.arange(0, width)
+            z = _logits(own, bias, columns, columns < num_real, has_bias, "evict_first")
+            gradient = tl.exp(z - normalizer) - tl.where(columns == column, 1.0, 0.0)
+            gradient = tl.where(target >= 0, gradient, 0.0)
             tl.store(own + columns, gradient.to(logits.dtype.element_ty), mask=columns < num_columns)
 
 
+def summarize(logits: Tensor, targets: Tensor, bias: Tensor | None, num_real: int, first: int) -> Tensor:
+    """Return the numbers that ranks gather; see `hornbook.ops.triton.operators.triton_summary`."""
+    assert logits.stride(1) == 1, "rows of logits are contiguous"
+    summary = torch.empty(4, len(logits), dtype=torch.float32, device=logits.device)
+    if len(logits):
+        _summarize[(len(logits),)](
+            logits, targets, summary if bias is None else bias, summary,
+            logits.stride(0), len(logits), num_real, first, has_bias=bias is not None, **FIXED,
+        )  # fmt: skip
+    return summary
+
+
 def cross_entropy_(
-    logits: Tensor, targets: Tensor, bias: Tensor | None, num_real: int, *, with_gradient: bool
+    logits: Tensor,
+    targets: Tensor,
+    bias: Tensor | None,
+    num_real: int,
+    first: int,
+    summaries: Tensor | None,
+    *,
+    with_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return losses and predictions; see `hornbook.ops.triton.operators.triton_cross_entropy`."""
     num_rows, num_columns = logits.shape
     losses, predictions = torch.empty(num_rows, dtype=torch.float32, device=logits.device), torch.empty_like(targets)
     assert logits.stride(1) == 1, "rows of logits are contiguous"
     if num_rows:
-        results = (losses, predictions, logits.stride(0), num_columns, num_real)
-        has = {"has_bias": bias is not None, "with_gradient": with_gradient}
-        _cross_entropy[(num_rows,)](logits, targets, losses if bias is None else bias, *results, **has, **FIXED)
+        given = (losses if each is None else each for each in (bias, summaries))
+        sizes = (logits.stride(0), num_rows, num_columns, num_real, first, 0 if summaries is None else len(summaries))
+        has = {"has_bias": bias is not None, "is_split": summaries is not None, "with_gradient": with_gradient}
+        _cross_entropy[(num_rows,)](logits, targets, *given, losses, predictions, *sizes, **has, **FIXED)
     return losses, predictions

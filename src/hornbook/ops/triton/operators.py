@@ -29,7 +29,13 @@ def chosen(kernel: str, x: Tensor) -> bool:
 
 @operator(changes=(0,), device="any")
 def triton_cross_entropy(
-    logits: Tensor, targets: Tensor, bias: Tensor | None, num_real: int, with_gradient: bool
+    logits: Tensor,
+    targets: Tensor,
+    bias: Tensor | None,
+    num_real: int,
+    with_gradient: bool,
+    first: int = 0,
+    summaries: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the losses of rows of logits, and change the logits to the gradient of their sum.
 
@@ -39,18 +45,38 @@ def triton_cross_entropy(
         bias: ``[num_real]`` fp32, added to the logits; None for none.
         num_real: number of columns without padding, whose logits are ignored and whose gradients are zero.
         with_gradient: otherwise, the logits are unchanged.
+        first: the token of the first column.
+        summaries: fp32 ``[ranks, 4, N]``, each rank's `triton_summary`, if the columns are split over ranks.
 
     Returns:
-        Losses in nats ``[N]`` fp32, 0 if not scored; first columns with the largest logit ``[N]`` int64.
+        Losses in nats ``[N]`` fp32, 0 if not scored; first tokens with the largest logit ``[N]`` int64.
     """
     from hornbook.ops.triton.cross_entropy import cross_entropy_
 
-    return cross_entropy_(logits, targets, bias, num_real, with_gradient=with_gradient)
+    return cross_entropy_(logits, targets, bias, num_real, first, summaries, with_gradient=with_gradient)
 
 
 @shapes_of("triton_cross_entropy")
 def _(logits: Tensor, targets: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     return logits.new_empty(len(logits), dtype=torch.float32), torch.empty_like(targets)
+
+
+@operator(device="any")
+def triton_summary(logits: Tensor, targets: Tensor, bias: Tensor | None, num_real: int, first: int) -> Tensor:
+    """Return what other ranks need of this rank's columns; arguments as for ``triton_cross_entropy``.
+
+    Returns:
+        fp32 ``[4, N]``: the largest logit; the first token with it, as the bits of an int32; the sum of exponentials
+        of the differences from it; the logit of the target, 0 if the target is not among the columns.
+    """
+    from hornbook.ops.triton.cross_entropy import summarize
+
+    return summarize(logits, targets, bias, num_real, first)
+
+
+@shapes_of("triton_summary")
+def _(logits: Tensor, *others: Any) -> Tensor:
+    return logits.new_empty(4, len(logits), dtype=torch.float32)
 
 
 @operator(device="any", has_gradient=True)
