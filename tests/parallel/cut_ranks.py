@@ -1,11 +1,14 @@
 """Split layers as GPUs compute them, and gathered logits, as one of two ranks of a CPU: see test_cut_layers.py."""
 
+from unittest.mock import patch
+
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hornbook.model.head import OutputHead
+from hornbook.ops.layers import feed_forward
 from hornbook.ops.mixed_linear import mixed_linear, mixed_stack, narrowed
 from hornbook.ops.native.kernels import copy_of, weights_unchanged
 from hornbook.ops.tensor_parallel import Slices, current, cut_linear
@@ -36,7 +39,7 @@ def split(mesh, whole, dimension):
     return torch.nn.Parameter(distribute_tensor(whole, mesh, [Shard(dimension)]))
 
 
-def check_pair(mesh, group, num_tokens, *, slices):
+def check_pair(mesh, num_rows, num_tokens, slices):
     """A stack that is split by outputs and a layer that is split by inputs, in two micro-batches of a step.
 
     Activations have the bits of the operators for CPUs; gradients of weights are those of fp32 products, added in fp32.
@@ -45,14 +48,13 @@ def check_pair(mesh, group, num_tokens, *, slices):
     parameters = [split(mesh, wholes[0], 1), split(mesh, wholes[1], 1), split(mesh, wholes[2], 1)]
     parameters.append(torch.nn.Parameter(wholes[3]))
     exact = [whole.bfloat16().double().requires_grad_() for whole in wholes]
-    cut = Slices(num_tokens, mesh.get_local_rank(), 2, group)
-    rows = cut.own if slices else lambda x: x
+    rows = slices.own if slices else lambda x: x
     for _ in range(2):
-        x, upstream = (normal(2, num_tokens, DIM).bfloat16() for _ in range(2))
+        x, upstream = (normal(num_rows, num_tokens, DIM).bfloat16() for _ in range(2))
         found = []
         for mixed in (True, False):
             given = rows(x).detach().requires_grad_()
-            with current.having(cut if slices else None), weights_unchanged(copies={}):
+            with current.having(slices), weights_unchanged(copies={}):
                 if mixed:
                     h, gate = mixed_stack(given, *parameters[:2])
                     y = mixed_linear(h * gate, *parameters[2:])
@@ -73,6 +75,28 @@ def check_pair(mesh, group, num_tokens, *, slices):
     for parameter, gradient in zip(parameters[:3], expected, strict=True):
         assert local(parameter.grad).dtype == torch.float32
         assert (local(parameter.grad) - gradient).norm() < 0.01 * gradient.norm()
+
+
+def check_feed_forward(mesh, num_rows, num_tokens, slices):
+    """On a GPU, tokens are neither copied nor put in order for it; the operators are PyTorch's."""
+    wholes = normal(INNER, DIM), normal(INNER), normal(DIM, INNER), normal(DIM)
+    x, upstream = (slices.own(normal(num_rows, num_tokens, DIM)).contiguous() for _ in range(2))
+    found = []
+    for is_cuda in (False, True):
+        parameters = [split(mesh, whole, dimension) for whole, dimension in zip(wholes[:3], (0, 0, 1), strict=True)]
+        parameters.append(torch.nn.Parameter(wholes[3]))
+        given = x.detach().requires_grad_()
+        with current.having(slices), patch.object(torch.Tensor, "is_cuda", is_cuda), Operators() as operators:
+            y = feed_forward(given, parameters[:2], parameters[2:], "gelu")
+            y.backward(upstream)
+        assert current.slices is None
+        found.append([y.detach(), given.grad, *(local(parameter.grad) for parameter in parameters)])
+    assert not {"cat", "clone"} & set(operators.names)
+    num_own = min(max(num_tokens - slices.rank * slices.width, 0), slices.width)  # the rest is padding
+    for number, (one, other) in enumerate(zip(*found, strict=True)):
+        if number < 2:
+            one, other = one[:, :num_own], other[:, :num_own]
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 def check_narrowed(mesh):
@@ -131,9 +155,11 @@ def main() -> None:
     torch.set_num_threads(1)
     world = World.join(torch.device("cpu"))
     mesh = init_device_mesh("cpu", (2,))
-    for num_tokens in (4, 5):
-        for slices in (False, True):
-            check_pair(mesh, mesh.get_group(), num_tokens, slices=slices)
+    for num_rows, num_tokens in ((2, 4), (2, 5), (1, 5)):
+        slices = Slices(num_tokens, world.rank, 2, mesh.get_group())
+        for given in (None, slices, slices._replace(is_ordered=False)):
+            check_pair(mesh, num_rows, num_tokens, given)
+        check_feed_forward(mesh, num_rows, num_tokens, slices)
     check_narrowed(mesh)
     check_tied(mesh)
     check_logits(mesh)

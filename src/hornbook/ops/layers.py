@@ -15,7 +15,7 @@ from hornbook.ops.native import dropout as native_dropout
 from hornbook.ops.native import layer_norm as native_norm
 from hornbook.ops.native.kernels import form_of
 from hornbook.ops.native.linear import linear as native_linear
-from hornbook.ops.tensor_parallel import cut_linear
+from hornbook.ops.tensor_parallel import current, cut_linear
 from hornbook.ops.triton.norm_operators import MOST_COLUMNS
 from hornbook.ops.triton.norm_operators import norm_beside as triton_norm
 from hornbook.ops.triton.operators import chosen, triton_dropout
@@ -118,6 +118,10 @@ def feed_forward(x: Tensor, up: Parameters, down: Parameters, activation: str, *
         activation: the name of f.
         is_gated: whether the first layer computes gate and up, and the second maps ``f(gate) · up``, see ``gated``.
     """
+    slices = current.slices
+    if x.is_cuda and slices is not None and slices.is_ordered and not torch.compiler.is_compiling():
+        with current.having(slices._replace(is_ordered=False)):  # each token is mapped separately
+            return feed_forward(x, up, down, activation, is_gated=is_gated)
     if (form := form_of("linear", x, up[0], down[0])) is None:
         if x.is_cuda and not is_gated and is_mixed(x, up[0], down[0]):
             return mixed_feed_forward(x, up, down, (activation, ACTIVATIONS[activation]))

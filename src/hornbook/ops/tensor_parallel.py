@@ -60,6 +60,8 @@ class Slices(NamedTuple):
     group: dist.ProcessGroup
     is_fused: bool = False
     """Whether the compiler fuses products with the exchanges before or behind them."""
+    is_ordered: bool = True
+    """Whether all tokens are ``[B, T, ...]``; otherwise, the slices are one after the other, ``[n B, t, ...]``."""
 
     @property
     def width(self) -> int:
@@ -72,12 +74,24 @@ class Slices(NamedTuple):
 
     def gather(self, x: Tensor) -> Tensor:
         """Return all tokens, ``[B, T, ...]``, gathered from the ranks' slices, without a gradient."""
-        whole = torch.cat(gathered(x.contiguous(), self.group, self.size).chunk(self.size), 1)
+        whole = gathered(x.contiguous(), self.group, self.size)
+        if not self.is_ordered:
+            return whole
+        if len(x) == 1 and not torch.compiler.is_compiling():
+            whole = whole.flatten(0, 1).unsqueeze(0)
+        else:
+            whole = torch.cat(whole.chunk(self.size), 1)
         return whole.narrow(1, 0, self.num_tokens)
 
     def sum_own(self, x: Tensor) -> Tensor:
         """Return this rank's slice of the sum of ``[B, T, ...]`` over the ranks, without a gradient."""
-        return _scattered(torch.cat(self.padded(x).chunk(self.size, 1)), self.group, self.size)
+        if not self.is_ordered:
+            parts = x.contiguous()
+        elif len(x) == 1 and not torch.compiler.is_compiling():
+            parts = self.padded(x).contiguous().unflatten(1, (self.size, self.width)).squeeze(0)
+        else:
+            parts = torch.cat(self.padded(x).chunk(self.size, 1))
+        return _scattered(parts, self.group, self.size)
 
     def enter(self, x: Tensor) -> Tensor:
         """Return all tokens, gathered from the slices; the backward pass sums the ranks' gradients."""
