@@ -37,7 +37,12 @@ CASES = {
     ),
     "decoder dropout": (
         "demo",
-        {"precision.compute": "bf16", "model.family": "decoder", "model.residual_dropout": 0.1},
+        {
+            "precision.compute": "bf16",
+            "model.family": "decoder",
+            "model.residual_dropout": 0.1,
+            "model.logit_cap": 15.0,
+        },
     ),
     "bert padded": ("bert-tiny", {"precision.compute": "bf16", "data.layout": "padded"}),
     "bert packed": ("bert-tiny", {"precision.compute": "bf16", "data.layout": "packed"}),

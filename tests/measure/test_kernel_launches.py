@@ -17,6 +17,9 @@ def test_a_cross_entropy_reads_rows_again_from_the_cache_that_holds_them(num_col
     launch = _launch("triton_cross_entropy", (), [logits], [], [logits], (0.0, 0.0))
     size = logits.numel() * 2
     assert (launch.bytes, launch.cached) == ((2 * size, size) if cached else (3 * size, 0))
+    summaries = torch.empty(2, 4, 64, device="meta")  # of split rows, in which the first pass is another launch
+    launch = _launch("triton_cross_entropy", (), [logits, summaries], [], [logits, summaries], (0.0, 0.0))
+    assert (launch.bytes, launch.cached) == (2 * size + 4 * summaries.numel(), 0)
 
 
 def test_updates_in_place_also_write():

@@ -69,6 +69,14 @@ def test_attention_with_dropout_or_sequences_is_tritons(steps):
     assert "triton_attention" not in steps["gpt bf16"]["names"]
 
 
+def test_losses_are_tritons(steps):
+    for title, found in steps.items():
+        others = ("gpt without Triton", "gpt vocabulary in parts")
+        assert ("triton_cross_entropy" in found["names"]) == (title not in others), title
+    if "decoder dropout" in steps:
+        assert "tanh" not in steps["decoder dropout"]["names"]  # its logits are capped
+
+
 def test_the_plan_predicts_the_tensors_of_a_step(steps):
     for title, found in steps.items():
         if title not in ("bert packed", "bert unpadded", "roberta", "groupbert"):  # whose rows are not full

@@ -23,6 +23,7 @@ from hornbook.ops.cross_entropy import linear_cross_entropy, token_losses
 from hornbook.ops.dropout import keep_mask
 from hornbook.ops.mixed_linear import mixed_feed_forward, mixed_linear, mixed_stack
 from hornbook.ops.native import kernels
+from hornbook.ops.native.cross_entropy import exact_cross_entropy
 from hornbook.ops.native.kernels import FORMS, copy_of, weights_unchanged
 from hornbook.ops.triton.adamw_operators import triton_adamw
 from hornbook.ops.triton.embedding_operators import embed
@@ -50,31 +51,38 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def check_cross_entropy(
-    dtype: torch.dtype, num_rows: int, num_real: int, padding: int, *, has_bias: bool, num_parts: int = 1
+    dtype: torch.dtype,
+    num_rows: int,
+    num_real: int,
+    padding: int,
+    *,
+    has_bias: bool,
+    num_parts: int = 1,
+    cap: float | None = None,
+    z_weight: float = 0.0,
 ) -> None:
     """With several parts, each has as many columns, of which the last ones may be padding alone."""
     logits = normal(num_rows, num_real + padding).mul_(3.0).to(dtype)
     targets = torch.randint(num_real, (num_rows,), generator=RANDOM)
     targets[::3] = -100
     bias = normal(num_real) if has_bias else None
-    exact = logits[:, :num_real].double() + (0.0 if bias is None else bias.double())
-    exact.requires_grad_()
-    losses = functional.cross_entropy(exact, targets, reduction="none", ignore_index=-100)
-    losses.sum().backward()
+    losses, gradient, _, log_sums, _ = exact_cross_entropy(logits[:, :num_real], targets, bias, cap, z_weight)
+    best = (logits[:, :num_real].double() + (0.0 if bias is None else bias)).argmax(1)
     width, given = (num_real + padding) // num_parts, []
     for first in range(0, width * num_parts, width):
         real = min(max(num_real - first, 0), width)
         own = None if bias is None else bias[first : first + real]
-        given.append((logits[:, first : first + width], targets, own, real, first))
+        given.append((logits[:, first : first + width], targets, own, real, cap, first))
     summaries = torch.stack([triton_summary(*each) for each in given]) if num_parts > 1 else None
-    for own, _, own_bias, real, first in given:
+    for own, _, own_bias, real, _, first in given:
         arguments, before = (own, targets, own_bias, real), own.clone()
-        found, predictions = triton_cross_entropy(*arguments, False, first, summaries)
+        found, predictions, sums = triton_cross_entropy(*arguments, False, cap, z_weight, first, summaries)
         assert torch.equal(own, before)
-        assert torch.equal(predictions, exact.argmax(1))
-        close(found, losses.detach(), torch.float32)
-        triton_cross_entropy(*arguments, True, first, summaries)
-    close(logits[:, :num_real], exact.grad, dtype)
+        assert torch.equal(predictions, best)
+        close(found, losses, torch.float32)
+        close(sums, log_sums, torch.float32)
+        triton_cross_entropy(*arguments, True, cap, z_weight, first, summaries)
+    close(logits[:, :num_real], gradient, dtype)
     assert not logits[:, num_real:].any() and not logits[::3].any()
 
 
@@ -342,6 +350,8 @@ def main(*, has_all: bool) -> None:
     for dtype in TOLERANCES if has_all else (torch.bfloat16,):
         for real, padding, num_parts in ((70, 2, 2), (60, 12, 6), (9003, 61, 4)):
             check_cross_entropy(dtype, 5, real, padding, has_bias=real != 9003, num_parts=num_parts)
+        for num_parts, settings in product((1, 3), ({"cap": 4.0}, {"z_weight": 0.1}, {"cap": 2.0, "z_weight": 0.1})):
+            check_cross_entropy(dtype, 5, 70, 2, has_bias=True, num_parts=num_parts, **settings)
     fork_ranks(2, check_split_head)
     sys.stdout.write(f"{COMPARED}\n")
 

@@ -41,11 +41,12 @@ def test_cross_entropy_compiles(pointer):
     from hornbook.ops.triton.cross_entropy import FIXED, _cross_entropy, _summarize
 
     types = {"logits": pointer, "targets": "*i64", "predictions": "*i64", "num_parts": "i32", "first": "i32"}
-    types |= dict.fromkeys(("bias", "losses", "summary", "summaries"), "*fp32")
-    fixed, warps = {"has_bias": True, "width": FIXED["width"]}, FIXED["num_warps"]
-    check(_summarize, types, fixed, num_warps=warps)
+    types |= dict.fromkeys(("bias", "losses", "log_sums", "summary", "summaries"), "*fp32")
+    types |= dict.fromkeys(("cap", "z_weight"), "fp32")
     for is_split in (False, True):
+        fixed, warps = {"has_bias": True, "has_cap": is_split, "width": FIXED["width"]}, FIXED["num_warps"]
         check(_cross_entropy, types, {**fixed, "is_split": is_split, "with_gradient": True}, num_warps=warps)
+        check(_summarize, types, fixed, num_warps=warps)
 
 
 @pytest.mark.parametrize("pointer", POINTERS)

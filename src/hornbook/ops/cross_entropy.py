@@ -91,7 +91,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         elif chunks == 1:
             weight = weight_VD.to(x_ND.dtype) if copied is None else copy_of(copied, x_ND.dtype)
         losses = partial(_losses_of, with_count=with_count, with_gradient=True, z_weight=z_weight)
-        for rows in _chunks_of(x_ND, head, chunks, z_weight):
+        for rows in _chunks_of(x_ND, head, chunks):
             x, targets, weights = x_ND[rows], targets_N[rows], None if weights_N is None else weights_N[rows]
             if chunks > 1:
                 given = (x_gradient[rows], weight_gradient, bias_gradient, weights, z_weight)
@@ -196,7 +196,7 @@ def _chunks(
     form = form_of("linear", x_ND) if chunks == 1 and head.weight.dtype == torch.float32 else None
     packed = head.weight if form is None else panels_of(form, head.weight, x_ND.dtype, for_gradient=False)
     weight = head.weight.to(x_ND.dtype) if form is None and chunks == 1 else head.weight
-    for rows in _chunks_of(x_ND, head, chunks, z_weight):
+    for rows in _chunks_of(x_ND, head, chunks):
         x, targets = x_ND[rows], targets_N[rows]
         if chunks > 1:
             normalizer, picked, num_correct = summary_of(x, targets, head.parts(chunks), with_count=with_count)
@@ -206,9 +206,9 @@ def _chunks(
             yield rows, _losses_of(logits, targets, head, with_count=with_count, with_gradient=False, z_weight=z_weight)
 
 
-def _chunks_of(x_ND: Tensor, head: Columns, chunks: int, z_weight: float) -> Iterator[slice]:
+def _chunks_of(x_ND: Tensor, head: Columns, chunks: int) -> Iterator[slice]:
     """Yield the tokens of each chunk; a fused kernel takes more, so that the table's gradient is summed less often."""
-    is_large = x_ND.is_cuda and chunks == 1 and _is_fused(x_ND, head, z_weight)
+    is_large = x_ND.is_cuda and chunks == 1 and _is_fused(x_ND, head)
     size = HEAD_TOKENS_FUSED if is_large else HEAD_TOKENS
     for start in range(0, len(x_ND), size):
         yield slice(start, start + size)
@@ -225,17 +225,17 @@ def _losses_of(
         )
         num_correct = (predictions == targets).sum() if with_count else losses.new_zeros(())
         return Chunk(losses, num_correct, logits, bias_gradient, log_sums.square().sum() if z_weight else 0.0)
-    if logits.is_cuda and _is_fused(logits, head, z_weight):
+    if logits.is_cuda and _is_fused(logits, head):
         summaries, given = None, (logits, targets, head.bias, head.num_real)
         if head.cut is not None:
-            summary = triton_summary(*given, head.first).unsqueeze(0)
+            summary = triton_summary(*given, head.cap, head.first).unsqueeze(0)
             summaries = gathered(summary, head.cut.group, dist.get_world_size(head.cut.group))
-        losses, predictions = triton_cross_entropy(*given, with_gradient, head.first, summaries)
+        settings = (with_gradient, head.cap, z_weight, head.first, summaries)
+        losses, predictions, log_sums = triton_cross_entropy(*given, *settings)
         num_correct = (predictions == targets).sum() if with_count else losses.new_zeros(())
         has_bias = with_gradient and head.bias is not None
-        return Chunk(
-            losses, num_correct, logits, logits[:, : head.num_real].sum(0, dtype=torch.float32) if has_bias else losses
-        )
+        bias_gradient = logits[:, : head.num_real].sum(0, dtype=torch.float32) if has_bias else losses
+        return Chunk(losses, num_correct, logits, bias_gradient, log_sums.square().sum() if z_weight else 0.0)
     dtype, (logits, slope) = logits.dtype, complete(logits, head)
     log_probabilities, normalizer = _log_softmax(logits, head.cut)
     columns, is_own = own_columns(log_probabilities, targets, head)
@@ -257,10 +257,9 @@ def _losses_of(
     return Chunk(losses, num_correct, exact.to(dtype), bias_gradient, squares)
 
 
-def _is_fused(x: Tensor, head: Columns, z_weight: float) -> bool:
+def _is_fused(x: Tensor, head: Columns) -> bool:
     """Return whether Triton's kernel computes losses and gradients, in place, of logits on the GPU of ``x``."""
-    is_plain = head.cap is None and not z_weight and (head.bias is None or head.bias.dtype == torch.float32)
-    return is_plain and chosen("triton_cross_entropy", x)
+    return (head.bias is None or head.bias.dtype == torch.float32) and chosen("triton_cross_entropy", x)
 
 
 def _log_softmax(logits: Tensor, cut: Cut | None) -> tuple[Tensor, Tensor]:

@@ -176,7 +176,7 @@ class Head:
         exact = item + 3 * FP32 if is_capped else item + FP32 + (FP32 if item < FP32 else 0)
         is_exact = not has_bias or layers.compute.weights == "fp32"
         is_in_place = layers.compute.is_native("cross_entropy") and is_exact and not is_cut
-        if layers.compute.has_triton and is_exact and not is_capped and not getattr(self.objective, "z_loss", 0.0):
+        if layers.compute.has_triton and is_exact:
             is_in_place, tokens = True, min(num, HEAD_TOKENS_FUSED)
         is_widened = is_weighted and item < FP32 and layers.compute.device == "cpu"
         softmax = tokens * rows * max(item if is_in_place else exact, is_widened * (item + 2 * FP32))

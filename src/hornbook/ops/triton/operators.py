@@ -34,9 +34,11 @@ def triton_cross_entropy(
     bias: Tensor | None,
     num_real: int,
     with_gradient: bool,
+    cap: float | None = None,
+    z_weight: float = 0.0,
     first: int = 0,
     summaries: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the losses of rows of logits, and change the logits to the gradient of their sum.
 
     Args:
@@ -45,24 +47,31 @@ def triton_cross_entropy(
         bias: ``[num_real]`` fp32, added to the logits; None for none.
         num_real: number of columns without padding, whose logits are ignored and whose gradients are zero.
         with_gradient: otherwise, the logits are unchanged.
+        cap: logits become ``cap tanh(logit / cap)``, after the bias; None: no limit.
+        z_weight: gradients are those of the losses plus this many times the squared logarithms of the softmax's sums.
         first: the token of the first column.
         summaries: fp32 ``[ranks, 4, N]``, each rank's `triton_summary`, if the columns are split over ranks.
 
     Returns:
-        Losses in nats ``[N]`` fp32, 0 if not scored; first tokens with the largest logit ``[N]`` int64.
+        Losses in nats ``[N]`` fp32, 0 if not scored; first tokens with the largest logit ``[N]`` int64; logarithms of
+        the softmax's sums ``[N]`` fp32, 0 if not scored.
     """
     from hornbook.ops.triton.cross_entropy import cross_entropy_
 
-    return cross_entropy_(logits, targets, bias, num_real, first, summaries, with_gradient=with_gradient)
+    settings = (cap, z_weight, first, summaries)
+    return cross_entropy_(logits, targets, bias, num_real, *settings, with_gradient=with_gradient)
 
 
 @shapes_of("triton_cross_entropy")
-def _(logits: Tensor, targets: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    return logits.new_empty(len(logits), dtype=torch.float32), torch.empty_like(targets)
+def _(logits: Tensor, targets: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    losses, log_sums = (logits.new_empty(len(logits), dtype=torch.float32) for _ in range(2))
+    return losses, torch.empty_like(targets), log_sums
 
 
 @operator(device="any")
-def triton_summary(logits: Tensor, targets: Tensor, bias: Tensor | None, num_real: int, first: int) -> Tensor:
+def triton_summary(
+    logits: Tensor, targets: Tensor, bias: Tensor | None, num_real: int, cap: float | None, first: int
+) -> Tensor:
     """Return what other ranks need of this rank's columns; arguments as for ``triton_cross_entropy``.
 
     Returns:
@@ -71,7 +80,7 @@ def triton_summary(logits: Tensor, targets: Tensor, bias: Tensor | None, num_rea
     """
     from hornbook.ops.triton.cross_entropy import summarize
 
-    return summarize(logits, targets, bias, num_real, first)
+    return summarize(logits, targets, bias, num_real, cap, first)
 
 
 @shapes_of("triton_summary")
