@@ -35,6 +35,10 @@ CASES = {
         "gpt2-small",
         {"precision.compute": "bf16", "sparsity.linears": "blocks.*", "sparsity.density": 0.1},
     ),
+    "gpt sparse table": (
+        "gpt2-small",
+        {"precision.compute": "bf16", "sparsity.embedding_block_size": 16, "sparsity.density": 0.1},
+    ),
     "decoder dropout": (
         "demo",
         {

@@ -78,6 +78,21 @@ def test_losses_gradients_and_scores_are_those_of_the_dense_table(family: str, s
     torch.testing.assert_close(table.scores.total, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_gpu_does_not_wait_for_the_number_of_blocks(monkeypatch) -> None:
+    """It reads as many for each token, the same rows and gradients."""
+    (table,) = sparse_layers(models_of(recipe_of("gpt"))[0]).values()
+    tokens, found = torch.arange(70).view(2, 35).flip(0), []
+    for is_cuda in (False, True):
+        monkeypatch.setattr(torch.Tensor, "is_cuda", is_cuda)
+        if is_cuda:
+            assert table.pattern.most_in_a_row == table.pattern.row_starts.diff().max()
+            monkeypatch.setattr(torch, "repeat_interleave", None)  # whoever calls it fails, or reads a number
+            monkeypatch.setattr(torch.Tensor, "__int__", None)
+        rows = table.look_up(tokens)
+        found.append((rows.detach(), *torch.autograd.grad(rows.sin().sum(), table.values)))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("family", ["gpt", "factorized_gpt"])
 def test_a_cache_writes_with_a_sparse_table(family: str) -> None:
     model, twin = models_of(recipe_of(family, linears=("blocks.*",), block_size=4))

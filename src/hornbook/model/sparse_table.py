@@ -44,15 +44,22 @@ class BlockSparseTable(BlockSparseLinear):
     def look_up(self, tokens: Tensor) -> Tensor:
         """Return the rows of ``tokens``, int64 ``[...]``, in fp32 ``[..., E]``."""
         size, pattern, tokens_N = self.block_size, self.pattern, tokens.flatten()
-        block_rows = tokens_N // size
+        block_rows, num_tokens = tokens_N // size, len(tokens_N)
         firsts = pattern.row_starts[block_rows]
         counts = pattern.row_starts[block_rows + 1] - firsts
-        token_of = torch.repeat_interleave(counts)  # the token of each block that is read
-        before = counts.cumsum(0) - counts
-        blocks = torch.arange(len(token_of), device=tokens.device) + (firsts - before)[token_of]
+        if tokens.is_cuda:  # as many steps for each token, so that the host need not wait for the number of blocks
+            steps = torch.arange(most := pattern.most_in_a_row, device=tokens.device)
+            is_block = steps < counts.unsqueeze(1)
+            blocks = (firsts.unsqueeze(1) + steps).masked_fill(~is_block, 0).flatten()
+            token_of = torch.arange(num_tokens * most, device=tokens.device) // most
+            row_of = token_of.masked_fill(~is_block.flatten(), num_tokens)  # a row more, for steps without a block
+        else:
+            token_of = row_of = torch.repeat_interleave(counts)  # the token of each block that is read
+            before = counts.cumsum(0) - counts
+            blocks = torch.arange(len(token_of)) + (firsts - before)[token_of]
         found = functional.embedding(blocks * size + (tokens_N % size)[token_of], self.values.float().view(-1, size))
-        indices = (token_of, pattern.columns[blocks])
-        rows = found.new_zeros(len(tokens_N), pattern.num_columns, size).index_put(indices, found)
+        rows = found.new_zeros(num_tokens + tokens.is_cuda, pattern.num_columns, size)
+        rows = rows.index_put((row_of, pattern.columns[blocks]), found)[:num_tokens]
         rows = rows.view(*tokens.shape, self.num_in)
         if self.scores is not None and rows.requires_grad:
             rows.register_hook(partial(self._score, tokens))  # type: ignore[no-untyped-call]

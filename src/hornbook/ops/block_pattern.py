@@ -56,6 +56,13 @@ class Pattern(NamedTuple):
         """The number of block columns, C."""
         return len(self.column_starts) - 1
 
+    @property
+    def most_in_a_row(self) -> int:
+        """The number of blocks of the row that has most; cached, since the host waits for it."""
+        if (most := _MOST.get(self.row_starts)) is None:
+            most = _MOST[self.row_starts] = int(self.row_starts.diff().max())
+        return most
+
     def by_row(self) -> tuple[Line, ...]:
         """Return the rows that have blocks; cached."""
         if (lines := _LINES.get(self.row_starts)) is None:
@@ -93,6 +100,8 @@ def fault_of(rows: Tensor, columns: Tensor, num_rows: int, num_columns: int) -> 
 
 _LINES: MutableMapping[Tensor, tuple[Line, ...]] = WeakTensorKeyDictionary()
 """The lines of each tensor of starts, as long as it exists."""
+_MOST: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
+"""The same of ``most_in_a_row``."""
 
 
 def _starts(numbers: Tensor, count: int) -> Tensor:
