@@ -88,7 +88,7 @@ class Slices(NamedTuple):
         if not self.is_ordered:
             parts = x.contiguous()
         elif len(x) == 1 and not torch.compiler.is_compiling():
-            parts = self.padded(x).contiguous().unflatten(1, (self.size, self.width)).squeeze(0)
+            parts = torch.unflatten(self.padded(x).contiguous(), 1, (self.size, self.width)).squeeze(0)
         else:
             parts = torch.cat(self.padded(x).chunk(self.size, 1))
         return _scattered(parts, self.group, self.size)

@@ -145,7 +145,7 @@ def _cross_entropy(
     normalizer = tl.log(total) + top
     tl.store(losses + row, tl.where(target >= 0, normalizer - of_target, 0.0))
     tl.store(log_sums + row, tl.where(target >= 0, normalizer, 0.0))
-    tl.store(predictions + row, best.to(tl.int64))
+    tl.store(predictions + row, best)
     if with_gradient:
         for start in range(0, num_columns, width):
             columns = start + tl.arange(0, width)
