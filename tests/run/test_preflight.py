@@ -38,7 +38,7 @@ def sources(vocab_size: int | None) -> Sources:
     store = Store()
     store.end_of_text = "stored"
     store.vocab_size = vocab_size
-    return Sources(train=(store,), weights=(), validation=None, tokenizer=None, num_validation_bytes=None)
+    return Sources(train=(store,))
 
 
 def mistakes(given: Recipe, num_samples: int = 1000, stores: Sources | None = None) -> list[str]:
@@ -108,7 +108,7 @@ def test_a_run_prints_both_at_its_start(tmp_path: Path, capsys: pytest.CaptureFi
 )
 def test_stores_that_differ_in_their_ends(ends, objective, message) -> None:
     stores = tuple(SimpleNamespace(end_of_text=end_of_text) for end_of_text in ends)
-    given = Sources(train=stores, weights=(), validation=None, tokenizer=None, num_validation_bytes=None)
+    given = Sources(train=stores)
     model = GPTConfig() if isinstance(objective, CausalLMConfig) else BertConfig()
     some = recipe(data=DataConfig(train=("a", "b")), model=model, objective=objective, schedule=CosineConfig())
     found = mistakes(some, stores=given)

@@ -242,7 +242,8 @@ def cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     return max(1, int(quota) // int(period)) if quota.isdecimal() and period.isdecimal() else everything
 
 
-def cpu_facts(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
+@cache
+def cpu_facts(path: Path = Path("/proc/cpuinfo")) -> Mapping[str, str]:
     """Return the properties of the first processor in Linux' ``/proc/cpuinfo``; empty on other systems."""
     try:
         block = path.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
@@ -259,7 +260,6 @@ def cpu_model() -> str:
     return cpu_facts().get("model name") or platform.processor() or platform.machine() or "unknown"
 
 
-@cache
 def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     """Return the instruction sets that Linux reports, on Arm as "Features"; empty on other systems."""
     facts = cpu_facts(path)
