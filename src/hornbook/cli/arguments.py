@@ -34,8 +34,6 @@ from hornbook.parallel import launched
 from hornbook.storage.system import MOST_THREADS_PER_CORE, usable_cores
 
 if TYPE_CHECKING:
-    import torch
-
     from hornbook.config import Recipe
     from hornbook.parallel.world import World
 
@@ -282,15 +280,6 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def prepared_device(arguments: argparse.Namespace) -> "torch.device":
-    """Return the device of ``--device``, prepared for this process with ``--threads``."""
-    from hornbook.parallel.device import choose_device, prepare
-
-    device = choose_device(arguments.device)
-    prepare(device, arguments.threads)
-    return device
-
-
 def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare ``--processes`` and ``--max-restarts``."""
     parser.add_argument("--processes", type=positive_integer, help="start N ranks on this machine, as torchrun would")
@@ -336,10 +325,11 @@ def join_ranks(arguments: argparse.Namespace, recipe: "Recipe") -> "World":
     """
     from hornbook.config import recipe_to_dict
     from hornbook.config.build import refuse_misfit
+    from hornbook.parallel.device import prepare
     from hornbook.parallel.world import World
 
     with launched.report_once():
-        device = prepared_device(arguments)
+        device = prepare(arguments.device, arguments.threads)
         refuse_misfit(recipe, launched.num_ranks())
         return World.join(device, recipe.parallel, recipe_to_dict(recipe))
 
