@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import tiny_runs
+import torch
 from tiny_text import build_tiny
 
+from hornbook.checkpoint import Shard
 from hornbook.config import (
     BertConfig,
     ByStepConfig,
@@ -122,7 +124,9 @@ def needed_on_disk(
     monkeypatch: pytest.MonkeyPatch, output: Path, *, done: int = 0, held_out: bool = True, **keep
 ) -> int:
     """Return the checkpoints of 10 MiB for which `refuse_full_disk` asks before a run of 100 steps."""
-    state = SimpleNamespace(home=SimpleNamespace(num_bytes=10 * MIB), progress=SimpleNamespace(step=done))
+    shard = Shard.whole(torch.empty(5 * MIB, dtype=torch.bfloat16, device="meta"))
+    home = SimpleNamespace(tensors=lambda: {"model": {"weight": shard}})
+    state = SimpleNamespace(home=home, progress=SimpleNamespace(step=done))
     samples = SimpleNamespace(held_out=object() if held_out else None)
     given = Recipe(
         model=GPTConfig(vocab_size=256), training=TrainingConfig(steps=100), checkpoint=CheckpointConfig(**keep)

@@ -10,7 +10,6 @@ loops over ``parts`` and does not depend on where tensors are stored. Each rank 
 (`hornbook.parallel.ranks`); only norms need the other ranks. Weights of other pipeline ranks are on the meta device.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
@@ -82,10 +81,6 @@ class Home(Protocol):
 
     def tensors(self) -> Shards:
         """Return the tensors of a checkpoint, in logical shapes without padding; writing to them changes the state."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Number of bytes of the tensors of a checkpoint, over all ranks."""
 
 
 class Held(NamedTuple):
@@ -234,11 +229,6 @@ class InMemory:
             for key, tensor in states.items()
         }
         return {"model": weights, "optimizer": moments}
-
-    @property
-    def num_bytes(self) -> int:
-        shards = [shard for tensors in self.tensors().values() for shard in tensors.values()]
-        return sum(math.prod(shard.shape) * shard.values.element_size() for shard in shards)
 
     def _state_name(self, key: str) -> str:
         """Return the name of an optimizer state in checkpoints."""

@@ -98,19 +98,14 @@ class FileWriter(NewFile, AbstractContextManager["FileWriter"]):
         """Append ``data``."""
         self.hash.update(self.append(data))
 
-    def finish(self) -> Written:
-        """Sync the content to disk, close the file, and return size and hash."""
-        with storage_errors("write", self.path):
-            sync(self.path, self.descriptor)
-            self.close()
-        return self.written
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is not None:
             self.abandon()
             return
         try:
-            self.finish()
+            with storage_errors("write", self.path):
+                sync(self.path, self.descriptor)
+                self.close()
         except BaseException:
             self.abandon()
             raise
