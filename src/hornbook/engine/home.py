@@ -153,12 +153,6 @@ class InMemory:
         self._partial_sums = GradientSums(partial, world.tensor) if partial and world.tensor.size > 1 else None
         self._sharded: list[Any] = [module for module in model.modules() if hasattr(module, "set_requires_all_reduce")]
 
-    @classmethod
-    def fresh(cls, model: LanguageModel, update: Update, world: World) -> "InMemory":
-        """Return the home before the first step: moments are zero."""
-        moments = {name: zeros(name, parameter, update) for name, parameter in model.own_parameters()}
-        return cls(model, moments, world)
-
     @property
     def dtypes(self) -> Mapping[str, torch.dtype]:
         """fp32 throughout."""

@@ -260,6 +260,7 @@ def cpu_model() -> str:
     return cpu_facts().get("model name") or platform.processor() or platform.machine() or "unknown"
 
 
+@cache
 def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     """Return the instruction sets that Linux reports, on Arm as "Features"; empty on other systems."""
     facts = cpu_facts(path)
