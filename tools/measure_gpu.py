@@ -26,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hornbook.config import Recipe, load_recipe
 from hornbook.measure.throughput import hornbook_step, matrix_product, measure_steps
-from hornbook.parallel.device import choose_device, compute_dtype, dtype_name, memory_in_use, prepare
+from hornbook.parallel.device import compute_dtype, dtype_name, memory_in_use, prepare
 from hornbook.parallel.world import World
 from hornbook.run.utilization import measure_rates, peak_of
 
@@ -43,8 +43,7 @@ _SHRUNK = {
 def main(words: Sequence[str] | None = None) -> None:
     """Measure and print a table; write JSON if asked."""
     arguments = _parse(words)
-    device = choose_device(arguments.device)
-    prepare(device, None)
+    device = prepare(arguments.device, None)
     world = World(device=device)
     sizes = _SHRUNK if arguments.shrink else {"model.vocab_size": 50257}
     peak, source = _peak(_recipe(arguments, sizes, arguments.micro_batch_sizes[0], "none"), world)

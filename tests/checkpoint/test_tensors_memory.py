@@ -8,17 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from hornbook.checkpoint.tensors import Box, Layout, encode, open_file, read, read_box
+from hornbook.checkpoint.tensors import Box, Layout, StoredTensors, encode, open_file, read
 
 TENSORS = {f"layers.{number}": torch.full((8, 8), float(number)) for number in range(20)}
 
 
 def corners(file: Path) -> dict[str, torch.Tensor]:
-    files, layout = (
-        {file.name: open_file(file)},
-        Layout(dtype="F32", shape=(8, 8), boxes={file.name: Box.whole((8, 8))}),
-    )
-    return {name: read_box(file.parent, files, name, layout, Box((0, 4), (2, 3))) for name in TENSORS}
+    layout = Layout(dtype="F32", shape=(8, 8), boxes={file.name: Box.whole((8, 8))})
+    stored = StoredTensors(file.parent, dict.fromkeys(TENSORS, layout), {file.name: open_file(file)})
+    return {name: stored.read(name, Box((0, 4), (2, 3))) for name in TENSORS}
 
 
 @pytest.mark.parametrize(("read_all", "shape"), [(read, (8, 8)), (corners, (2, 3))])

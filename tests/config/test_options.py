@@ -7,6 +7,7 @@ from typing import Literal
 import pytest
 
 from hornbook.config import recipe
+from hornbook.config.build import convert_leaf
 from hornbook.config.options import (
     Bounds,
     Mistake,
@@ -20,6 +21,7 @@ from hornbook.config.options import (
     split_entry,
 )
 from hornbook.config.recipe import SECTIONS, specs
+from hornbook.config.recipe_files import Leaf
 from hornbook.errors import UserError
 
 
@@ -40,7 +42,7 @@ def test_a_field_becomes_a_spec():
     assert described["kind"].choices == ("a", "b")
     assert described["plain"].help == ""
     assert (described["names"].type, described["names"].optional) == (tuple, False)
-    assert (described["names"].scalar, described["shares"].scalar, described["rate"].scalar) == (str, float, float)
+    assert (described["names"].entry, described["shares"].entry, described["rate"].type) == (str, float, float)
     assert Every() == Every(count=1, rate=None, kind="a")
 
 
@@ -307,7 +309,7 @@ def test_paths(tmp_path, monkeypatch):
     assert absolute("/etc/x", tmp_path) == "/etc/x"
     assert absolute("~/x", Path("/elsewhere")) == str(tmp_path / "home" / "x")
     assert absolute("~", Path("/elsewhere")) == str(tmp_path / "home")
-    assert absolute("kept", None) == "kept"
+    assert convert_leaf(Leaf(value="kept", source="a stored recipe"), Spec(type=str, path=True)) == "kept"
 
 
 def test_lists_are_shown_as_in_toml():

@@ -31,9 +31,9 @@ def values_of(spec):
         values = st.floats(low, high, allow_infinity=False, allow_nan=False, **exclude)
     elif spec.type is bool:
         values = st.booleans()
-    elif spec.scalar is int and spec.type is tuple:
+    elif spec.type is tuple and spec.entry is int:
         values = st.lists(st.integers(1, 1000)).map(tuple)
-    elif spec.scalar is float and spec.type is tuple:
+    elif spec.type is tuple and spec.entry is float:
         values = st.lists(st.floats(1e-6, 1e6)).map(tuple)
     elif spec.type is tuple:
         values = st.lists(TEXT.map(lambda text: os.path.normpath(f"/{text}"))).map(tuple)

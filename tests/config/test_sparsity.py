@@ -3,6 +3,7 @@
 import pytest
 
 from hornbook.config import GPTConfig, SparsityConfig, load_recipe
+from hornbook.config.rank_part import RankPart
 from hornbook.config.sparsity import linears_of
 from hornbook.errors import RecipeError
 
@@ -84,3 +85,13 @@ def test_mistakes_are_reported_in_one_line(words: tuple[str, ...], message: str)
         load_recipe("gpt2-small", [*WORDS, *words])
     assert len(caught.value.problems) == 1
     assert message in caught.value.problems[0]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_sparse_token_table_has_the_state_of_its_blocks(optimizer: str) -> None:
+    words = ["--sparsity.embedding_block_size=16", "--model.vocab_size=2048", f"--optimizer.name={optimizer}"]
+    recipe = load_recipe("sparse-demo", words, require_data=False).recipe
+    of_rank = RankPart.of(recipe, 1, 0).bytes_of_states(recipe.sparsity.num_absent(recipe.model))
+    dense = load_recipe("sparse-demo", words[1:], require_data=False).recipe
+    missing = recipe.sparsity.num_absent(recipe.model)["embedding.tokens"]
+    assert of_rank == recipe.bytes_of_states() == dense.bytes_of_states() - 8 * missing

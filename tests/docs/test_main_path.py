@@ -27,9 +27,9 @@ STEP = "--between hornbook.engine.step:train_step"
         (f"{STEP} {TRAIN} {NATIVE}", 30, 107),
         (f"{STEP} {TRAIN} --precision.kernels=torch", 28, 99),
         (f"{STEP} {BERT} {NATIVE}", 31, 119),
-        (f"--until hornbook.optim.adam:adamw {TRAIN} {NATIVE}", 77, 571),
-        ("generate run --prompt a --output-length 8", 56, 360),
-        (BUILD, 37, 272),
+        (f"--until hornbook.optim.adam:adamw {TRAIN} {NATIVE}", 77, 559),
+        ("generate run --prompt a --output-length 8", 55, 351),
+        (BUILD, 37, 266),
     ],
     ids=["one step", "one step by PyTorch", "one BERT step", "until the first update", "generation", "corpus build"],
 )

@@ -33,7 +33,7 @@ class CutInMemory(InMemory):
 
 def cut_state(update) -> TrainState:
     model = tiny_model(7, residual_dropout=0.1)
-    home = CutInMemory(model, InMemory.fresh(model, update, World()).moments, World())
+    home = CutInMemory(model, fresh_state(model, update).home.moments, World())
     home.parts = ["embedding", *(f"blocks.{number}" for number in range(len(model.blocks))), "head"]
     home.opened = []
     return TrainState(model=model, home=home)

@@ -19,8 +19,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 @pytest.mark.parametrize("model", MODELS)
 def test_phased_execution_learns_what_resident_execution_learns(model, in_files, tmp_path):
     """With the state in pinned memory of the host, or in files."""
-    device = torch.device("cuda", 0)
-    prepare(device, 1)
+    device = prepare("cuda:0", 1)
     recipe = recipe_of(model, "adamw")
     expected = tiny_layouts.train(recipe, World(device=device), steps=5)
     memory = replace(recipe.memory, execution="phased", scratch=str(tmp_path) if in_files else None)
@@ -31,8 +30,7 @@ def test_phased_execution_learns_what_resident_execution_learns(model, in_files,
 
 def test_partial_sums_in_half_are_further_from_the_product():
     """Of fp16 factors, which a GPU may add up in fp16; a training takes the option to its products."""
-    device = torch.device("cuda", 0)
-    prepare(device, 1)
+    device = prepare("cuda:0", 1)
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.rand(64, 1 << 16, generator=generator).half().to(device) for _ in range(2))
     exact, errors, losses = a.double() @ b.double().t(), {}, {}
@@ -51,8 +49,7 @@ def test_partial_sums_in_half_are_further_from_the_product():
 @pytest.mark.parametrize(("model", "compiled"), [*((model, "none") for model in MODELS), ("gpt", "blocks")])
 def test_a_gpu_learns_what_a_cpu_learns(model, compiled):
     """In fp32, from the same weights, with the same dropout; the order of sums is the device's own."""
-    device = torch.device("cuda", 0)
-    prepare(device, 1)
+    device = prepare("cuda:0", 1)
     recipe = recipe_of(model, "adamw")
     expected = tiny_layouts.train(recipe, World(), steps=5)
     recipe = replace(recipe, training=replace(recipe.training, compile=compiled))

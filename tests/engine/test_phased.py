@@ -244,7 +244,7 @@ def peak_memory():
 
 def two_steps(recipe):
     """Train two steps in this process, and return what the test below compares."""
-    prepare(torch.device("cpu"), None)
+    prepare("cpu", None)
     before = anonymous_bytes()
     with peak_memory() as peaks:
         state, config, loader = tiny_layouts.begin(recipe, World())

@@ -4,8 +4,6 @@ import gc
 import json
 import sys
 
-import torch
-
 from hornbook.config import load_recipe
 from hornbook.measure.memory_check import check_steps
 from hornbook.parallel.device import prepare
@@ -15,8 +13,7 @@ from hornbook.plan.stand_ins import shrunk
 
 def main(runs: list[list[str]]) -> None:
     """Write the relative errors of each rank, a list for each of ``runs``: a recipe and its options."""
-    device = torch.device("cpu")
-    prepare(device, threads=1)
+    device = prepare("cpu", threads=1)
     world = World.join(device)
     errors = []
     for name, *options in runs:

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import torch
-
 from hornbook.config import load_recipe
 from hornbook.parallel.device import prepare
 from hornbook.parallel.world import World
@@ -12,8 +10,7 @@ from hornbook.run.loop import train_until_done
 
 
 def main(runs: dict[str, list[str]]) -> None:
-    device = torch.device("cpu")
-    prepare(device, threads=1)
+    device = prepare("cpu", threads=1)
     world = World.join(device)
     for folder, (recipe, *overrides) in runs.items():
         described = load_recipe(recipe, overrides).recipe

@@ -5,8 +5,8 @@ from dataclasses import asdict
 
 import torch
 
-from hornbook.config import AdamWConfig, GPTConfig
-from hornbook.engine.home import InMemory
+from hornbook.config import AdamWConfig, GPTConfig, Recipe
+from hornbook.engine.build_training import home_of
 from hornbook.engine.state import TrainState
 from hornbook.engine.step import StepConfig
 from hornbook.model import LanguageModel, build_model, initialize
@@ -87,7 +87,7 @@ def tiny_state(seed: int = 7, world: World | None = None, **changes) -> TrainSta
 
 def fresh_state(model: LanguageModel, update: Update, world: World | None = None) -> TrainState:
     """The state before the first step, in memory."""
-    return TrainState(model=model, home=InMemory.fresh(model, update, world or World()))
+    return TrainState(model=model, home=home_of(model, update, Recipe(), world or World()))
 
 
 def tensors_of(state: TrainState) -> dict[str, dict[str, torch.Tensor]]:

@@ -104,9 +104,9 @@ def test_threads_of_the_command_line_win_over_omp_num_threads(monkeypatch):
     before = torch.get_num_threads()
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     try:
-        prepare(torch.device("cpu"), None)
+        prepare("cpu", None)
         assert torch.get_num_threads() == 3
-        prepare(torch.device("cpu"), 2)
+        prepare("cpu", 2)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -116,14 +116,14 @@ def test_threads_of_the_command_line_win_over_omp_num_threads(monkeypatch):
 def test_no_threads_are_no_default_and_thousands_would_wait_for_each_other(monkeypatch, threads):
     monkeypatch.setattr(module, "usable_cores", lambda: 4)
     with pytest.raises(UserError, match=f"^threads is {threads}; expected 1 to 64 on this machine, 16 for each core$"):
-        prepare(torch.device("cpu"), threads)
+        prepare("cpu", threads)
     monkeypatch.setenv("OMP_NUM_THREADS", "9999")
     with pytest.raises(UserError, match=r"^OMP_NUM_THREADS is 9999; expected 1 to 64 on this machine"):
-        prepare(torch.device("cpu"), None)
+        prepare("cpu", None)
 
 
 def test_prepared_threads_and_denormals():
-    prepare(torch.device("cpu"), 1)
+    prepare("cpu", 1)
     assert torch.get_num_threads() == 1
     try:
         assert (torch.tensor([1e-38]) * 1e-3).item() == 0.0
@@ -134,7 +134,7 @@ def test_prepared_threads_and_denormals():
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators are left as they are")
 def test_freed_memory_is_returned():
-    prepare(torch.device("cpu"), 1)
+    prepare("cpu", 1)
     freed, kept = torch.ones(16 << 20), torch.ones(16)  # what stays behind it keeps its memory in the heap
     del freed
     before = memory_in_use(torch.device("cpu"))
@@ -148,7 +148,7 @@ TOUCH = """
 import resource, torch
 from hornbook.parallel.device import prepare
 if {prepared}:
-    prepare(torch.device("cpu"), 1)
+    prepare("cpu", 1)
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.ones({numbers})
@@ -192,7 +192,7 @@ def _allow_tf32_by_operation():
 def test_fp32_is_not_tf32(allow):
     """Nor is it after a part of one's own, such as transformers' CTC loss, has set cuDNN's flags for a while."""
     allow()
-    prepare(torch.device("cpu"), 1)
+    prepare("cpu", 1)
     for _ in range(2):
         assert not torch.backends.cudnn.allow_tf32
         assert not torch.backends.cuda.matmul.allow_tf32
@@ -281,5 +281,6 @@ def test_auto_asks_the_gpu_for_its_generation(monkeypatch, capability, fast):
 def test_a_process_uses_the_gpu_that_it_was_given(monkeypatch):
     chosen = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    prepare(torch.device("cuda", 1), threads=torch.get_num_threads())
+    monkeypatch.setattr(module, "choose_device", torch.device)
+    prepare("cuda:1", threads=torch.get_num_threads())
     assert chosen == [torch.device("cuda", 1)]

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import tiny_runs
+import torch
 from tiny_text import build_tiny
 
+from hornbook.checkpoint import Shard
 from hornbook.config import (
     BertConfig,
     ByStepConfig,
@@ -38,7 +40,7 @@ def sources(vocab_size: int | None) -> Sources:
     store = Store()
     store.end_of_text = "stored"
     store.vocab_size = vocab_size
-    return Sources(train=(store,), weights=(), validation=None, tokenizer=None, num_validation_bytes=None)
+    return Sources(train=(store,))
 
 
 def mistakes(given: Recipe, num_samples: int = 1000, stores: Sources | None = None) -> list[str]:
@@ -108,7 +110,7 @@ def test_a_run_prints_both_at_its_start(tmp_path: Path, capsys: pytest.CaptureFi
 )
 def test_stores_that_differ_in_their_ends(ends, objective, message) -> None:
     stores = tuple(SimpleNamespace(end_of_text=end_of_text) for end_of_text in ends)
-    given = Sources(train=stores, weights=(), validation=None, tokenizer=None, num_validation_bytes=None)
+    given = Sources(train=stores)
     model = GPTConfig() if isinstance(objective, CausalLMConfig) else BertConfig()
     some = recipe(data=DataConfig(train=("a", "b")), model=model, objective=objective, schedule=CosineConfig())
     found = mistakes(some, stores=given)
@@ -122,7 +124,9 @@ def needed_on_disk(
     monkeypatch: pytest.MonkeyPatch, output: Path, *, done: int = 0, held_out: bool = True, **keep
 ) -> int:
     """Return the checkpoints of 10 MiB for which `refuse_full_disk` asks before a run of 100 steps."""
-    state = SimpleNamespace(home=SimpleNamespace(num_bytes=10 * MIB), progress=SimpleNamespace(step=done))
+    shard = Shard.whole(torch.empty(5 * MIB, dtype=torch.bfloat16, device="meta"))
+    home = SimpleNamespace(tensors=lambda: {"model": {"weight": shard}})
+    state = SimpleNamespace(home=home, progress=SimpleNamespace(step=done))
     samples = SimpleNamespace(held_out=object() if held_out else None)
     given = Recipe(
         model=GPTConfig(vocab_size=256), training=TrainingConfig(steps=100), checkpoint=CheckpointConfig(**keep)

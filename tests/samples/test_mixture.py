@@ -236,7 +236,7 @@ def test_the_same_samples_on_any_number_of_ranks_from_any_step_on(world_size, mi
 @pytest.mark.parametrize(("most", "kind"), [("none", Windows), ("1000000", Windows), ("2", Mixture)])
 def test_a_single_store_is_blended_only_for_a_part_of_it(most, kind, tmp_path):
     recipe = tiny_recipe(tmp_path, f"--data.max-samples={most}").recipe
-    sources = Sources(train=(FIRST,), weights=(), validation=None, tokenizer=None, num_validation_bytes=None)
+    sources = Sources(train=(FIRST,))
     windows = open_windows(recipe, sources)
     assert type(windows) is kind
     assert windows.num_items == (2 if kind is Mixture else Windows(FIRST, recipe.sequence_length, SEED).num_items)

@@ -33,7 +33,7 @@ from hornbook.generate.embeddings import embed_ids, hidden_states
 from hornbook.generate.fill_mask import Filled, GapFiller
 from hornbook.model import LanguageModel
 from hornbook.objective import CausalLM, MaskedLM
-from hornbook.parallel.device import choose_device, prepare
+from hornbook.parallel.device import prepare
 from hornbook.text.tokenizer import Tokenizer
 
 Pooling: TypeAlias = Vector | Literal["none"]
@@ -389,6 +389,5 @@ def load(path: str | Path, *, device: str = "auto", compute: Compute = "auto", t
     """
     if compute not in get_args(Compute):
         raise UserError(f"compute is {compute!r}; expected one of {', '.join(get_args(Compute))}")
-    chosen = choose_device(device)
-    prepare(chosen, torch.get_num_threads() if threads is None else threads)
+    chosen = prepare(device, torch.get_num_threads() if threads is None else threads)
     return Model(load_model(path, chosen, compute=compute))

@@ -21,7 +21,7 @@ from hornbook.config.recipe_files import Tree
 from hornbook.config.sections import Compute
 from hornbook.errors import UserError
 from hornbook.measure.dial import NAME, auto_recipe
-from hornbook.parallel.device import choose_device, prepare, return_freed_memory
+from hornbook.parallel.device import prepare, return_freed_memory
 from hornbook.plan.dial import Dial
 from hornbook.run.callbacks import Callback
 from hornbook.run.initial_weights import InitFrom
@@ -128,9 +128,7 @@ def _resolve(
     if recipe == NAME:
         if source is not None:
             raise UserError("auto chooses the architecture, but init_from sets it: remove it, or train its recipe")
-        chosen = choose_device(device)
-        prepare(chosen, threads)
-        return auto_recipe(Dial.of(dial), leaves, folder, chosen, writes=True)
+        return auto_recipe(Dial.of(dial), leaves, folder, prepare(device, threads), writes=True)
     if dial:
         raise UserError(f"{next(iter(dial))} applies only to the recipe auto, and is no other argument of train")
     if isinstance(recipe, Recipe):

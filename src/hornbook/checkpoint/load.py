@@ -10,14 +10,13 @@ So code that copies tensors holds one of them at a time, not the whole checkpoin
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hornbook.checkpoint import tensors as stored
 from hornbook.checkpoint.manifest import MANIFEST, Kind, parse_step, read_manifest, verify
-from hornbook.checkpoint.tensors import Box, Contents, Layout, Shard, open_file
+from hornbook.checkpoint.tensors import DTYPES, Box, Contents, Layout, Shard, StoredTensors, open_file
 from hornbook.config.suggest import did_you_mean_path
 from hornbook.errors import CheckpointError, DataError
 from hornbook.storage.json_files import read_bytes, read_json
@@ -25,8 +24,12 @@ from hornbook.storage.system import storage_errors
 from hornbook.text.hub_client import hub_hint, is_model_name
 from hornbook.wording import counted
 
+if TYPE_CHECKING:  # documents and files are read without torch
+    from torch import Tensor
+
 _logger = logging.getLogger("hornbook.checkpoint")
 
+_MAX_FILE_BYTES = 1 << 30
 _EXPECTED = "expected a run's folder, a checkpoint or a Hugging Face folder"
 
 
@@ -123,46 +126,6 @@ def checkpoints_of(path: Path) -> Path:
     return path / "checkpoints" if (path / "checkpoints").is_dir() else path
 
 
-if TYPE_CHECKING:  # documents and files are read without torch
-    from torch import Tensor
-
-__all__ = ["StoredTensors", "dtypes_of", "load", "read_box", "resolve", "shapes_of"]
-
-_MAX_FILE_BYTES = 1 << 30
-
-
-class StoredTensors(Mapping[str, "Tensor"]):
-    """The tensors of a group by name, each read from its files to the CPU on access.
-
-    Args:
-        folder: the checkpoint's folder.
-        layouts: layouts of the tensors, by name.
-        files: open files, by name.
-    """
-
-    def __init__(self, folder: Path, layouts: Mapping[str, Layout], files: Mapping[str, stored.TensorFile]) -> None:
-        self._folder, self.layouts, self._files = folder, layouts, files
-
-    def __getitem__(self, name: str) -> "Tensor":
-        return self.read(name, Box.whole(self.layouts[name].shape))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.layouts)
-
-    def __len__(self) -> int:
-        return len(self.layouts)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.layouts
-
-    def read(self, name: str, box: Box) -> "Tensor":
-        """Return a box of a tensor, read from the files that store parts of it.
-
-        Raises CheckpointError if a file is malformed.
-        """
-        return stored.read_box(self._folder, self._files, name, self.layouts[name], box)
-
-
 def load(path: Path, *, only: Collection[str] | None = None, verified: bool = False) -> Contents:
     """Return the contents of a checkpoint after verifying all of its files.
 
@@ -208,7 +171,7 @@ def dtypes_of(tensors: "Mapping[str, Tensor | Shard]") -> dict[str, str]:
     if isinstance(tensors, StoredTensors):
         return {name: layout.dtype for name, layout in tensors.layouts.items()}
     held = {name: tensor.values if isinstance(tensor, Shard) else tensor for name, tensor in tensors.items()}
-    return {name: stored.DTYPES[str(tensor.dtype)] for name, tensor in held.items()}
+    return {name: DTYPES[str(tensor.dtype)] for name, tensor in held.items()}
 
 
 def read_box(tensors: "Mapping[str, Tensor]", name: str, box: Box) -> "Tensor":

@@ -35,6 +35,9 @@ from hornbook.storage.file_writer import BytesLike
 from hornbook.storage.json_files import parse_json
 from hornbook.storage.system import open_regular, storage_errors
 
+if TYPE_CHECKING:  # `hornbook checkpoint list` needs no torch
+    from torch import Tensor
+
 
 class Box(NamedTuple):
     """A contiguous part of a tensor: the index of its first element and its size in each dimension."""
@@ -89,10 +92,6 @@ class Layout:
         return None
 
 
-if TYPE_CHECKING:  # `hornbook checkpoint list` needs no torch
-    from torch import Tensor
-
-
 @dataclass(frozen=True, kw_only=True)
 class Contents:
     """The contents of one checkpoint.
@@ -132,9 +131,6 @@ class Shard:
         """Return the shard of a tensor that one rank has in full."""
         return cls(values=tensor, begin=(0,) * tensor.dim(), shape=tuple(tensor.shape))
 
-
-if TYPE_CHECKING:  # torch takes a second to import, and listing checkpoints needs none
-    from torch import Tensor
 
 MAX_HEADER_BYTES: Final = 100 << 20
 MAX_TENSORS: Final = 1_000_000
@@ -258,35 +254,51 @@ class TensorFile:
         return found
 
 
-def read_box(folder: Path, files: Mapping[str, TensorFile], name: str, layout: Layout, wanted: Box) -> "Tensor":
-    """Return a box of a tensor, assembled from the boxes in the files, on the CPU, independent of the files.
+class StoredTensors(Mapping[str, "Tensor"]):
+    """The tensors of a group by name, each read from its files to the CPU on access.
 
     Args:
-        folder: the files' folder, for errors.
-        files: handles of ``open_file``, by file name.
-        name: the tensor's name, the same in every file.
-        layout: its boxes by file; ``problem()`` must be None.
-        wanted: the box to return, inside the tensor.
-
-    Raises:
-        CheckpointError: a file is malformed.
+        folder: the checkpoint's folder.
+        layouts: layouts of the tensors, by name; ``problem()`` of each is None.
+        files: open files, by name.
     """
-    import torch
 
-    dtype = getattr(torch, _TORCH_DTYPES[layout.dtype])
-    result: Tensor | None = None
-    for file_name, box in layout.boxes.items():
-        common = box.overlap(wanted)
-        if common is None:
-            continue
-        file = files[file_name]
-        with _reading(folder / file_name):
-            found = file.tensor(name)[common.inside(box)]
-            if common == wanted:
-                return torch.clone(found, memory_format=torch.contiguous_format)
-        result = torch.empty(wanted.shape, dtype=dtype) if result is None else result
-        result[common.inside(wanted)] = found
-    return torch.empty(wanted.shape, dtype=dtype) if result is None else result
+    def __init__(self, folder: Path, layouts: Mapping[str, Layout], files: Mapping[str, TensorFile]) -> None:
+        self._folder, self.layouts, self._files = folder, layouts, files
+
+    def __getitem__(self, name: str) -> "Tensor":
+        return self.read(name, Box.whole(self.layouts[name].shape))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layouts)
+
+    def __len__(self) -> int:
+        return len(self.layouts)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.layouts
+
+    def read(self, name: str, wanted: Box) -> "Tensor":
+        """Return a box of a tensor, assembled from the boxes in the files, independent of the files.
+
+        Raises CheckpointError if a file is malformed.
+        """
+        import torch
+
+        layout, result = self.layouts[name], None
+        dtype = getattr(torch, _TORCH_DTYPES[layout.dtype])
+        for file_name, box in layout.boxes.items():
+            common = box.overlap(wanted)
+            if common is None:
+                continue
+            file = self._files[file_name]
+            with _reading(self._folder / file_name):
+                found = file.tensor(name)[common.inside(box)]
+                if common == wanted:
+                    return torch.clone(found, memory_format=torch.contiguous_format)
+            result = torch.empty(wanted.shape, dtype=dtype) if result is None else result
+            result[common.inside(wanted)] = found
+        return torch.empty(wanted.shape, dtype=dtype) if result is None else result
 
 
 @contextmanager

@@ -24,7 +24,6 @@ from hornbook.cli.arguments import (
     add_device_arguments,
     add_recipe_arguments,
     positive_integer,
-    prepared_device,
     thread_count,
 )
 from hornbook.cli.bench_step import PEERS, recipe_of
@@ -105,10 +104,11 @@ def generate_command(arguments: argparse.Namespace) -> dict[str, object]:
     from dataclasses import asdict
 
     from hornbook.measure.throughput import hornbook_generate, measure_generation, random_prompts
+    from hornbook.parallel.device import prepare
     from hornbook.peers import transformers_generate
 
     recipe = recipe_of(arguments)
-    device = prepared_device(arguments)
+    device = prepare(arguments.device, arguments.threads)
     length = arguments.output_length
     rows: list[dict[str, Any]] = []
     for batch_size in arguments.batch_size:
@@ -252,9 +252,9 @@ def sparse_command(arguments: argparse.Namespace) -> dict[str, object]:
     import torch
 
     from hornbook.measure.sparse_speed import Case, measure_case, measure_update
-    from hornbook.parallel.device import DTYPES
+    from hornbook.parallel.device import DTYPES, prepare
 
-    device = prepared_device(arguments)
+    device = prepare(arguments.device, arguments.threads)
     given = {name: value for name, value in vars(arguments).items() if value is not None}
     chosen = {**_DEFAULTS[device.type != "cpu"], **given}
     num_in, num_out = chosen["sizes"]

@@ -4,7 +4,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from hornbook.cli.arguments import add_device_arguments, add_recipe_arguments, positive_integer, prepared_device
+from hornbook.cli.arguments import add_device_arguments, add_recipe_arguments, positive_integer
 from hornbook.cli.bench_step import recipe_of
 from hornbook.cli.table import print_columns, say
 
@@ -30,12 +30,13 @@ def save_command(arguments: argparse.Namespace) -> dict[str, object]:
     from dataclasses import asdict
 
     from hornbook.measure.save_speed import STEPS_BETWEEN, measure_saves
+    from hornbook.parallel.device import prepare
     from hornbook.parallel.world import World
     from hornbook.storage.system import storage_errors
     from hornbook.track.units import size
 
     recipe = recipe_of(arguments)
-    world = World(device=prepared_device(arguments))
+    world = World(device=prepare(arguments.device, arguments.threads))
     with storage_errors("write", arguments.folder), tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         speed = measure_saves(recipe, world, Path(folder), rounds=arguments.rounds)
     rows = {

@@ -11,7 +11,6 @@ from hornbook.cli.arguments import (
     add_recipe_arguments,
     join_ranks,
     positive_integer,
-    prepared_device,
     start_processes,
     with_some_vocabulary,
 )
@@ -127,9 +126,10 @@ def _time_contenders(arguments: argparse.Namespace, recipe: "Recipe") -> dict[st
     from dataclasses import asdict, replace
 
     from hornbook.measure.throughput import compare_with_product, hornbook_step, matrix_product, measure_steps
+    from hornbook.parallel.device import prepare
     from hornbook.parallel.world import World
 
-    world = World(device=prepared_device(arguments))
+    world = World(device=prepare(arguments.device, arguments.threads))
     contenders = {"hornbook": hornbook_step(recipe, world)}
     kernels = {"hornbook": _operators(recipe)}
     for choice in arguments.kernels:

@@ -162,6 +162,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
 def _walk(words: tuple[str, ...], parser: CommandParser) -> Iterator[Command]:
     """Yield a command with its completions, then its subcommands."""
     parser.declare()
+    parser.describe()
     options: dict[str, Value] = {}
     positional = Value()
     subparsers: dict[str, CommandParser] = {}

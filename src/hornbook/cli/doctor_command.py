@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         resolved, init_from = findings.check("recipe", resolve_run, arguments, require_data=True) or (None, None)
     output = arguments.output or (resolved.output if resolved else Path("runs"))
     device = choose_devices(arguments.device, processes, findings)
-    prepare(device, arguments.threads or default_threads(processes))
+    prepare(str(device), arguments.threads or default_threads(processes))
     facts = machine_facts(device, output)
     if arguments.recipe is None and (hour := findings.check("memory", trained_in, 3600.0, device)):
         choice, parameters = hour

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hornbook.cli.arguments import COMPUTE, add_device_arguments, natural_number, positive_integer, prepared_device
+from hornbook.cli.arguments import COMPUTE, add_device_arguments, natural_number, positive_integer
 from hornbook.cli.table import print_columns, say
 from hornbook.parallel.launched import collector_paused
 
@@ -56,12 +56,14 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         from hornbook.evaluate import TaskInput, run_tasks
         from hornbook.evaluate.tasks import assign_data, default_task, find_task
         from hornbook.exchange.restore import load_model
+        from hornbook.parallel.device import prepare
         from hornbook.track.evaluations import text_of
         from hornbook.track.run_state import run_of
 
     for name in asked:
         find_task(name)
-    loaded = load_model(arguments.checkpoint, prepared_device(arguments), compute=arguments.compute)
+    device = prepare(arguments.device, arguments.threads)
+    loaded = load_model(arguments.checkpoint, device, compute=arguments.compute)
     tasks = asked or [default_task(loaded)]
     _refuse_other_options(arguments, loaded, tasks)
     data = assign_data(arguments.data, tasks)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hornbook.cli.arguments import COMPUTE, add_declared, add_device_arguments, declared_values, prepared_device
+from hornbook.cli.arguments import COMPUTE, add_declared, add_device_arguments, declared_values
 from hornbook.config.generation import GenerationConfig
 from hornbook.config.options import describe
 from hornbook.parallel.launched import collector_paused
@@ -89,7 +89,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         prompts += read_prompts(arguments.prompt_file or "-", arguments.prompt_format or "auto")
     with collector_paused():
         from hornbook.exchange.restore import load_model
-    loaded = load_model(arguments.checkpoint, prepared_device(arguments), compute=arguments.compute)
+        from hornbook.parallel.device import prepare
+    device = prepare(arguments.device, arguments.threads)
+    loaded = load_model(arguments.checkpoint, device, compute=arguments.compute)
     if not loaded.model.is_causal:
         return _fill(arguments, loaded, prompts)
     from hornbook.generate import TextWriter

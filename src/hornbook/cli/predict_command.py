@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hornbook.cli.arguments import COMPUTE, add_device_arguments, positive_integer, prepared_device
+from hornbook.cli.arguments import COMPUTE, add_device_arguments, positive_integer
 from hornbook.wording import counted
 
 if TYPE_CHECKING:
@@ -188,11 +188,13 @@ def load(arguments: argparse.Namespace) -> "TaskInput":
     require_source(arguments.checkpoint)
     from hornbook.evaluate import TaskInput
     from hornbook.exchange.restore import load_model
+    from hornbook.parallel.device import prepare
 
     output = arguments.output
     if output is not None and output.is_file() and Path(arguments.file).is_file() and output.samefile(arguments.file):
         raise UserError(f"--output {output} is the input file; choose another")
-    loaded = load_model(arguments.checkpoint, prepared_device(arguments), compute=arguments.compute)
+    device = prepare(arguments.device, arguments.threads)
+    loaded = load_model(arguments.checkpoint, device, compute=arguments.compute)
     return TaskInput(loaded=loaded, micro_batch_size=arguments.batch_size, window=arguments.window)
 
 

@@ -19,7 +19,6 @@ from hornbook.cli.arguments import (
     add_device_arguments,
     add_process_arguments,
     add_recipe_arguments,
-    prepared_device,
     start_processes,
 )
 from hornbook.parallel import launched
@@ -129,12 +128,13 @@ def _resolve(arguments: argparse.Namespace, looking: bool) -> "tuple[Resolved, I
         raise UserError("auto chooses the architecture, but --init-from sets it: remove it, or train its recipe")
     from hornbook.config.build import fit_ranks
     from hornbook.measure.dial import auto_recipe, prepared_choice
+    from hornbook.parallel.device import prepare
 
     num_ranks = arguments.processes or num_launched()
     if launched.is_rank() and num_launched() > 1:
         resolved = prepared_choice(dial, arguments.overrides, arguments.output)
     else:
-        device = prepared_device(arguments)
+        device = prepare(arguments.device, arguments.threads)
         resolved = auto_recipe(
             dial, arguments.overrides, arguments.output, device, num_ranks=num_ranks, writes=not looking
         )

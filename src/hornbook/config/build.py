@@ -341,9 +341,11 @@ def _convert_all(section: str, options: dict[str, Spec], tree: Tree, report: _Re
 def convert_leaf(leaf: Leaf, spec: Spec) -> object:
     """Return the value of a leaf, converted and validated; raise Mistake if it is invalid."""
     value = convert(parse_text(leaf.value, spec) if leaf.is_text else leaf.value, spec)
-    if spec.path and isinstance(value, tuple):
+    if leaf.folder is None or not spec.path:
+        return value
+    if isinstance(value, tuple):
         return tuple(absolute(entry, leaf.folder, named=spec.named) for entry in value)
-    return absolute(value, leaf.folder) if spec.path and isinstance(value, str) else value
+    return absolute(value, leaf.folder) if isinstance(value, str) else value
 
 
 def _report_stray(key: Key, leaf: Leaf, report: _Report) -> None:

@@ -261,14 +261,10 @@ class Described(ABC):
         return self.description().flops_per_token(length, scored)
 
 
+@lru_cache(maxsize=64)
 def description_of(model: object) -> Description | None:
     """Return the description of the model of a ``[model]`` section; None for a custom family that gives none."""
-    return _described(model) if isinstance(model, Described) and callable(model.description) else None
-
-
-@lru_cache(maxsize=64)
-def _described(model: Described) -> Description:
-    return model.description()
+    return model.description() if isinstance(model, Described) and callable(model.description) else None
 
 
 def _count(layers: tuple[Layer, ...]) -> int:

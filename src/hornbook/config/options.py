@@ -128,11 +128,6 @@ class Spec:
     """Type of a list's entries."""
 
     @property
-    def scalar(self) -> Any:
-        """The type of the value, or of a list's entries."""
-        return self.entry if self.type is tuple else self.type
-
-    @property
     def expected(self) -> str:
         """The type in words, for error messages: ``an integer``, ``one of "fp32", "bf16"``."""
         words = f"an array of {_WORDS[self.entry].split()[1]}s" if self.type is tuple else _WORDS[self.type]
@@ -306,20 +301,21 @@ def convert(value: object, spec: Spec) -> object:
 
 def _scalar(value: Any, spec: Spec, found: str = "{}") -> object:
     """Validate a scalar value or an entry of a list."""
-    if spec.scalar in (int, float):
+    kind = spec.entry if spec.type is tuple else spec.type
+    if kind in (int, float):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if is_number and isinstance(value, float) and not math.isfinite(value):
             raise Mistake("expected a finite number")
-        if is_number and abs(value) > LARGEST_INTEGER and int in (type(value), spec.scalar):
+        if is_number and abs(value) > LARGEST_INTEGER and int in (type(value), kind):
             raise Mistake("expected an integer of at most 64 bits")
-        if not is_number or (spec.scalar is int and value != int(value)):
+        if not is_number or (kind is int and value != int(value)):
             raise Mistake(f"expected {spec.expected}, got {found.format(kind_of(value))}{_number_meant(value)}")
-        if spec.bounds.broken_by(value := spec.scalar(value)):
+        if spec.bounds.broken_by(value := kind(value)):
             raise Mistake(f"must be {spec.bounds}")
         return value
     if spec.choices and isinstance(value, str) and value not in spec.choices:
         raise Mistake(f"expected {spec.expected}")
-    if not isinstance(value, spec.scalar):
+    if not isinstance(value, kind):
         raise Mistake(f"expected {spec.expected}, got {found.format(kind_of(value))}")
     if value == "":
         raise Mistake("must not be empty")
@@ -343,19 +339,17 @@ def is_url(name: str) -> bool:
     return "://" in name and name.partition("://")[0].isalnum()
 
 
-def absolute(entry: str, folder: Path | None, *, named: bool = False) -> str:
+def absolute(entry: str, folder: Path, *, named: bool = False) -> str:
     """Return the absolute path of ``entry``, with ``~`` expanded; a URL is returned unchanged.
 
     Args:
         entry: a path or, if ``named``, also ``NAME=PATH``; write a path with an equals sign as ``./a=b``.
-        folder: the folder that relative paths refer to; None if ``entry`` is already absolute.
+        folder: the folder that relative paths refer to.
         named: whether ``entry`` may be ``NAME=PATH``.
 
     Raises:
         Mistake: the home folder is unknown.
     """
-    if folder is None:
-        return entry
     name, path = split_entry(entry) if named else (None, entry)
     if is_url(path):
         return entry

@@ -100,7 +100,7 @@ class RankPart:
         """Return the bytes of the optimizer's state of its parameters; arguments as for ``num_held``."""
         total = 0
         for name, shape in self.shapes.items():
-            missing = sum(absent.get(key, 0) for key in (name, name.removesuffix(".weight")))
+            missing = absent.get(name.removesuffix(".weight"), 0)
             total += sum(
                 size * (shard_size(own, self.sizes.shard) - missing * (own == shape))
                 for own, size in self.recipe.states(name, shape)

@@ -59,7 +59,7 @@ _OPTION = re.compile(r"--(?P<key>[\w-]+(?:\.[\w-]*)*)(?:=(?P<value>.*))?", re.DO
 
 @dataclass(frozen=True, kw_only=True)
 class Leaf:
-    """An unvalidated value, with a description of its source and the folder for relative paths.
+    """An unvalidated value, with a description of its source and the folder for relative paths, if there may be any.
 
     On the command line, the value is text, or None for an option without a value.
     """

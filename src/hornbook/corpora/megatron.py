@@ -13,6 +13,7 @@ against the file sizes: the sequences must cover the ``.bin`` exactly once. The 
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -52,7 +53,7 @@ def index_paths(prefix: Path) -> tuple[Path, Path]:
     return prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx")
 
 
-class IndexedWriter:
+class IndexedWriter(AbstractContextManager["IndexedWriter"]):
     """A context manager that writes a ``.bin`` incrementally and its ``.idx`` on exit; an error removes both.
 
         with IndexedWriter(folder / "tokens", np.uint16) as writer:
@@ -119,9 +120,6 @@ class IndexedWriter:
         if self._pending:
             self._writer.write(np.concatenate(self._pending).data)
         self._pending, self._num_pending = [], 0
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is not None:

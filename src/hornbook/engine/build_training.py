@@ -23,7 +23,7 @@ from hornbook.config import LabelledConfig, MaskingConfig, MemoryConfig, MuonCon
 from hornbook.config.description import description_of
 from hornbook.config.optimizers import read_steps
 from hornbook.config.parts import FeedForward
-from hornbook.engine.home import Home, InMemory
+from hornbook.engine.home import Home, InMemory, zeros
 from hornbook.engine.loss_scale import FIRST_SCALE, DynamicScale, HistogramScale, LossScale, StaticScale
 from hornbook.engine.narrow_home import NarrowHome, store_weights
 from hornbook.engine.parallelize import compiles_blocks, parallelize
@@ -222,7 +222,8 @@ def place(
 def home_of(model: LanguageModel, update: Update, recipe: Recipe, world: World) -> Home:
     """Return the home of a new training, in the dtypes of ``recipe``; ``model`` is in memory, moments are zero."""
     if recipe.precision.is_plain and not recipe.memory.offload_optimizer:
-        return InMemory.fresh(model, update, world)
+        moments = {name: zeros(name, parameter, update) for name, parameter in model.own_parameters()}
+        return InMemory(model, moments, world)
     return NarrowHome(model, update, recipe, world)
 
 

@@ -10,7 +10,6 @@ loops over ``parts`` and does not depend on where tensors are stored. Each rank 
 (`hornbook.parallel.ranks`); only norms need the other ranks. Weights of other pipeline ranks are on the meta device.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
@@ -83,10 +82,6 @@ class Home(Protocol):
     def tensors(self) -> Shards:
         """Return the tensors of a checkpoint, in logical shapes without padding; writing to them changes the state."""
 
-    @property
-    def num_bytes(self) -> int:
-        """Number of bytes of the tensors of a checkpoint, over all ranks."""
-
 
 class Held(NamedTuple):
     """A parameter that this rank holds, entirely or in part."""
@@ -158,12 +153,6 @@ class InMemory:
         self._partial_sums = GradientSums(partial, world.tensor) if partial and world.tensor.size > 1 else None
         self._sharded: list[Any] = [module for module in model.modules() if hasattr(module, "set_requires_all_reduce")]
 
-    @classmethod
-    def fresh(cls, model: LanguageModel, update: Update, world: World) -> "InMemory":
-        """Return the home before the first step: moments are zero."""
-        moments = {name: zeros(name, parameter, update) for name, parameter in model.own_parameters()}
-        return cls(model, moments, world)
-
     @property
     def dtypes(self) -> Mapping[str, torch.dtype]:
         """fp32 throughout."""
@@ -234,11 +223,6 @@ class InMemory:
             for key, tensor in states.items()
         }
         return {"model": weights, "optimizer": moments}
-
-    @property
-    def num_bytes(self) -> int:
-        shards = [shard for tensors in self.tensors().values() for shard in tensors.values()]
-        return sum(math.prod(shard.shape) * shard.values.element_size() for shard in shards)
 
     def _state_name(self, key: str) -> str:
         """Return the name of an optimizer state in checkpoints."""

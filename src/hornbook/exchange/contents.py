@@ -30,9 +30,9 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hornbook.checkpoint.load import StoredTensors, dtypes_of, load, shapes_of
+from hornbook.checkpoint.load import dtypes_of, load, shapes_of
 from hornbook.checkpoint.manifest import is_plain_name
-from hornbook.checkpoint.tensors import DTYPES, Contents, Shard
+from hornbook.checkpoint.tensors import DTYPES, Contents, Shard, StoredTensors
 from hornbook.config import Recipe, recipe_from_dict
 from hornbook.config.options import TAGS, choices, show
 from hornbook.config.recipe import SCRIPTS

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from hornbook.config.generation import Sampling
-from hornbook.generate.incremental_model import Cache, IncrementalModel, incremental_model
+from hornbook.generate.incremental_model import Cache, Columns, IncrementalModel, incremental_model
 from hornbook.generate.sampling import Chooser, draws_of
 from hornbook.model import LanguageModel
 from hornbook.model.head import tokens_at
@@ -105,7 +105,7 @@ class CachedDecoder:
         places_BT = torch.arange(longest, device=self._device) - starts_B.unsqueeze(1)
         # padding attends to padding, since the softmax of a row of only -inf would be NaN
         mask = document_mask(places_BT >= 0) if min(lengths) < longest else None
-        return model.logits(tokens_BT, places_BT.clamp(min=0), self.cache.columns(mask))
+        return model.logits(tokens_BT, places_BT.clamp(min=0), Columns(self.cache, self.cache.first, mask))
 
     def advance(self, ids: Sequence[int]) -> Tensor:
         restarts = {}
@@ -116,11 +116,11 @@ class CachedDecoder:
         cache = self.cache
         cache.append(restarts)
         tokens_B1 = torch.tensor(ids, device=self._device).unsqueeze(1)
-        logits_BV = self._model.logits(tokens_B1, cache.positions_B1, cache.columns(cache.mask()))
+        logits_BV = self._model.logits(tokens_B1, cache.positions_B1, Columns(cache, cache.first, cache.mask()))
         for row in restarts:
             tokens_1T = torch.tensor([self._windows[row]], device=self._device)
             positions_1T = torch.arange(tokens_1T.shape[1], device=self._device).unsqueeze(0)
-            read_again_1V = self._model.logits(tokens_1T, positions_1T, cache.columns_of(row))
+            read_again_1V = self._model.logits(tokens_1T, positions_1T, Columns(cache, cache.starts[row], row=row))
             logits_BV = logits_BV.index_copy(0, torch.tensor([row], device=self._device), read_again_1V)
         return logits_BV
 

@@ -64,6 +64,7 @@ class Cache:
 
     Attributes:
         starts: the column of each row's first token.
+        first: the first column that any row uses.
         end: the column after the last.
     """
 
@@ -115,19 +116,11 @@ class Cache:
         self.starts = [self.starts[row] for row in rows]
         self._arrange()
 
-    def columns(self, mask: Tensor | None) -> "Columns":
-        """Return the columns from the first that any row uses to the last; see ``KeyValues`` for ``mask``."""
-        return Columns(self, self._first, mask)
-
-    def columns_of(self, row: int) -> "Columns":
-        """Return the columns of one row."""
-        return Columns(self, self.starts[row], None, row)
-
     def mask(self) -> Tensor | None:
         """Return the additive mask ``[B, 1, 1, S]``, 0 or -inf, for queries in the last column; None if all 0."""
         if self._mask_B11C is None:
             return None
-        return self._mask_B11C.narrow(3, self._first, self.end - self._first)
+        return self._mask_B11C.narrow(3, self.first, self.end - self.first)
 
     def of(self, owner: nn.Module, num_heads: int, head_size: int) -> Tensor:
         """Return the ``[B, 2, H, capacity, K]`` of a module, at first zeros."""
@@ -144,9 +137,9 @@ class Cache:
         starts_B1 = torch.tensor(self.starts, device=device).unsqueeze(1)
         self.positions_B1 = self.end - 1 - starts_B1
         """The position of the token in the last column of each row, int64."""
-        self._first = min(self.starts)
+        self.first = min(self.starts)
         self._mask_B11C = None
-        if max(self.starts) > self._first:
+        if max(self.starts) > self.first:
             hidden_BC = self._columns_C < starts_B1
             mask_BC = torch.zeros(hidden_BC.shape, dtype=dtype, device=device).masked_fill_(hidden_BC, -math.inf)
             self._mask_B11C = mask_BC[:, None, None]
@@ -159,7 +152,8 @@ class Columns:
     cache: Cache
     first: int
     """Number of the first column."""
-    mask: Tensor | None
+    mask: Tensor | None = None
+    """See ``KeyValues``."""
     row: int | None = None
     """The only row; None: all rows."""
 

@@ -26,15 +26,8 @@ from hornbook.parallel.device import compute_dtype, dtype_name, physical_cores
 from hornbook.run.preflight import Finding
 from hornbook.run.utilization import Product, measure_rates
 from hornbook.storage.disk import disk_speed, file_system
-from hornbook.storage.system import existing_parent, format_bytes, free_bytes, usable_cores
-from hornbook.track.environment import (
-    available_memory_bytes,
-    cpu_model,
-    instruction_sets,
-    memory_bytes,
-    memory_limit,
-    output_of,
-)
+from hornbook.storage.system import cpu_model, existing_parent, format_bytes, free_bytes, output_of, usable_cores
+from hornbook.track.environment import available_memory_bytes, instruction_sets, memory_bytes, memory_limit
 from hornbook.track.units import flop_rate
 from hornbook.version import __version__
 from hornbook.wording import counted

@@ -55,19 +55,24 @@ def dtype_name(dtype: torch.dtype) -> str:
     return names.get(dtype, str(dtype).removeprefix("torch."))
 
 
-def prepare(device: torch.device, threads: int | None) -> None:
-    """Set the number of threads and the current GPU, flush denormals, keep freed memory and disable TF32.
+def prepare(name: str, threads: int | None) -> torch.device:
+    """Choose the device, set the number of threads, flush denormals, keep freed memory and disable TF32.
 
     Call it before computing the first tensor, since OpenMP's threads inherit the setting for denormals from the thread
     that starts them. Denormal numbers make products four to five times slower.
 
     Args:
-        device: that computes.
+        name: of the device, see ``choose_device``.
         threads: their number; None for ``default_threads``.
 
+    Returns:
+        The device.
+
     Raises:
-        UserError: the number is below 1, or above `MOST_THREADS_PER_CORE` times the usable cores.
+        UserError: the machine does not have the device, or the number of threads is below 1, or above
+            `MOST_THREADS_PER_CORE` times the usable cores.
     """
+    device = choose_device(name)
     count, name = (default_threads(), "OMP_NUM_THREADS") if threads is None else (threads, "threads")
     if not 1 <= count <= MOST_THREADS_PER_CORE:  # one core may have so many: no need to ask the system
         most = MOST_THREADS_PER_CORE * usable_cores()
@@ -87,6 +92,7 @@ def prepare(device: torch.device, threads: int | None) -> None:
         # third of the step of a transformers GPT-2. In return, the process never shrinks.
         _call_glibc("mallopt", _M_MMAP_MAX, 0)
         _call_glibc("mallopt", _M_TRIM_THRESHOLD, 2**31 - 1)
+    return device
 
 
 def default_threads(local_ranks: int | None = None) -> int:

@@ -20,7 +20,7 @@ from hornbook.engine.parallelize import compiles_blocks
 from hornbook.errors import DivergedError, HornbookError, UserError
 from hornbook.model.sparse_layers import describe_blocks
 from hornbook.ops.native.kernels import in_use
-from hornbook.parallel.device import choose_device, dtype_name, prepare, synchronize
+from hornbook.parallel.device import dtype_name, prepare, synchronize
 from hornbook.parallel.launched import num_ranks, report_once
 from hornbook.parallel.world import World
 from hornbook.run.callbacks import Callback
@@ -80,8 +80,7 @@ def train(
     folder = output or resolved.output
     init_from = init_from or not_yet_loaded(resolved, folder)
     with report_once():
-        chosen = choose_device(device)
-        prepare(chosen, threads)
+        chosen = prepare(device, threads)
         for _, check in checks_of_recipe(resolved.recipe, num_ranks()):
             check()
         world = World.join(chosen, resolved.recipe.parallel, recipe_to_dict(resolved.recipe))

@@ -18,8 +18,8 @@ from hornbook.plan.layers import ALL_NATIVE, Compute
 from hornbook.plan.planner import Machine, Plan, make_plan
 from hornbook.run.utilization import Product, measure_rates
 from hornbook.samples.sources import complete, network_facts, open_sources
-from hornbook.storage.system import format_bytes
-from hornbook.track.environment import available_memory_bytes, cpu_model, memory_bytes
+from hornbook.storage.system import cpu_model, format_bytes
+from hornbook.track.environment import available_memory_bytes, memory_bytes
 from hornbook.wording import counted
 
 _UNKNOWN_GPU = "h100"

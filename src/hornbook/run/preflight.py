@@ -167,7 +167,9 @@ def refuse_full_disk(recipe: Recipe, samples: Samples, state: TrainState, output
     kept += keep.keep_best and (is_measured or keep.best_by != "validation")
     there = len(checkpoint.steps_in(output / "checkpoints")) if done else 0
     count = min(saves, max(1, kept + 1 - there))
-    size = state.home.num_bytes + _BYTES_OF_TOKEN * (recipe.model.vocab_size or 0)
+    shards = (shard for tensors in state.home.tensors().values() for shard in tensors.values())
+    size = sum(math.prod(shard.shape) * shard.values.element_size() for shard in shards)  # over all ranks
+    size += _BYTES_OF_TOKEN * (recipe.model.vocab_size or 0)
     rows = (length - done) // tracking.log_every_steps + (length - done) // recipe.evaluation.every_steps
     needed, free = count * size + rows * _BYTES_OF_ROW + _BESIDE, free_bytes(output)
     if needed > free:

@@ -28,7 +28,7 @@ from hornbook.parallel.device import dtype_name, synchronize
 from hornbook.parallel.world import World
 from hornbook.samples.batches import Samples
 from hornbook.storage.json_files import keep, kept
-from hornbook.track.environment import cpu_model
+from hornbook.storage.system import cpu_model
 from hornbook.track.units import flop_rate
 from hornbook.wording import counted
 

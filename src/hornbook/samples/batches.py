@@ -18,9 +18,10 @@ mask attention, nothing else. `hornbook.samples.layout` describes the batches of
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Protocol, Self, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -229,7 +230,7 @@ def micro_batch_offsets(*, global_batch_size: int, micro_batch_size: int, rank: 
     return np.arange(global_batch_size, dtype=np.int64).reshape(-1, world_size, micro_batch_size)[:, rank]
 
 
-class Loader:
+class Loader(AbstractContextManager["Loader"], Iterator[list[Batch]]):
     """An endless iterator over training steps; each item is the list of this rank's micro-batches.
 
     One background thread prepares up to ``prefetch`` steps ahead; with 0, each step is made on demand. The thread
@@ -281,9 +282,6 @@ class Loader:
         self._closed = False
         self.next_sample = start_sample
 
-    def __iter__(self) -> Self:
-        return self
-
     def __next__(self) -> list[Batch]:
         if self._closed:
             raise StopIteration
@@ -297,9 +295,6 @@ class Loader:
             batches = self._step(self.next_sample)
         self.next_sample += size
         return batches
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

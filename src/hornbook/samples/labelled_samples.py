@@ -128,11 +128,7 @@ def open_labelled(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Recipe, Labelle
     recipe = _with_labels(recipe, recipe.model)
     validation = recipe.data.validation
     sources = LabelledSources(
-        train=(),
-        weights=(),
-        validation=None,
         tokenizer=tokenizer,
-        num_validation_bytes=None,
         texts=_read(recipe, recipe.data.train, tokenizer),
         held_out_texts=_read(recipe, [validation], tokenizer) if validation else None,
     )

@@ -25,12 +25,12 @@ _KINDS: Final[dict[str, type[Windows] | type[DocumentWindows]]] = {"stream": Win
 class Sources:
     """The token sources of a run and the tokenizer that made them, if known."""
 
-    train: tuple[TokenSource, ...]
-    weights: tuple[float, ...]
+    train: tuple[TokenSource, ...] = ()
+    weights: tuple[float, ...] = ()
     """Weight of each training source, in any proportion; empty for their sizes."""
-    validation: TokenSource | None
-    tokenizer: Tokenizer | None
-    num_validation_bytes: int | None
+    validation: TokenSource | None = None
+    tokenizer: Tokenizer | None = None
+    num_validation_bytes: int | None = None
     held_out: tuple[TokenStore, ...] = ()
     """The stores joined in ``validation``, in the order of the corpora."""
     instances: InstanceSource | None = None
@@ -77,7 +77,7 @@ def open_sources(recipe: Recipe) -> Sources:
             document_length=recipe.sequence_length + 1,
             seed=recipe.training.seed,
         )
-        return Sources(train=(synthetic,), weights=(), validation=None, tokenizer=None, num_validation_bytes=None)
+        return Sources(train=(synthetic,))
     hides_tokens = isinstance(recipe.objective, MaskingConfig)
     if hides_tokens and recipe.data.train and holds_instances(recipe.data.train[0]):
         return _open_instances(recipe)
@@ -220,12 +220,4 @@ def _open_instances(recipe: Recipe) -> Sources:
                 f"{opened.first_token}, but the tokenizer's [CLS] or <s> is {begin}: name its tokenizer by "
                 "`data.tokenizer`"
             )
-    return Sources(
-        train=(),
-        weights=(),
-        validation=None,
-        tokenizer=tokenizer,
-        num_validation_bytes=None,
-        instances=instances,
-        held_out_instances=held_out,
-    )
+    return Sources(tokenizer=tokenizer, instances=instances, held_out_instances=held_out)

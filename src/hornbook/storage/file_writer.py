@@ -15,11 +15,11 @@ import os
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeAlias
+from typing import Final, TypeAlias
 
 from hornbook.errors import StorageError
 from hornbook.storage.removal import remove_file
@@ -83,7 +83,7 @@ class NewFile:
             remove_file(self.path)
 
 
-class FileWriter(NewFile):
+class FileWriter(NewFile, AbstractContextManager["FileWriter"]):
     """A context manager that writes a file incrementally; it is durable after the block, and removed by an error.
 
         with FileWriter(path) as writer:
@@ -98,22 +98,14 @@ class FileWriter(NewFile):
         """Append ``data``."""
         self.hash.update(self.append(data))
 
-    def finish(self) -> Written:
-        """Sync the content to disk, close the file, and return size and hash."""
-        with storage_errors("write", self.path):
-            sync(self.path, self.descriptor)
-            self.close()
-        return self.written
-
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is not None:
             self.abandon()
             return
         try:
-            self.finish()
+            with storage_errors("write", self.path):
+                sync(self.path, self.descriptor)
+                self.close()
         except BaseException:
             self.abandon()
             raise
@@ -131,7 +123,7 @@ class _File(NewFile):
             each.result()
 
 
-class FileGroup:
+class FileGroup(AbstractContextManager["FileGroup"]):
     """A context manager that creates files in a folder; all are durable after the block, and removed by an error.
 
         with FileGroup(folder) as group:
@@ -172,9 +164,6 @@ class FileGroup:
             size, hashed = self._unhashed.popleft()
             hashed.result()
             self._num_unhashed -= size
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         is_durable = False

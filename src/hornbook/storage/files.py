@@ -22,11 +22,11 @@ import re
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from hornbook.errors import PathError, StorageError, UserError
 from hornbook.storage.file_writer import BytesLike, FileWriter, Written
@@ -51,7 +51,7 @@ _ATTEMPTS: Final = 20
 _ANY: Final = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY
 
 
-class Appender:
+class Appender(AbstractContextManager["Appender"]):
     """A log to which lines are appended, each with one system call, so that ``kill -9`` never leaves half a line.
 
     A line that is incomplete after a power failure or on a full disk is removed, so readers find only whole lines.
@@ -94,9 +94,6 @@ class Appender:
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()

@@ -4,10 +4,13 @@ import errno
 import fcntl
 import io
 import os
+import platform
 import re
 import stat
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -239,7 +242,8 @@ def cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     return max(1, int(quota) // int(period)) if quota.isdecimal() and period.isdecimal() else everything
 
 
-def cpu_facts(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
+@cache
+def cpu_facts(path: Path = Path("/proc/cpuinfo")) -> Mapping[str, str]:
     """Return the properties of the first processor in Linux' ``/proc/cpuinfo``; empty on other systems."""
     try:
         block = path.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
@@ -249,11 +253,29 @@ def cpu_facts(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
+def cpu_model() -> str:
+    """Return the processor's name, or its architecture if unknown."""
+    if sys.platform == "darwin":
+        return output_of("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
+    return cpu_facts().get("model name") or platform.processor() or platform.machine() or "unknown"
+
+
 @cache
 def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     """Return the instruction sets that Linux reports, on Arm as "Features"; empty on other systems."""
     facts = cpu_facts(path)
     return frozenset((facts.get("flags") or facts.get("Features") or "").split())
+
+
+def output_of(*command: str, environment: Mapping[str, str] | None = None) -> str:
+    """Return a program's output; empty if it is missing, fails or takes longer than 5 s."""
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, errors="replace", timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
 
 
 def unescaped(text: str) -> str:

@@ -27,9 +27,9 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
-from typing import Any, Self, TextIO, cast
+from typing import Any, TextIO, cast
 
 import rich.console
 from rich.console import Group
@@ -49,7 +49,7 @@ _LONGEST_LINE = 100
 """Most columns with a bar: longer lines say no more, and leave remains when the window becomes narrower."""
 
 
-class Console:
+class Console(AbstractContextManager["Console"]):
     """The console output of a run.
 
     Args:
@@ -161,9 +161,6 @@ class Console:
         if self._live is not None:
             self._live.stop()
             self._live, self._rows = None, 0
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()

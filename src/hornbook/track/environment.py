@@ -17,7 +17,6 @@ import datetime
 import os
 import platform
 import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ from typing import Any, Literal
 from hornbook.errors import DataError
 from hornbook.storage.files import replace_file
 from hornbook.storage.json_files import dump_json, read_json
-from hornbook.storage.system import cpu_facts, cpu_flags, usable_cores
+from hornbook.storage.system import cpu_flags, cpu_model, output_of, usable_cores
 from hornbook.version import __version__
 from hornbook.wording import redacted
 
@@ -128,13 +127,6 @@ def num_sessions(recorded: Sequence[Mapping[str, Any]]) -> int:
     return number if type(number) is int and number >= len(recorded) else len(recorded)
 
 
-def cpu_model() -> str:
-    """Return the processor's name, or its architecture if unknown."""
-    if sys.platform == "darwin":
-        return output_of("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
-    return cpu_facts().get("model name") or platform.processor() or platform.machine() or "unknown"
-
-
 def instruction_sets(path: Path = Path("/proc/cpuinfo")) -> list[str]:
     """Return the processor's instruction sets that determine the speed of matrix products."""
     flags = cpu_flags(path)
@@ -215,14 +207,3 @@ def _git(*words: str, folder: Path, variables: Mapping[str, str] | None = None) 
     without_transport = {"GIT_ALLOW_PROTOCOL": "none"}
     environment = {**os.environ, **without_transport, **(variables or {})}
     return output_of("git", "--no-optional-locks", *options, "-C", str(folder), *words, environment=environment)
-
-
-def output_of(*command: str, environment: Mapping[str, str] | None = None) -> str:
-    """Return a program's output; empty if it is missing, fails or takes longer than 5 s."""
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, errors="replace", timeout=5, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()

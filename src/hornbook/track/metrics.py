@@ -22,10 +22,10 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 from hornbook.errors import DataError, StorageError
 from hornbook.storage.files import Appender, replace_file
@@ -49,7 +49,7 @@ def store_losses(row: Mapping[str, Any]) -> dict[str, str]:
     return {key.removeprefix(STORE_LOSS): key for key in row if key.startswith(STORE_LOSS)}
 
 
-class MetricsLog:
+class MetricsLog(AbstractContextManager["MetricsLog"]):
     """A log to which rows are appended after the last complete line; a truncated line is removed.
 
     A row that cannot be written is kept in memory, and so are later rows, until an ``append``, ``sync`` or ``close``
@@ -104,9 +104,6 @@ class MetricsLog:
         except StorageError as error:
             return error
         return None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()

@@ -39,32 +39,19 @@ from hornbook.exchange.huggingface.common import (
 from hornbook.model import initialize
 from hornbook.model.encoder import build_head
 
-_NAMES: Final = {
-    "num_layers": "num_hidden_layers",
-    "hidden_size": "hidden_size",
-    "num_heads": "num_attention_heads",
-    "feed_forward_size": "intermediate_size",
-    "vocab_size": "vocab_size",
-    "max_positions": "max_position_embeddings",
-    "embedding_dropout": "hidden_dropout_prob",
-    "residual_dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
-    "layer_norm_epsilon": "layer_norm_eps",
-    "initializer_std": "initializer_range",
-    "num_segments": "type_vocab_size",
-}
-_DEFAULTS: Final = {
-    "num_layers": 12,
-    "hidden_size": 768,
-    "num_heads": 12,
-    "feed_forward_size": 3072,
-    "max_positions": 512,
-    "embedding_dropout": 0.1,
-    "residual_dropout": 0.1,
-    "attention_dropout": 0.1,
-    "layer_norm_epsilon": 1e-12,
-    "initializer_std": 0.02,
-    "num_segments": 2,
+_OPTIONS: Final[Options] = {
+    "num_layers": (("num_hidden_layers",), 12),
+    "hidden_size": (("hidden_size",), 768),
+    "num_heads": (("num_attention_heads",), 12),
+    "feed_forward_size": (("intermediate_size",), 3072),
+    "vocab_size": (("vocab_size",), None),  # of the family
+    "max_positions": (("max_position_embeddings",), 512),
+    "embedding_dropout": (("hidden_dropout_prob",), 0.1),
+    "residual_dropout": (("hidden_dropout_prob",), 0.1),
+    "attention_dropout": (("attention_probs_dropout_prob",), 0.1),
+    "layer_norm_epsilon": (("layer_norm_eps",), 1e-12),
+    "initializer_std": (("initializer_range",), 0.02),
+    "num_segments": (("type_vocab_size",), 2),
 }
 BIASES: Final = ("qkv_bias", "projection_bias", "prediction_bias")
 _SWITCHES: Final = (*BIASES, "head_transform")  # only in TensorFlow's
@@ -122,17 +109,12 @@ class EncoderFamily:
     bias: str
     decoder: str
 
-    @property
-    def _options(self) -> Options:
-        defaults = _DEFAULTS | {"vocab_size": self.vocab_size}
-        return {ours: ((theirs,), defaults[ours]) for ours, theirs in _NAMES.items()}
-
     def to_section(self, config: Mapping[str, Any], what: str) -> dict[str, Any]:
         """Return a recipe's ``[model]`` section, unchecked, from a ``config.json``.
 
         Raises CheckpointError if the config has options that hornbook does not support; the message lists all.
         """
-        section = options_of(config, self._options)
+        section = options_of(config, {**_OPTIONS, "vocab_size": (("vocab_size",), self.vocab_size)})
         activation = config.get("hidden_act") or "gelu"
         settled = _SETTLED | ({} if self.pad_token_id is None else {"pad_token_id": self.pad_token_id})
         problems = [
@@ -152,7 +134,7 @@ class EncoderFamily:
 
     def their_name(self, option: str) -> str:
         """Return the name in ``config.json`` of a hornbook option."""
-        return "hidden_act" if option == "activation" else _NAMES.get(option, option)
+        return "hidden_act" if option == "activation" else _OPTIONS[option][0][0] if option in _OPTIONS else option
 
     def from_section(self, config: EncoderConfig) -> dict[str, Any]:
         """Return the ``config.json`` of a model, without entries about its files and tokenizer.
@@ -165,7 +147,7 @@ class EncoderFamily:
                 f"model.head_transform is false, but transformers' {self.model_type} has that layer before its "
                 "prediction of tokens; this model cannot be exported"
             )
-        values = {theirs: getattr(config, ours) for ours, theirs in _NAMES.items()}
+        values = {names[0]: getattr(config, ours) for ours, (names, _) in _OPTIONS.items()}
         values |= {
             "intermediate_size": config.effective_feed_forward_size,
             "max_position_embeddings": config.max_positions + self.first_position,

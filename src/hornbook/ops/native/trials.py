@@ -28,8 +28,7 @@ from hornbook.ops.native.cache import BuildError, default_cache, make_private
 from hornbook.ops.native.kernels import PYTORCH, Form, instruction_sets, path_of_library
 from hornbook.storage.files import replace_file
 from hornbook.storage.json_files import dump_json, parse_json, read_bytes
-from hornbook.storage.system import cpu_facts, wait_for_lock
-from hornbook.track.environment import cpu_model
+from hornbook.storage.system import cpu_facts, cpu_model, wait_for_lock
 
 _FIRST_ROUNDS, _ROUNDS, _MOST_ROUNDS = 3, 7, 40
 _SPREAD, _FAR = 1.03, 1.5

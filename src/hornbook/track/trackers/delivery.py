@@ -12,13 +12,14 @@ price of the threads: a killed process loses what its trackers had not yet writt
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 from hornbook.errors import DataError, StoppedBySignal, StorageError
 from hornbook.storage.files import replace_file
@@ -52,7 +53,7 @@ def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-class Trackers:
+class Trackers(AbstractContextManager["Trackers"]):
     """The open trackers of a run; leaving the block closes them.
 
     Args:
@@ -122,9 +123,6 @@ class Trackers:
                 left = delivery.queue.qsize() - 2 + delivery.is_ready.is_set()  # one is being delivered
                 self._warn(f"tracker {delivery.name} does not respond: {counted(max(left, 0), 'record')} not delivered")
         self._look_after()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         is_signal = isinstance(error, StoppedBySignal | KeyboardInterrupt)
