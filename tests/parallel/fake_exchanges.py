@@ -14,7 +14,7 @@ load_device()
 import torch  # noqa: E402
 import torch._inductor.config  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from fake_ranks import begin, connect, device  # noqa: E402
+from fake_ranks import begin, connect, device, pretend_gpu  # noqa: E402
 from graph_passes import counting  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
 
@@ -40,20 +40,8 @@ def pretend() -> None:
         warp_size=32, regs_per_multiprocessor=65_536, max_threads_per_multi_processor=2_048, gcnArchName="",
         shared_memory_per_block_optin=232_448, L2_cache_size=50 << 20,
     )  # fmt: skip
-    changes = {
-        "_lazy_init": lambda: None,
-        "is_initialized": lambda: True,
-        "current_device": lambda: 0,
-        "set_device": lambda device: None,
-        "synchronize": lambda device=None: None,
-        "_exchange_device": lambda device: 0,
-        "_maybe_exchange_device": lambda device: 0,
-        "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
-        "set_rng_state": lambda state, device=None: None,
-        "get_device_properties": lambda device=None: properties,
-    }
-    for name, function in changes.items():
-        setattr(torch.cuda, name, function)
+    pretend_gpu()
+    torch.cuda.get_device_properties = lambda device=None: properties
     torch._inductor.config.joint_graph_constant_folding = False  # which computes constants on the GPU
     dist.is_nccl_available = lambda: True
     connect()
