@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=576, help="processor time of a run (default: 576)")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each contender (default: 1)")
     parser.add_argument("--factor", type=float, nargs="+", default=[0.3], help="of nanochat's rates (default: 0.3)")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="nanochat computes in")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="of nanochat's products")
     parser.add_argument("--only", nargs="+", help="contenders to run, by their names in the table (default: all)")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)

@@ -197,7 +197,7 @@ def test_the_dial_without_hardware_says_that_it_extrapolates(capsys: pytest.Capt
     assert found["num_steps"] * found["step_seconds"] == pytest.approx(12 * 3600, rel=0.02)  # for any length of windows
     near = re.findall(r"layers of \d+ columns: (\S+) of the law's loss", found["chosen"])
     assert len(near) == 2 and all(re.fullmatch(r"\+\d\.\d\d%", more) and more != "+0.00%" for more in near)
-    assert found["law"].startswith("extrapolated: measured up to 3.15M weights in blocks and 10.4M tokens, these are ")
+    assert found["law"].startswith("extrapolated: measured up to 3.15M weights in blocks and 10.5M tokens, these are ")
     assert main(["plan", "auto", "--devices", "8 x H100"]) == 2
     assert "add `--time 12h`" in capsys.readouterr().err
 

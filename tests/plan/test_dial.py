@@ -61,6 +61,8 @@ def test_the_law_has_the_losses_of_the_runs() -> None:
         loss = scale * (floor + LAW.loss(run["width"], run["tokens"], run["unique_tokens"]))
         errors.append(loss / run["bits_per_byte"] - 1)
     assert len(errors) == 68
+    assert LAW.longest == max(run["tokens"] for run in RUNS)
+    assert LAW.largest == max(num_weights(run["width"]) for run in RUNS)
     assert math.sqrt(sum(error**2 for error in errors) / len(errors)) < 0.0051
     assert max(map(abs, errors)) < 0.0155
 

@@ -110,9 +110,7 @@ def _launch(
     elif name == "triton_cross_entropy":
         moved += _bytes(given[0])  # the gradient is written in place of the logits
         is_second = given[-1].dim() == 3  # summaries are given, the first pass
-        again = (
-            0.0 if is_second else _bytes(given[0])
-        )  # read in a second pass, from the cache if the rows in work fit it
+        again = 0.0 if is_second else _bytes(given[0])  # in a second pass, from the cache if the rows in work fit it
         cached = again if _ROWS_AT_A_TIME * again / len(given[0]) <= _CACHE else 0.0
         moved += again - cached
     elif name in _LOOK_UPS:
