@@ -21,6 +21,10 @@ def test_it_trains_on_random_tokens(name: str, tmp_path: Path, capsys: pytest.Ca
     recipe = load_recipe(name, require_data=False).recipe
     if getattr(recipe.model, "embedding_size", None):
         words.append("--model.embedding-size=32")
+    if getattr(recipe.model, "num_kv_heads", None):
+        words += ["--model.num-kv-heads=2", "--model.head-size=16", "--model.feed-forward-size=96"]
+    if getattr(recipe.model, "window", None):
+        words.append("--model.window=16")
     if recipe.sparsity.linears:
         words.append("--sparsity.block-size=4")
     code = main(["train", name, *words, "--output", str(tmp_path / "run"), "--device", "cpu", "--json"])
