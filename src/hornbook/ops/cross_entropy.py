@@ -19,7 +19,6 @@ them gathered at once, with the largest logit's token; PyTorch's operators sum o
 """
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -90,7 +89,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
             panels = [panels_of(form, weight_VD, x_ND.dtype, for_gradient=back) for back in (False, True)]
         elif chunks == 1:
             weight = weight_VD.to(x_ND.dtype) if copied is None else copy_of(copied, x_ND.dtype)
-        losses = partial(_losses_of, with_count=with_count, with_gradient=True, z_weight=z_weight)
         for rows in _chunks_of(x_ND, head, chunks):
             x, targets, weights = x_ND[rows], targets_N[rows], None if weights_N is None else weights_N[rows]
             if chunks > 1:
@@ -99,8 +97,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 total, squares, num_correct = total - picked.sum(), squares + square, num_correct + right
                 weighted -= 0.0 if weights is None else picked @ weights
                 continue
-            chunk = losses(  # no variable refers to the logits, so that they are freed
-                x @ weight.t() if form is None else product(form, x, panels[0], weight_VD), targets, head
+            chunk = _losses_of(  # no variable refers to the logits, nor does a partial, so that they are freed
+                x @ weight.t() if form is None else product(form, x, panels[0], weight_VD),
+                targets,
+                head,
+                with_count=with_count,
+                with_gradient=True,
+                z_weight=z_weight,
             )
             total += chunk.losses.sum()
             squares += chunk.squares

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hornbook.ops.triton.programs import PRODUCT, is_interpreted
-from hornbook.ops.triton.summed_gradients import _slope
+from hornbook.ops.triton.summed_gradients import _normal, _slope
 
 _ROWS_AT_A_TIME: tl.constexpr = tl.constexpr(16)
 """Tiles of rows whose programs start one after the other for the same columns."""
@@ -29,7 +29,8 @@ def _activated(u: tl.tensor, activation: tl.constexpr) -> tl.tensor:
     if activation == "gelu_tanh":
         h = u * tl.sigmoid(1.5957691216057308 * (u + 0.044715 * u * u * u))
     elif activation == "gelu":
-        h = u * 0.5 * (1.0 + tl.erf(u * 0.7071067811865476))
+        share, _ = _normal(u)
+        h = u * share
     elif activation == "silu":
         h = u * tl.sigmoid(u)
     elif activation == "relu":

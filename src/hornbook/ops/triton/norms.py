@@ -70,7 +70,8 @@ def _norm_gradients(
         gains = tl.load(gain + columns, mask=exists, other=0.0).to(tl.float32)
     gain_sums, bias_sums = tl.zeros((width,), tl.float32), tl.zeros((width,), tl.float32)
     sums = tl.zeros((width,), tl.float32)
-    for row in range(program, num_rows, tl.num_programs(0)):
+    # constants of the columns, such as addresses, would take the registers of the sums
+    for row in tl.range(program, num_rows, tl.num_programs(0), disable_licm=True):
         places = row * num_columns + columns
         of_y = tl.load(gradient + places, mask=exists, other=0.0).to(tl.float32)
         values = tl.load(x + places, mask=exists, other=0.0).to(tl.float32)
@@ -98,7 +99,7 @@ def _norm_gradients(
 def size(num_columns: int) -> dict[str, int]:
     """Return the width and the warps of a program."""
     width = triton.next_power_of_2(num_columns)
-    return {"width": width, "num_warps": min(16, max(4, width // 256))}
+    return {"width": width, "num_warps": 32 if width > 2048 else max(4, width // 256)}
 
 
 def norm(
