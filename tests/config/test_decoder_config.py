@@ -15,6 +15,7 @@ MISTAKES = {
     "--model.window=300": "window must not exceed sequence_length, 256; lower it or remove it",
     "--model.window=9 --model.window-pattern=LX": "must consist of L (with window) and G (without), such as",
     "--model.window-pattern=LG": "window_pattern applies only with a window; remove it",
+    "--model.window-pattern=": 'model.window_pattern = "" (command line): must not be empty',
     "--model.rope-scaling=linear": 'rope_scaling = "linear" needs rope_factor; set them or remove it',
     "--model.rope-scaling=yarn --model.rope-factor=2": "needs rope_original_positions; set them or remove it",
     "--model.rope-scaling=llama3 --model.rope-factor=8": "needs rope_original_positions and rope_low_factor and",
@@ -33,6 +34,11 @@ def test_one_line_for_a_mistake(words: str) -> None:
         load_recipe("demo", ["--model.family=decoder", *TINY.split(), *words.split()])
     (problem,) = caught.value.problems
     assert MISTAKES[words] in problem
+
+
+def test_odd_heads_of_a_modernbert() -> None:
+    with pytest.raises(RecipeError, match=r"need an even size of a head, not 15; change one of them$"):
+        load_recipe("modernbert-mini", ["--data.synthetic", "--model.vocab-size=70", "--model.hidden-size=60"])
 
 
 def test_windows_count_in_the_operations() -> None:

@@ -252,6 +252,19 @@ def test_a_name_that_several_recipes_begin_with_gets_them_all_the_smallest_first
         find_recipe("bert")
 
 
+def test_beginnings_of_all_names_are_one_line():
+    """Also of recipes that have their size, or a part of it, from another one."""
+    names = bundled_recipes()
+    beginnings = {"-".join(name.split("-")[:words]) for name in names for words in range(1, 4)} - set(names)
+    assert {"decoder", "story", "nanochat"} <= beginnings
+    for beginning in beginnings:
+        with pytest.raises(RecipeError, match=f'^recipe "{beginning}": no such bundled recipe'):
+            find_recipe(beginning)
+    for beginning, name in (("decoder", "decoder-demo"), ("story", "story-1m"), ("nanochat", "nanochat-d20")):
+        with pytest.raises(RecipeError, match=f'did you mean "{name}"\\?$'):
+            find_recipe(beginning)
+
+
 @pytest.mark.parametrize("name", MODERNBERT)
 def test_modernberts_are_as_published(name):
     vocabulary, num_parameters = MODERNBERT[name]

@@ -84,10 +84,11 @@ def test_what_does_not_fit_is_refused(recipe):
         random_prompts(recipe, batch_size=1, prompt_length=20, num_tokens=5)
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("dtype", ["--compute fp32", "--dtype fp32"])  # its own option, and the recipe's
+def test_the_command(dtype: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     """By processor time: on a busy machine, twenty tokens may take less time on the wall clock than one."""
     monkeypatch.setattr("hornbook.measure.throughput.time.perf_counter", time.process_time)
-    words = f"bench generate demo {SIZES} --peer transformers --rounds 3 --batch-size 1 2 --compute fp32 --threads 1"
+    words = f"bench generate demo {SIZES} --peer transformers --rounds 3 --batch-size 1 2 {dtype} --threads 1"
     assert main([*words.split(), "--prompt-length", "4", "--output-length", "20", "--json"]) == 0
     out, err = capsys.readouterr()
     result = json.loads(out)

@@ -74,8 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compute",
         choices=COMPUTE[1:],
         nargs="+",
-        default=["fp32", "bf16"],
-        help="dtypes of the activations (default: fp32 bf16)",
+        help="dtypes of the activations (default: precision.compute; if it is auto, fp32 bf16)",
     )
     add_device_arguments(generate)
     add_recipe_arguments(generate)
@@ -109,14 +108,15 @@ def generate_command(arguments: argparse.Namespace) -> dict[str, object]:
 
     recipe = recipe_of(arguments)
     device = prepare(arguments.device, arguments.threads)
-    length = arguments.output_length
+    length, dtype = arguments.output_length, recipe.precision.compute
+    dtypes = arguments.compute or (["fp32", "bf16"] if dtype == "auto" else [dtype])
     rows: list[dict[str, Any]] = []
     for batch_size in arguments.batch_size:
         prompts = random_prompts(
             recipe, batch_size=batch_size, prompt_length=arguments.prompt_length, num_tokens=length
         )
         contenders = {}
-        for compute in arguments.compute:
+        for compute in dtypes:
             contenders[f"hornbook {compute}"] = hornbook_generate(recipe, prompts, device, compute)
             if arguments.peer:
                 contenders[f"{arguments.peer} {compute}"] = transformers_generate(recipe, prompts, device, compute)

@@ -101,7 +101,7 @@ class _Report:
         """Add a line with the key, the given value, its source and the message."""
         name = dotted(key) if re.fullmatch(r"[\w.-]{1,60}", dotted(key)) else show(dotted(key))
         is_shown = with_value and not (leaf.is_text and leaf.value is None)
-        written = f" = {show(leaf.value, quote=not leaf.is_text)}" if is_shown else ""
+        written = f" = {show(leaf.value, quote=not leaf.is_text or leaf.value == '')}" if is_shown else ""
         self.problems.append(f"{name}{written} ({leaf.source}): {message}")
         self.failed.add(key)
 

@@ -87,7 +87,7 @@ class ModernBertConfig(EncoderConfig):
         problems = super().problems()
         if self.effective_head_size % 2:
             message = f"rotary positions need an even size of a head, not {self.effective_head_size}"
-            problems.append(Problem(("head_size", "hidden_size", "num_heads"), message))
+            problems.append(Problem(("head_size", "hidden_size", "num_heads"), f"{message}; change one of them"))
         if self.local_window % 2:
             problems.append(Problem(("local_window",), "must be even: half of the tokens are on either side"))
         return problems

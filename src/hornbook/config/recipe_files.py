@@ -107,7 +107,7 @@ def find_recipe(reference: str) -> Path:
     if path.is_file():
         known = f"no such bundled recipe; if the file {reference} is a recipe, name it ./{reference}"
         raise RecipeError([f"recipe {show(reference)}: {known}"])
-    hint = f"; did you mean one of {', '.join(family)}?" if family else did_you_mean(reference, bundled)
+    hint = f"; did you mean one of {', '.join(family)}?" if family[1:] else did_you_mean(reference, family or bundled)
     raise RecipeError([f"recipe {show(reference)}: no such bundled recipe{hint or '; `hornbook recipes` lists them'}"])
 
 
@@ -117,9 +117,13 @@ def run_of(recipe: Path) -> Path | None:
 
 
 def _size(path: Path) -> tuple[int, ...]:
-    """Return hidden size and number of layers of a recipe; () if it starts from another recipe, which has them."""
-    model = tomllib.loads(path.read_text(encoding="utf-8")).get("model")
-    return (model["hidden_size"], model["num_layers"]) if model else ()
+    """Return hidden size and number of layers of a recipe, its own or inherited; () if it changes no model."""
+    document = tomllib.loads(path.read_text(encoding="utf-8"))
+    if "model" not in document:
+        return ()
+    inherited = _size(bundled_recipes()[document["from"]]) if "from" in document else (0, 0)
+    sizes = zip(("hidden_size", "num_layers"), inherited, strict=True)
+    return tuple(document["model"].get(key, size) for key, size in sizes)
 
 
 def read_document(path: Path, label: str) -> tuple[dict[str, object], str]:

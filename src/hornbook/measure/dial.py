@@ -135,7 +135,8 @@ def _refuse_too_little(recipe: Recipe, dial: Dial, unique: int, least_batch: int
     if dial.name == "time" and dial.value <= START_AND_END:
         raise UserError(f"{dial} is too little: a run takes {START_AND_END:g} s to start and end")
     if MOST_EPOCHS * unique < LEAST_STEPS * least_batch:
-        told = f"too few for {LEAST_STEPS} steps in {MOST_EPOCHS} epochs: build a larger corpus"
+        least = -(-LEAST_STEPS * least_batch // MOST_EPOCHS)
+        told = f"too few for {LEAST_STEPS} steps in {MOST_EPOCHS} epochs: build a corpus of at least {least:,}"
         raise UserError(f"{', '.join(recipe.data.train)} has {unique:,} tokens, {told}")
     if dial.name != "time":
         return
