@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from itertools import groupby
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -100,15 +101,16 @@ def shorten(lines: list[str]) -> list[str]:
     steps = [number for number, line in enumerate(lines) if _STEP.search(line)]
     if len(steps) > 2 * STEPS_SHOWN:
         lines = [*lines[: steps[STEPS_SHOWN]], "...", *lines[steps[-STEPS_SHOWN] :]]
-    sample = next(number for number, line in enumerate(lines) if line.endswith("generated text")) + 1
-    after = next(number for number, line in enumerate(lines) if line.startswith("saved "))
-    written = [line for line in lines[sample:after] if line.strip()]
-    lines = [*lines[:sample], *written[: TEXT_SHOWN // 2], "    ...", *lines[after:]]
     start = next(number for number, line in enumerate(lines) if line.startswith("$ hornbook generate")) + 1
+    before: list[str] = []
+    for is_sample, group in groupby(lines[:start], lambda line: not line or line.startswith("    ")):
+        written = [line for line in group if line.strip() or not is_sample] or [""]
+        cut = is_sample and len(written) > TEXT_SHOWN // 2
+        before += [*written[: TEXT_SHOWN // 2], "    ..."] if cut else written
     end = next(number for number, line in enumerate(lines) if line.startswith("$ hornbook runs"))
     *text, timing = [line for line in lines[start:end] if line.strip()]
     shown = [*text[:TEXT_SHOWN], "..."] if len(text) > TEXT_SHOWN else text
-    return [*lines[:start], *shown, timing, "", *lines[end:]]
+    return [*before, *shown, timing, "", *lines[end:]]
 
 
 def draw_board(folder: Path, picture: Path) -> None:

@@ -63,10 +63,10 @@ def test_files_that_are_no_recipes(tmp_path, content, problem):
 
 def test_paths_that_are_no_files(tmp_path):
     what = "r.toml: is a folder, neither a recipe file nor a run"
-    assert refused(tmp_path) == f"{what}; to train on it: `data.train={tmp_path}`"
+    assert refused(tmp_path) == f"{what}; to train on it: `data.train={str(tmp_path)!r}`"
     for weights in (tmp_path / "checkpoints", tmp_path / "config.json", tmp_path / "state.json"):
         weights.mkdir()
-        assert refused(tmp_path) == f"{what}; to start a run from its weights: `init_from={tmp_path}`"
+        assert refused(tmp_path) == f"{what}; to start a run from its weights: `init_from={str(tmp_path)!r}`"
         weights.rmdir()
     missing = "r.toml: no such recipe file or run; `hornbook recipes` lists the bundled recipes"
     assert refused(tmp_path / "missing.toml") == missing

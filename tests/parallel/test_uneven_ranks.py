@@ -77,6 +77,13 @@ def test_ranks_that_verify_a_share_each_agree_on_the_checkpoint_to_resume_from(f
     assert "step-00000008 is damaged and skipped: optimizer-00000.safetensors has 7 bytes" in said
 
 
+def test_a_start_that_the_first_rank_rejects_is_told_by_that_rank(ranks):
+    (kind, line, agreed), second = (rank["extended"] for rank in ranks)
+    assert (kind, agreed) == ("UserError", True)
+    assert line.startswith("the learning rate was ")
+    assert second == ["RankError", "rank 0 rejected this start", True], "printed by nobody"
+
+
 def test_a_disk_that_stays_full_ends_the_run_on_all_ranks(ranks):
     assert [rank["disk"]["step"] for rank in ranks] == [8, 8]
     assert [rank["disk"]["error"] for rank in ranks] == [

@@ -167,6 +167,17 @@ def resume_damaged(world: World, folder: Path) -> dict[str, Any]:
         return {"step": run.state.progress.step, "error": None, "found_by": [len(problems) for problems in shares]}
 
 
+def extend_a_finished_run(world: World, folder: Path) -> list[Any]:
+    """A length that makes the learning rate jump, which the first rank alone can see."""
+    options = (*TINY, "--schedule.name=cosine")
+    _train(world, folder, *options)
+    try:
+        with open_run(load_recipe("demo", (*options, "--training.steps=16")).recipe, folder, world):
+            return ["it began"]
+    except HornbookError as error:
+        return [type(error).__name__, str(error), world.was_reported(error)]
+
+
 def fill_the_disk(world: World, folder: Path) -> dict[str, Any]:
     """No checkpoint can be written, which the first rank alone sees."""
 
@@ -206,6 +217,7 @@ def main(folder: Path) -> None:
         "data": lose_the_data(world, folder / "data"),
         "weights": spoil_weights(world, folder / "weights"),
         "resumed": resume_damaged(world, folder / "resumed"),
+        "extended": extend_a_finished_run(world, folder / "extended"),
         "disk": fill_the_disk(world, folder / "disk"),
         "second_disk": fill_the_second_disk(world, folder / "second_disk"),
         "waited": wait_for_the_first(world),

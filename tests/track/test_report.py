@@ -247,6 +247,15 @@ def test_tasks_on_the_way_have_a_chart_and_their_last_numbers(tmp_path: Path) ->
     assert "on lambada_test.jsonl; after step 20\n" not in page.text
 
 
+def test_long_names_and_errors_break_where_they_may(tmp_path: Path) -> None:
+    rows = [*default_rows(), task_row(30, "next_sentence_accuracy", 0.5)]
+    held_out = next(row for row in rows if row["kind"] == "validation")
+    rows.append({**held_out, "step": 40, "tokens": 9, "share": 0.1, "standard_error": 0.29})
+    page = write_report(make_run(tmp_path / "run", rows=rows)).read_text(encoding="utf-8")
+    assert "next_<wbr/>sentence_<wbr/>accuracy" in page
+    assert "±\N{NO-BREAK SPACE}0.29" in page
+
+
 def test_hostile_task_rows_stay_text(tmp_path: Path) -> None:
     hostile = dict.fromkeys(("task", "metric", "value", "convention", "comparable_with"), HOSTILE)
     rows = [

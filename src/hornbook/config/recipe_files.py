@@ -153,9 +153,9 @@ def _read(path: Path, label: str) -> bytes:
         if path.is_dir():
             has_weights = any((path / name).exists() for name in _WEIGHTS)
             hint = (
-                f"to start a run from its weights: `init_from={path}`"
+                f"to start a run from its weights: `init_from={str(path)!r}`"
                 if has_weights
-                else f"to train on it: `data.train={path}`"
+                else f"to train on it: `data.train={str(path)!r}`"
             )
             raise RecipeError([f"{label}: is a folder, neither a recipe file nor a run; {hint}"])
         if path.exists() and not path.is_file():

@@ -163,8 +163,9 @@ def _refuse_few_steps(found: Dialed, options: Mapping[str, Any], dial: Dial, len
         return
     fewest = f"{LEAST_STEPS} steps of the smallest model here, the fewest that teach it anything"
     tokens, width = LEAST_STEPS * options["training.global_batch_size"] * length, found.best.width
-    if width in found.token_seconds:
-        seconds = tokens * found.token_seconds[width] * OTHER + time.time() - dial.begun + START_AND_END
+    if dial.name == "time":
+        of_token = from_nearest(found.token_seconds, vocabulary)(width)
+        seconds = tokens * of_token * OTHER + time.time() - dial.begun + START_AND_END
         fewest += f", which take {seconds:.0f} s in all"
     elif dial.name == "flops":
         fewest += f", which take {1.005 * tokens * num_flops(width, vocabulary):.3g} FLOPs"  # rounded up

@@ -3,7 +3,7 @@
     timed: 2 -> choose among all widths -> 5 -> timed: 5 -> choose again -> 4 -> timed: 4 -> choose again -> 4
 
 The FLOP/s of widths that were not timed are those of the nearest that was. Once a tenth of the time is used, two steps
-of a width must do, and no further width is timed.
+of a width must do, and no further width is timed: the choice is then one that was, or a smaller one.
 """
 
 import math
@@ -61,7 +61,7 @@ def dial_time(
     device: torch.device,
     num_ranks: int = 1,
 ) -> Dialed:
-    """Return the width with the least predicted loss, timed.
+    """Return the width with the least predicted loss, timed if there is time.
 
     Args:
         seconds: returns what is left for steps.
@@ -92,8 +92,10 @@ def dial_time(
         if not widths or not token_seconds:
             raise UserError("not even the smallest model fits in memory; end other programs")
         ranked = choose(max(0.0, seconds()), unique, from_nearest(token_seconds, vocabulary), widths)
-        known = [choice for choice in ranked if choice.width in token_seconds]
-        guess = ranked[0] if has_time() or not known else known[0]
+        guess = ranked[0]
+        if not has_time():
+            guess = next(choice for choice in ranked if choice.width <= max(token_seconds))
+            break
     return Dialed(best=guess, others=beside(ranked, guess.width), token_seconds=token_seconds)
 
 

@@ -148,8 +148,8 @@ def open_run(
                 check()
         except HornbookError as error:
             refused = error
-        if world.any(refused is not None):  # the first rank alone knows the earlier recipe and the space
-            raise refused or UserError("rank 0 rejected this start; see its error")
+        if tellers := world.ranks_where(refused is not None):  # the first alone knows the earlier recipe and the space
+            raise world.reported_by(tellers[0], refused or UserError(f"rank {tellers[0]} rejected this start"))
         run = TrainingRun(
             recipe=recipe,
             num_steps=steps,

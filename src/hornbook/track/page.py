@@ -25,7 +25,7 @@ STYLE_SHEET = Path(__file__).parent / "page.css"
 SCRIPTS = (Path(__file__).parent / "charts.js", Path(__file__).parent / "page.js")
 
 _UNSAFE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
-_VOID = {"meta", "path", "line", "circle", "rect", "input"}
+_VOID = {"meta", "path", "line", "circle", "rect", "input", "wbr"}
 
 
 class Html(str):

@@ -20,7 +20,7 @@ from hornbook.storage.files import replace_file
 from hornbook.track import metrics, units
 from hornbook.track.evaluations import options_of, own_bits_per_byte, text_of, value_of
 from hornbook.track.figures import TERMS, curves_of
-from hornbook.track.page import Html, Parts, card, document, facts, join, notes_of, section, table, tag
+from hornbook.track.page import Html, Parts, card, document, escape, facts, join, notes_of, section, table, tag
 from hornbook.track.run_tables import pattern_table, stage_table
 from hornbook.track.runs import Row, RunFiles, RunSummary, last, parsed, read_run, summary_of
 from hornbook.track.units import number
@@ -138,6 +138,7 @@ def _cards(summary: RunSummary, run: RunFiles) -> Html:
     steps = (summary.best_step, summary.validation_step, summary.bits_per_byte_step)
     best, held_out, bits = map(_at, steps)
     accuracy, accuracy_step = _accuracy(run)
+    scored = summary.validation_scored.replace("± ", "±\N{NO-BREAK SPACE}")
     training = f"training {units.loss(summary.loss)}{_at(summary.loss_step, ' at step')}"
     resumed = f"in {summary.num_sessions} sessions" if summary.num_sessions > 1 else ""
     skipped = f"{counted(summary.skipped_steps, 'step')} skipped" if summary.skipped_steps else ""
@@ -147,7 +148,7 @@ def _cards(summary: RunSummary, run: RunFiles) -> Html:
         (
             "Last validation loss",
             units.loss(summary.validation_loss),
-            "; ".join(filter(None, [held_out, summary.validation_scored, training])),
+            "; ".join(filter(None, [held_out, scored, training])),
         ),
         (
             "Last training loss",
@@ -258,13 +259,18 @@ def _sample(row: Row) -> Html:
 
 
 def _task(task: Mapping[str, Any]) -> Html:
-    rows = [(row.get("metric", ""), _value(row), _convention(row)) for row in task["rows"]]
+    rows = [(_breakable(str(row.get("metric", ""))), _value(row), _convention(row)) for row in task["rows"]]
     title = tag("h3", str(task.get("name", "")))
     step, date = number(task, "step"), task.get("date")
     said = [f"on {text_of(task)}", options_of(task), "" if step is None else f"after step {units.count(step)}"]
     said.append(f"measured {_moment(date)}" if isinstance(date, str) else "")
     note = tag("p", "; ".join(filter(None, said)), class_="note")
     return tag("div", title, note, table(("Metric", "Value", "Convention"), rows, frozenset({1})), class_="task")
+
+
+def _breakable(name: str) -> Html:
+    """Return a name that a narrow page breaks after underscores, so that it leaves room for the text beside it."""
+    return Html(f"_{tag('wbr')}".join(map(escape, name.split("_"))))
 
 
 def _convention(row: Mapping[str, Any]) -> Html:
