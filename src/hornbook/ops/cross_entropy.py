@@ -98,13 +98,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 weighted -= 0.0 if weights is None else picked @ weights
                 continue
             chunk = _losses_of(  # no variable refers to the logits, nor does a partial, so that they are freed
-                x @ weight.t() if form is None else product(form, x, panels[0], weight_VD),
-                targets,
-                head,
-                with_count=with_count,
-                with_gradient=True,
-                z_weight=z_weight,
-            )
+                x @ weight.t() if form is None else product(form, x, panels[0], weight_VD), targets, head,
+                with_count=with_count, with_gradient=True, z_weight=z_weight,
+            )  # fmt: skip
             total += chunk.losses.sum()
             squares += chunk.squares
             num_correct += chunk.num_correct
