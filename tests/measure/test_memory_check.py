@@ -74,6 +74,15 @@ def test_four_runs(name, options):
     assert abs(error_of(name, options)) < TOLERANCES["resident"]
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "kernels"),
+    [("llama-3.2-1b", "fp32", "native"), ("decoder-demo", "bf16", "torch")],
+    ids=["native attention of documents", "capped logits are freed"],
+)
+def test_what_only_all_recipes_showed(name, dtype, kernels):
+    assert abs(error_of(name, dtype=dtype, kernels=kernels)) < TOLERANCES["resident"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", known())
 @pytest.mark.parametrize(("dtype", "kernels"), [(d, k) for d in ("fp32", "bf16") for k in ("torch", "auto")])

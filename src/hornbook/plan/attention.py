@@ -96,8 +96,7 @@ class Attention:
 
     def is_native(self, layers: Layers, tokens: Tokens) -> bool:
         """Return whether hornbook's operator, or Triton's kernel, computes it from the result of the projection."""
-        is_native = layers.compute.is_native("attention")
-        return is_native or (self.is_stacked and self._takes_spans(layers, tokens))
+        return layers.compute.is_native("attention") or (self.is_stacked and self._takes_spans(layers, tokens))
 
     def _takes_spans(self, layers: Layers, tokens: Tokens) -> bool:
         """Return whether Triton's kernel computes it, which needs no weights and masks."""
